@@ -1,0 +1,81 @@
+# What a person does here. `make help` lists it. Everything that is needed is installed or built once: Python packages into
+# .venv, compiled parts into build/, the test cluster into the cache directory (SHAREPOD_CACHE, default ~/.cache/sharepod).
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+export PYTHONPATH := tests:benchmarks
+export PYTHONDONTWRITEBYTECODE :=
+
+SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
+DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
+
+.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+doctor: ## says what is missing on this machine, before anything starts
+	@if [ -z "$(PYTHON)" ]; then echo "missing: Python >= 3.11 with venv and headers (Debian: apt install python3 python3-venv python3-dev)"; exit 1; fi
+	@$(PYTHON) tests/harness/doctor.py
+
+venv: .venv/installed
+
+.venv/installed: pyproject.toml setup.py
+	@[ -n "$(PYTHON)" ] || { echo "missing: Python >= 3.11; run make doctor"; exit 1; }
+	@echo "Python packages: installing into .venv (once, about a minute)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[operator,agent,dev]'
+	@touch $@
+
+shim: build/shim.built ## the hook and the wire binding
+
+build/shim.built: .venv/installed $(SHIM_SOURCES)
+	@mkdir -p build
+	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+doubles: build/doubles.built ## fake CUDA and the programs of the tests
+
+build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
+	@mkdir -p build
+	@$(MAKE) --no-print-directory -C tests/hook PYTHON=$(abspath $(BIN)/python)
+	@touch $@
+
+cluster: .venv/installed ## builds the test cluster's programs into the cache (once, about six minutes)
+	@$(BIN)/python -m harness build
+
+demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
+	@$(BIN)/python demo/run.py
+
+test: shim doubles cluster ## all tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/installed shim ## format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy operator/sharepod tests/harness benchmarks demo
+	$(BIN)/lint-imports
+
+crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
+	@$(BIN)/python crds/generate.py
+
+bench: bench-hook bench-timeshare bench-apply ## every benchmark: prints tables, writes build/results/
+
+bench-hook: shim doubles ## cost of a launch and of an exec under the hook
+	@$(BIN)/python benchmarks/hook_overhead.py
+
+bench-timeshare: shim doubles ## shares of two and three tenants on one simulated GPU
+	@$(BIN)/python benchmarks/timeshare.py
+
+bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
+	@$(BIN)/python benchmarks/apply_latency.py
+
+clean: ## removes what was built here; the cache directory stays
+	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info
+	find operator tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/agent/hook/libsharepod.so

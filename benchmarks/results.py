@@ -1,0 +1,88 @@
+"""One form for every result: a table on the terminal and `build/results/NAME.json` beside it.
+
+The file holds `{name, commit, machine, rows: [{case, metric, unit, value}]}`, so that a program can compare two
+runs. `commit` ends in `+` where the working tree differed from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure: of which case, what was measured, in what unit."""
+
+    case: str
+    metric: str
+    unit: str
+    value: float
+
+
+def commit() -> str:
+    """The short hash of HEAD, with a `+` where tracked files are changed; `unknown` outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def machine() -> str:
+    """Processor, cores, kernel: what a reader needs in order to compare."""
+    processor = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                processor = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{processor}, {os.cpu_count()} cores, {system}"
+
+
+def print_table(rows: Iterable[Row], *, title: str) -> None:
+    """The rows as an aligned table on standard output."""
+    cells = [("case", "metric", "unit", "value")] + [(r.case, r.metric, r.unit, f"{r.value:.6g}") for r in rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(4)]
+    print(f"\n{title}")
+    for number, row in enumerate(cells):
+        print(
+            "  ".join(
+                [*(c.ljust(w) for c, w in zip(row[:3], widths[:3], strict=True)), row[3].rjust(widths[3])]
+            ).rstrip()
+        )
+        if number == 0:
+            print("  ".join("-" * width for width in widths))
+    sys.stdout.flush()
+
+
+def write(name: str, rows: Iterable[Row]) -> Path:
+    """Prints the table and writes `build/results/NAME.json`; returns the file's path."""
+    listed = list(rows)
+    print_table(listed, title=name)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    content = {"name": name, "commit": commit(), "machine": machine(), "rows": [asdict(row) for row in listed]}
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+    return path

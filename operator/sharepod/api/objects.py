@@ -1,0 +1,54 @@
+"""What every object of the group has in common: names, the base of all models, conditions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "sharepod.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+POOL_LABEL = f"{GROUP}/pool"
+"""Node label: `dedicated` or `device-plugin`. A node without it is not ours."""
+
+FORCE_RELEASE_ANNOTATION = f"{GROUP}/force-release"
+"""On a GPUNode: comma-separated tenant ids whose rows an admin gives away although no agent has confirmed that they
+are gone.
+"""
+
+TENANT_LABEL = f"{GROUP}/tenant"
+"""On a Pod that the operator made: the id of its tenant. It finds pods; it proves nothing."""
+
+CSI_DRIVER = f"gpu.{GROUP}"
+VOLUME_NAME = "sharepod-gpu"
+VOLUME_MOUNT_PATH = "/run/sharepod"
+HOOK_FILE = "libsharepod.so"
+PRELOAD_FILE = "ld.so.preload"
+PRELOAD_PATH = "/etc/ld.so.preload"
+
+MAX_TENANTS = 256
+MAX_GPUS = 16
+
+
+class Model(BaseModel):
+    """Base of all models: camelCase in YAML, snake_case here, frozen, unknown fields refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid")
+
+    def dump(self) -> dict[str, object]:
+        """As it is written to the API: camelCase, unset and default-None fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Condition(Model):
+    """One entry of `status.conditions`, as `metav1.Condition`."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+    message: Annotated[str, Field(max_length=32768)] = ""
+    last_transition_time: str | None = None
+    observed_generation: int | None = None

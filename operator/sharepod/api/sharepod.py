@@ -1,0 +1,190 @@
+"""SharePod: a PodSpec plus what it needs of a GPU.
+
+`GpuSpec` is the block `spec.gpu` as users write it; `GpuRequest` is what it means once defaults are filled and
+numbers are integers. Everything else in `spec` is a PodSpec and is passed through unread, except where placement
+needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .gpunode import MemoryIsolation, Mode, SchedulingLabels
+from .objects import MAX_GPUS, Condition, Model
+from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
+
+KIND = "SharePod"
+PLURAL = "sharepods"
+
+LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+
+LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
+
+
+class PlacementPolicy(StrEnum):
+    BINPACK = "Binpack"
+    SPREAD = "Spread"
+
+
+class SpecError(ValueError):
+    """A SharePod that cannot be meant. `field` is its path; the message says what is wrong and what to write."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class GpuSpec(Model):
+    """The block `spec.gpu`."""
+
+    request: float | int | None = None
+    limit: float | int | None = None
+    memory: str | int | None = None
+    count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
+    mode: Mode = Mode.SHARED
+    memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    affinity: LabelField | None = None
+    anti_affinity: LabelField | None = None
+    exclusion: LabelField | None = None
+    placement: PlacementPolicy = PlacementPolicy.BINPACK
+    uuids: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    models: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRequest:
+    """What a tenant asks for of each of its `count` GPUs. `memory` None: request x the memory of the GPU it gets."""
+
+    request: Milli
+    limit: Milli
+    memory: Bytes | None
+    count: int = 1
+    mode: Mode = Mode.SHARED
+    memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    labels: SchedulingLabels = field(default_factory=SchedulingLabels)
+    placement: PlacementPolicy = PlacementPolicy.BINPACK
+    uuids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def memory_on(self, capacity: int) -> Bytes:
+        """Bytes reserved on a GPU that has `capacity` bytes for tenants."""
+        if self.mode is Mode.EXCLUSIVE:
+            return Bytes(capacity)
+        return self.memory if self.memory is not None else Bytes(capacity * self.request // WHOLE_GPU)
+
+
+def resolve(gpu: GpuSpec) -> GpuRequest:
+    """Fills the defaults of a gpu block and checks what no schema can say.
+
+    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is the second line.
+    """
+
+    def fraction(name: str, value: float | int) -> Milli:
+        try:
+            return parse_fraction(value)
+        except UnitError as error:
+            raise SpecError(f"spec.gpu.{name}", str(error)) from None
+
+    memory: Bytes | None = None
+    if gpu.memory is not None:
+        try:
+            memory = parse_quantity(gpu.memory)
+        except UnitError as error:
+            raise SpecError("spec.gpu.memory", str(error)) from None
+        if memory == 0:
+            raise SpecError("spec.gpu.memory", "0 bytes hold nothing; leave the field out or write a size such as 4Gi")
+
+    if gpu.mode is Mode.EXCLUSIVE:
+        for name, value in (("request", gpu.request), ("limit", gpu.limit), ("memory", gpu.memory)):
+            if value is not None:
+                raise SpecError(
+                    f"spec.gpu.{name}",
+                    "an Exclusive SharePod has the whole GPU; leave the field out or use mode: Shared",
+                )
+        request, limit = WHOLE_GPU, WHOLE_GPU
+    else:
+        if gpu.request is None:
+            raise SpecError(
+                "spec.gpu.request",
+                "is required; write the fraction of a GPU's time to guarantee, such as 0.4, or use mode: Exclusive",
+            )
+        request = fraction("request", gpu.request)
+        limit = WHOLE_GPU if gpu.limit is None else fraction("limit", gpu.limit)
+        if limit == 0:
+            raise SpecError("spec.gpu.limit", "0 would never run; write at least 0.001 or leave the field out")
+        if limit < request:
+            least = format_fraction(request)
+            raise SpecError(
+                "spec.gpu.limit", f"{format_fraction(limit)} is less than the request {least}; write {least} or more"
+            )
+        if request == 0 and memory is None:
+            raise SpecError("spec.gpu.memory", "is required with request 0 (best effort); write a size such as 4Gi")
+    return GpuRequest(
+        request=request,
+        limit=limit,
+        memory=memory,
+        count=gpu.count,
+        mode=gpu.mode,
+        memory_isolation=gpu.memory_isolation,
+        labels=SchedulingLabels(affinity=gpu.affinity, anti_affinity=gpu.anti_affinity, exclusion=gpu.exclusion),
+        placement=gpu.placement,
+        uuids=gpu.uuids,
+        models=gpu.models,
+    )
+
+
+class Phase(StrEnum):
+    PENDING = "Pending"
+    """No GPU yet; condition `Placed` says why."""
+    PLACED = "Placed"
+    """The share is reserved; the pod is being made or has not started."""
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class AssignedGpu(Model):
+    uuid: str
+    index: int
+    model: str
+
+
+class GrantedShare(Model):
+    """The share as the ledger has it, which may differ from the spec while a raise waits."""
+
+    request_milli: int
+    limit_milli: int
+    memory: int
+
+
+class Usage(Model):
+    """`held_milli`: token time over the last 10 s, in thousandths of each GPU. `memory`: bytes on each GPU."""
+
+    held_milli: int
+    memory: int
+
+
+class SharePodStatus(Model):
+    phase: Phase = Phase.PENDING
+    node: str | None = None
+    gpus: tuple[AssignedGpu, ...] = ()
+    gpu_indexes: str | None = None
+    """`0,1`: the indexes of `gpus`, for the printer column."""
+    pod_name: str | None = None
+    pod_uid: Annotated[str | None, Field(alias="podUID")] = None
+    """Written right after the Pod was made: from then on a missing Pod means lost work, never a second one."""
+    granted: GrantedShare | None = None
+    usage: Usage | None = None
+    conditions: tuple[Condition, ...] = ()
+    observed_generation: int | None = None
+
+
+CONDITION_PLACED = "Placed"
+CONDITION_ENFORCED = "Enforced"
+CONDITION_POD_READY = "PodReady"
+CONDITION_RESIZED = "Resized"

@@ -1,0 +1,213 @@
+/* The wire format between the hook (client, inside a tenant's process) and the agent (daemon, on the node).
+ *
+ * One SOCK_SEQPACKET connection per process, on the tenant's own socket: the socket says which tenant it is; nothing a client
+ * says about who it is exists in this protocol. Every frame is one packet of the fixed size of its type, in the host's byte
+ * order, beginning with shp_header; a zero-length packet, a wrong size, an unknown type or a value out of range closes the
+ * connection. All times are durations in nanoseconds, never points in time: a container may have a time namespace of its own.
+ * All shares are integer thousandths of one GPU's time ("milli"). All sizes are bytes.
+ *
+ * A daemon speaks every version since 1. A client offers [version_min, version_max] in HELLO, the daemon picks one in WELCOME.
+ * Fields are only ever added in place of `reserved`, or in a new type, with a new version.
+ *
+ * This file is compiled into the hook, and by cffi (API mode) into the daemon, which refuses a struct that drifted. It holds
+ * only what both parsers understand: enums, structs of fixed-width integers, and #defines of plain numbers.
+ */
+#ifndef SHAREPOD_PROTOCOL_H
+#define SHAREPOD_PROTOCOL_H
+
+#include <stdint.h>
+
+#define SHP_MAGIC 0x50485331 /* "1SHP" read as little-endian bytes */
+#define SHP_VERSION_MIN 1
+#define SHP_VERSION_MAX 1
+#define SHP_MAX_GPUS 16
+#define SHP_UUID_BYTES 16  /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+#define SHP_TEXT_BYTES 160 /* zero-terminated UTF-8 */
+#define SHP_FRAME_MAX 1024 /* no frame is larger; what a receiver sets aside */
+#define SHP_HINTS_BYTES 4096
+
+enum shp_type {
+    /* client to daemon */
+    SHP_HELLO = 1,    /* first frame */
+    SHP_WANT = 2,     /* a thread waits at the gate: asks for the token */
+    SHP_DRAINED = 3,  /* gate closed and all GPU work of the grant finished: gives the token back */
+    SHP_RESERVE = 4,  /* asks for bytes of device memory; answered by RESERVED with the same seq */
+    SHP_RELEASE = 5,  /* gives credited bytes back */
+    SHP_MEMINFO = 6,  /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
+
+    /* daemon to client */
+    SHP_WELCOME = 64, /* answers HELLO; carries the hints page as SCM_RIGHTS */
+    SHP_GRANT = 65,   /* the token: launches may pass until the quantum ends or REVOKE comes */
+    SHP_REVOKE = 66,  /* close the gate, drain, answer DRAINED */
+    SHP_RESERVED = 67,
+    SHP_RECALL = 68,  /* give back idle credits, a sibling process needs them: answered by RELEASE frames, the last flagged */
+    SHP_MEMORY = 69,
+    SHP_LIMITS = 70,  /* what is granted has changed; same content as WELCOME, no descriptor */
+    SHP_REFUSED = 71  /* the connection is about to be closed, and why */
+};
+
+/* Flags of shp_hello.flags */
+enum { SHP_HELLO_NO_MEMBARRIER = 1 /* the slots take a full fence on every launch */ };
+
+/* Flags of shp_gpu.flags */
+enum { SHP_GPU_MEMORY_ENFORCED = 1 /* else counted, never refused */ };
+
+/* Flags of shp_grant.flags */
+enum {
+    SHP_GRANT_METERED = 1 /* others wait or the ceiling binds: keep the queue of unfinished GPU work bounded */
+};
+
+/* Flags of shp_drained.flags */
+enum {
+    SHP_DRAINED_WANT = 1, /* a thread is waiting at the gate: counts as WANT */
+    SHP_DRAINED_IDLE = 2  /* given back early, because nothing was launched for a while */
+};
+
+/* Flags of shp_reserve.flags */
+enum {
+    SHP_RESERVE_HANDOVER = 1 /* what the process holds already from an earlier connection: credited even over the limit */
+};
+
+/* Flags of shp_release.flags */
+enum { SHP_RELEASE_RECALLED = 1 /* the last RELEASE that answers a RECALL; bytes may be 0 */ };
+
+/* shp_reserved.status */
+enum shp_reserve_status {
+    SHP_RESERVE_OK = 0,
+    SHP_RESERVE_OVER_LIMIT = 1 /* would take the tenant over its limit, after siblings gave back what they did not use */
+};
+
+/* shp_refused.reason */
+enum shp_refused_reason {
+    SHP_REFUSED_VERSION = 1,  /* no version in common */
+    SHP_REFUSED_RELEASING = 2 /* the tenant's reservation is ending: nothing more runs in its name */
+};
+
+struct shp_header {
+    uint32_t magic;
+    uint16_t version; /* of the format of this frame; in HELLO: version_min */
+    uint16_t type;    /* enum shp_type */
+    uint32_t size;    /* of the whole frame, header included */
+    uint32_t seq;     /* a client's request number, copied into its answer; 0 where there is no answer */
+};
+
+struct shp_hello {
+    struct shp_header header;
+    uint16_t version_min;
+    uint16_t version_max;
+    uint32_t flags;
+    char build[64]; /* content hash of the hook, hexadecimal, zero-terminated: for metrics and messages only */
+};
+
+struct shp_want {
+    struct shp_header header;
+    uint32_t gpu_mask; /* bit i: shp_welcome.gpus[i]; a hook of version 1 asks for all of them, granted as a gang */
+    uint32_t reserved;
+};
+
+struct shp_drained {
+    struct shp_header header;
+    uint64_t grant_id;
+    uint64_t launches; /* launches that passed during the grant: a statistic, not trusted */
+    uint32_t flags;
+    uint32_t reserved;
+};
+
+struct shp_reserve {
+    struct shp_header header;
+    uint32_t gpu; /* index into shp_welcome.gpus */
+    uint32_t flags;
+    uint64_t bytes; /* > 0 */
+};
+
+struct shp_release {
+    struct shp_header header;
+    uint32_t gpu;
+    uint32_t flags;
+    uint64_t bytes;
+};
+
+struct shp_meminfo {
+    struct shp_header header;
+    uint32_t gpu;
+    uint32_t reserved;
+    uint64_t idle; /* credited bytes of this process that no allocation uses */
+};
+
+/* One GPU of the tenant. */
+struct shp_gpu {
+    uint8_t uuid[SHP_UUID_BYTES];
+    uint32_t request_milli;
+    uint32_t limit_milli;
+    uint64_t memory; /* the tenant's limit on this GPU, all its processes together */
+    uint32_t flags;
+    uint32_t reserved;
+};
+
+struct shp_welcome { /* also the layout of LIMITS */
+    struct shp_header header;
+    uint32_t gpu_count; /* 1 to SHP_MAX_GPUS */
+    uint32_t grace_ms;  /* how long closing the gate may wait for a thread inside a launch */
+    struct shp_gpu gpus[SHP_MAX_GPUS];
+};
+
+struct shp_grant {
+    struct shp_header header;
+    uint64_t grant_id; /* the same for every process of the tenant that shares the token */
+    uint64_t quantum_ns; /* from receipt; 0: until REVOKE */
+    uint32_t gpu_mask;
+    uint32_t flags;
+};
+
+struct shp_revoke {
+    struct shp_header header;
+    uint64_t grant_id;
+};
+
+struct shp_reserved {
+    struct shp_header header;
+    uint32_t gpu;
+    uint32_t status; /* enum shp_reserve_status */
+    uint64_t bytes;  /* credited: what was asked when OK, else 0 */
+};
+
+struct shp_recall {
+    struct shp_header header;
+    uint32_t gpu;
+    uint32_t reserved;
+    uint64_t bytes; /* how much is needed; a client gives back up to this of what it does not use */
+};
+
+struct shp_memory {
+    struct shp_header header;
+    uint32_t gpu;
+    uint32_t reserved;
+    uint64_t limit;
+    uint64_t used; /* by all processes of the tenant */
+};
+
+struct shp_refused {
+    struct shp_header header;
+    uint32_t reason; /* enum shp_refused_reason */
+    uint32_t reserved;
+    char text[SHP_TEXT_BYTES];
+};
+
+/* The hints page: a memfd that the daemon maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client maps it
+ * read-only. Hints only: reading a stale one costs time, never correctness. After fork a child ignores it until it has mapped
+ * its own. */
+struct shp_hints {
+    uint32_t magic; /* SHP_MAGIC */
+    uint32_t version;
+    uint32_t contended;         /* 1 while another tenant wants one of these GPUs */
+    uint32_t limits_generation; /* counts LIMITS frames sent */
+};
+
+/* The file `limits` beside the socket is text, one line per GPU, replaced by rename:
+ *
+ *     gpu <uuid> request <milli> limit <milli> memory <bytes> enforced <0|1>
+ *
+ * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped.
+ */
+
+#endif

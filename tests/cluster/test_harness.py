@@ -1,0 +1,227 @@
+"""The harness keeps its own promises: without these, no other test here could be believed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.api import ApiError, Object
+from harness.cluster import Cluster, wait_until
+from harness.errors import CommandError, StartError
+from harness.fakes import FakeKubelets
+from harness.process import descendants_of, start_time
+
+_TESTS = Path(__file__).parent.parent
+
+
+def _pod(name: str, **annotations: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "annotations": {f"test.sharepod.dev/{key.replace('_', '-')}": value for key, value in annotations.items()},
+        },
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    }
+
+
+def _phase(cluster: Cluster, namespace: str, name: str, phase: str) -> Object:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    found = cluster.wait_for(path, lambda pod: pod and pod["status"]["phase"] == phase, what=f"{name} {phase}")
+    assert found is not None
+    return found
+
+
+def test_two_clusters_side_by_side_know_nothing_of_each_other(
+    cluster: Cluster, cluster_factory: Callable[..., Cluster]
+) -> None:
+    other = cluster_factory(scheduler=False, controller_manager=False)
+    other.api.create("/api/v1/namespaces", {"metadata": {"name": "only-there"}})
+    with pytest.raises(ApiError, match="not found"):
+        cluster.api.get("/api/v1/namespaces/only-there")
+    with pytest.raises(ApiError) as refused:
+        other.api_for(cluster.admin_token).get("/api/v1/namespaces")
+    assert refused.value.code == 401
+
+
+def test_nothing_is_left_after_stop(cluster_factory: Callable[..., Cluster]) -> None:
+    running = cluster_factory()
+    started = descendants_of(running.services.pid)
+    assert len(started) == 4
+    running.stop()
+    assert [pid for pid in started if start_time(pid)] == []
+    assert not running.state.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -> None:
+    script = (
+        "import time; from harness.cluster import Cluster; c = Cluster(controller_manager=False);"
+        "print(c.services.pid, c.state, flush=True); time.sleep(600)"
+    )
+    harness = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=_TESTS, stderr=subprocess.DEVNULL
+    )
+    assert harness.stdout is not None
+    with harness:
+        words = harness.stdout.readline().split()
+        supervisor, state = int(words[0]), Path(words[1])
+        started = [supervisor, *descendants_of(supervisor)]
+        assert len(started) == 4
+        harness.send_signal(number)
+        harness.wait(timeout=10)
+    wait_until(lambda: not any(start_time(pid) for pid in started), what="all processes ended", timeout=15)
+    wait_until(lambda: not state.exists(), what="state directory removed", timeout=5)
+
+
+def test_a_standing_cluster_outlives_its_starter_and_ends_when_told() -> None:
+    def harness(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "harness", command, "--name", f"test-{os.getpid()}", *arguments]
+        return subprocess.run(argv, cwd=_TESTS, capture_output=True, text=True, timeout=90)
+
+    up = harness("up", "--fake-nodes", "1")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert harness("up").stdout == up.stdout == harness("env").stdout
+        listed = subprocess.run(
+            ["sh", "-c", f"{up.stdout}\nkubectl get nodes --no-headers"], capture_output=True, text=True, timeout=30
+        )
+        assert "node-0   Ready" in listed.stdout
+        state = Path(up.stderr.split()[-1])
+        assert state.is_dir()
+    finally:
+        down = harness("down")
+    assert down.returncode == 0, down.stderr
+    assert not state.exists()
+    assert harness("status").returncode == 1
+
+
+def test_the_doctor_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("cc", "as", "ld", "ip", "unshare"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
+    environment = {"PATH": str(tmp_path / "bin"), "SHAREPOD_CACHE": str(tmp_path / "cache"), **nowhere}
+    done = subprocess.run(
+        [sys.executable, "-S", _TESTS / "harness" / "doctor.py"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    missing = [line.split(None, 1)[1].split(":")[0] for line in done.stdout.splitlines() if line.startswith("missing")]
+    assert missing == ["make", "git", "a Python package index", "Go >= 1.26"], done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+def test_nothing_runs_on_after_the_supervisor_is_killed(cluster_factory: Callable[..., Cluster]) -> None:
+    running = cluster_factory(controller_manager=False)
+    started = descendants_of(running.services.pid)
+    assert len(started) == 3
+    os.kill(running.services.pid, signal.SIGKILL)
+    wait_until(lambda: not any(start_time(pid) for pid in started), what="all processes ended", timeout=10)
+    running.stop()
+    assert not running.state.exists()
+
+
+def test_a_component_that_does_not_start_is_reported_with_its_log(cluster_factory: Callable[..., Cluster]) -> None:
+    expected = r"(?s)kube-apiserver ended with status 1.*unknown flag: --no-such-flag"
+    with pytest.raises(StartError, match=expected) as failed:
+        cluster_factory(apiserver_args=["--no-such-flag"])
+    assert failed.value.logs is not None
+    assert {path.name for path in failed.value.logs.iterdir()} >= {"etcd.log", "kube-apiserver.log"}
+    shutil.rmtree(failed.value.logs.parent)
+
+
+def test_fake_nodes_take_pods_and_lose_them(cluster: Cluster) -> None:
+    began = time.monotonic()
+    names = cluster.add_fake_nodes(50, prefix="takes", labels={"takes": "pods"})
+    assert time.monotonic() - began < 10
+    assert len(names) == 50
+    namespace = cluster.namespace("takes-pods")
+    with FakeKubelets(cluster.api) as kubelets:
+        for name in ("stays", "slow-to-go"):
+            cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod(name, termination_seconds="1.0"))
+        stays = _phase(cluster, namespace, "stays", "Running")
+        _phase(cluster, namespace, "slow-to-go", "Running")
+        assert stays["status"]["containerStatuses"][0]["ready"]
+        assert {c["type"]: c["status"] for c in stays["status"]["conditions"]}["Ready"] == "True"
+        path = f"/api/v1/namespaces/{namespace}/pods/slow-to-go"
+        cluster.api.delete(path)
+        asked = time.monotonic()
+        cluster.wait_for(path, lambda pod: pod is None, what="pod gone")
+        assert time.monotonic() - asked > 0.9
+        kubelets.finish(namespace, "stays", phase="Failed", exit_code=3)
+        failed = _phase(cluster, namespace, "stays", "Failed")
+        assert failed["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+        cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod("ends", run_seconds="0.1"))
+        _phase(cluster, namespace, "ends", "Succeeded")
+        assert kubelets.failures == []
+
+
+def test_the_players_miss_nothing_while_the_api_server_is_away(cluster_factory: Callable[..., Cluster]) -> None:
+    own = cluster_factory()
+    own.add_fake_nodes(1)
+    with FakeKubelets(own.api) as kubelets:
+        pods = "/api/v1/namespaces/default/pods"
+        own.api.create(pods, _pod("before", run_seconds="0.5"))
+        _phase(own, "default", "before", "Running")
+        own.restart_apiserver(down=1.0)
+        _phase(own, "default", "before", "Succeeded")
+        own.api.create(pods, _pod("after"))
+        _phase(own, "default", "after", "Running")
+        assert kubelets.failures == []
+
+
+def test_a_service_account_may_do_what_rbac_grants_and_nothing_else(cluster: Cluster) -> None:
+    namespace = cluster.namespace("rbac")
+    cluster.kubectl("create", "serviceaccount", "reader", "-n", namespace)
+    cluster.kubectl("create", "role", "reader", "--verb=get,list", "--resource=configmaps", "-n", namespace)
+    cluster.kubectl(
+        "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:reader", "-n", namespace
+    )
+    token = cluster.service_account_token(namespace, "reader")
+    config = cluster.kubeconfig_for(token)
+    seen = cluster.kubectl("get", "configmaps", "-n", namespace, "-o", "name", kubeconfig=config).stdout
+    assert seen == "configmap/kube-root-ca.crt\n"
+    with pytest.raises(CommandError, match="Forbidden"):
+        cluster.kubectl("get", "secrets", "-n", namespace, kubeconfig=config)
+    with pytest.raises(ApiError) as refused:
+        cluster.api_for(token).get("/api/v1/nodes")
+    assert (refused.value.code, refused.value.reason) == (403, "Forbidden")
+
+
+def test_a_token_bound_to_a_node_ends_with_it(cluster: Cluster) -> None:
+    namespace = cluster.namespace("bound")
+    (node,) = cluster.add_fake_nodes(1, prefix="bound")
+    token = cluster.service_account_token(namespace, "default", bound_node=node)
+    review = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    user = cluster.api_for(token).create(review, body)["status"]["userInfo"]
+    assert user["extra"]["authentication.kubernetes.io/node-name"] == [node]
+    cluster.api.delete(f"/api/v1/nodes/{node}")
+
+    def refused() -> bool:
+        try:
+            cluster.api_for(token).create(review, body)
+        except ApiError as error:
+            return error.code == 401
+        return False
+
+    wait_until(refused, what="the token of a deleted node refused", timeout=15, interval=0.5)
+
+
+def test_nobody_is_anonymous_and_nodes_are_restricted(cluster: Cluster) -> None:
+    with pytest.raises(ApiError) as refused:
+        cluster.api_for("not-a-token").get("/healthz")
+    assert refused.value.code == 401
+    mine, other = cluster.add_fake_nodes(2, prefix="restricted")
+    config = cluster.user_kubeconfig(f"system:node:{mine}", groups=["system:nodes"])
+    cluster.kubectl("annotate", "node", mine, "a=b", kubeconfig=config)
+    with pytest.raises(CommandError, match="only its own Node object"):
+        cluster.kubectl("annotate", "node", other, "a=b", kubeconfig=config)

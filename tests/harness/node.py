@@ -1,0 +1,320 @@
+"""A real node for a test cluster: containerd, runc, a bridge network and this version's kubelet, on this machine.
+
+Everything runs in a mount and a process-id namespace of the node's own, under a supervisor that is its process 1. In
+there the usual paths are the node's (/var/lib/kubelet, /var/lib/sharepod, /run/containerd, ...), mounts are shared as
+on a real node (Bidirectional propagation works), and "the host's processes" are the node's. The network is the
+machine's, so that the kubelet reaches the API server on loopback, and a test reaches pods by their address.
+
+Guarantees: the kubelet is system:node:NAME and no more; nothing on it is anonymous. When the node ends, however it
+ends, the kernel ends every process in it, shims and containers too, and with the last one all its mounts; then the
+bridge, the cgroups and the files go. What a killed supervisor leaves is removed by the next start. One node per
+machine, by a lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from . import images, nvidia_runtime
+from .api import ApiError, Object
+from .cache import acquire
+from .cluster import Cluster, free_ports, wait_until
+from .commands import command
+from .errors import HarnessError, NodeUnavailableError, StartError
+from .node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
+from .node_packages import cni_directory, free_subnet, install_packages, why_no_node
+from .node_traces import LOCK, OWN_DIRECTORIES, clean_what_was_left, make_cgroup, undo_commands, write_record
+from .services import Service, Services
+
+BASE_IMAGE = "sharepod.test/base:1"
+CUDA_IMAGE = "docker.io/nvidia/cuda:9.0-base"
+
+_BRIDGE = "shp0"
+_START_TIMEOUT = 90.0
+# A bind mount belongs to its source's peer group: private, then shared, puts it into a group of its own, so that what
+# is mounted beneath it does not appear a second time beneath its source.
+_ENTER = """
+set -e
+state=$1
+shift
+own() {
+    mount --bind "$1" "$2"
+    mount --make-private "$2"
+    mount --make-shared "$2"
+}
+mount --make-rshared /
+own "$state" "$state"
+for directory in DIRECTORIES; do
+    mkdir -p "$state/root$directory"
+    own "$state/root$directory" "$directory"
+done
+exec "$@"
+""".replace("DIRECTORIES", " ".join(OWN_DIRECTORIES))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A simulated GPU as the container runtime knows it."""
+
+    uuid: str
+    model: str
+
+
+class Node:
+    """A running node of `cluster`; use it as a context manager, or `stop` it before the cluster.
+
+    `labels`: of the Node. `kubelet_settings`: further fields of KubeletConfiguration. `keep_logs`: leave `logs` when
+    stopping. `wait`: seconds to wait for another node on this machine to end. `detached`: outlive this process.
+
+    Errors: NodeUnavailableError (one line: a reason to skip), StartError.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str = "real-0",
+        *,
+        labels: Mapping[str, str] | None = None,
+        kubelet_settings: Mapping[str, Any] | None = None,
+        keep_logs: bool = False,
+        wait: float = 120.0,
+        detached: bool = False,
+    ) -> None:
+        if (reason := why_no_node()) is not None:
+            raise NodeUnavailableError(reason)
+        install_packages()
+        self.cluster = cluster
+        self.name = name
+        self.keep_logs = keep_logs
+        try:
+            lock = acquire(LOCK, what="running the machine's one real node", timeout=wait)
+        except HarnessError as error:
+            raise NodeUnavailableError(str(error)) from None
+        try:
+            clean_what_was_left()
+            self._layout = _plan(name)
+            self.state = self._layout.state
+            undo = undo_commands(self._layout)
+            write_record(self.state, undo)
+            paths = [str(self.state), *OWN_DIRECTORIES]
+            for directory in OWN_DIRECTORIES:
+                Path(directory).mkdir(parents=True, exist_ok=True)
+            enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+            prefix = [*enter, "sh", "-c", _ENTER, "enter", str(self.state)]
+            self.services = Services(self.state, detached=detached, prefix=prefix, lock_fd=lock)
+        finally:
+            os.close(lock)  # the supervisor holds it from here on
+        self.logs = self.services.logs
+        try:
+            for argv in [*undo, *(["umount", "--recursive", "--lazy", path] for path in paths)]:
+                self.services.undo(*argv)
+            write_record(self.state, undo, supervisor=self.services.pid)
+            self._start(labels or {}, kubelet_settings or {})
+        except StartError as error:
+            self.stop(keep_logs=True)
+            error.logs = self.logs
+            raise
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, labels: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        layout = self._layout
+        self._write_files(settings)
+        make_cgroup(layout.cgroup)
+        command("ip", "link", "add", layout.bridge, "type", "bridge")
+        command("ip", "address", "add", f"{layout.address}/{layout.subnet.prefixlen}", "dev", layout.bridge)
+        command("ip", "link", "set", layout.bridge, "up")
+        config = self.state / "containerd.toml"
+        containerd = self.services.start("containerd", ["containerd", "--config", config], grace=0.0)
+        self._await(containerd, lambda: self._ctr("version", check=False).returncode == 0)
+        self._load_own_images()
+        kubelet = self.services.start(
+            "kubelet",
+            [
+                self.cluster.bin / "kubelet",
+                f"--config={self.state / 'kubelet.json'}",
+                f"--kubeconfig={self._kubeconfig}",
+                f"--hostname-override={self.name}",
+                f"--node-ip={layout.address}",
+                f"--node-labels={','.join(f'{key}={value}' for key, value in labels.items())}",
+                "--root-dir=/var/lib/kubelet",
+            ],
+            grace=0.0,
+        )
+        self._await(kubelet, self._is_ready)
+        if not self.cluster.node_lifecycle:  # then nobody else takes away the taint that every new Node gets
+            self.cluster.api.patch(f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
+
+    def _write_files(self, settings: Mapping[str, Any]) -> None:
+        layout = self._layout
+        self._kubeconfig = self.cluster.user_kubeconfig(f"system:node:{self.name}", groups=["system:nodes"])
+        serving = self.cluster.authority.issue(
+            f"kubelet-{self.name}", f"system:node:{self.name}", addresses=[layout.address, self.name]
+        )
+        layout.cni.mkdir()
+        layout.containerd_socket.parent.mkdir()
+        (layout.cni / "10-bridge.conflist").write_text(cni_config(layout))
+        (self.state / "containerd.toml").write_text(containerd_config(layout))
+        (self.state / "resolv.conf").write_text("nameserver 192.0.2.53\n")
+        (self.state / "kubelet.json").write_text(
+            kubelet_config(layout, ca=self.cluster.ca, serving=serving, settings=settings)
+        )
+        self._nvidia_smi = images.compile_static("nvidia-smi", self.state)
+        script = Path(nvidia_runtime.__file__).resolve()
+        runtime = [sys.executable, "-IS", str(script), str(self.state / "nvidia.json")]
+        layout.nvidia_runtime.write_text(f'#!/bin/sh\nexec {shlex.join(runtime)} "$@"\n')
+        layout.nvidia_runtime.chmod(0o755)
+        self.set_gpus([])
+
+    def _load_own_images(self) -> None:
+        pause = images.compile_static("pause", self.state)
+        made = [
+            images.make_image(PAUSE_IMAGE, {"/pause": pause}, directory=self.state, entrypoint=["/pause"]),
+            images.make_image(BASE_IMAGE, images.base_files(), directory=self.state),
+        ]
+        for image in made:
+            self.load_image(image)
+            image.unlink()
+        self._ctr("images", "tag", BASE_IMAGE, CUDA_IMAGE)
+
+    def _is_ready(self) -> bool:
+        with suppress(ApiError):
+            conditions = self.cluster.api.get(f"/api/v1/nodes/{self.name}")["status"].get("conditions", [])
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return False
+
+    def _await(self, service: Service, condition: Any) -> None:
+        def ended_or_holds() -> bool:
+            return not service.running() or condition()
+
+        try:
+            wait_until(ended_or_holds, what=f"{service.name} ready", timeout=_START_TIMEOUT, interval=0.1)
+        except HarnessError as error:
+            raise StartError(f"{error}\n{service.log_tail()}") from None
+        if (status := service.status()) is not None:
+            raise StartError(f"{service.name} ended with status {status}\n{service.log_tail()}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, *, keep_logs: bool | None = None) -> None:
+        """Delete the Node and its Pods, end every process of the node, remove all it made on the machine."""
+        self.services.end(keep_logs=self.keep_logs if keep_logs is None else keep_logs)
+        with suppress(OSError, HarnessError):  # the cluster may be gone already, and with it all that follows
+            self.cluster.api.delete(f"/api/v1/nodes/{self.name}")
+            pods = self.cluster.api.get("/api/v1/pods", fieldSelector=f"spec.nodeName={self.name}")["items"]
+            for pod in pods:
+                where = pod["metadata"]
+                with suppress(ApiError):
+                    path = f"/api/v1/namespaces/{where['namespace']}/pods/{where['name']}"
+                    self.cluster.api.delete(path, grace=0)
+
+    # What runs in it
+
+    @property
+    def address(self) -> str:
+        """The node's IPv4 address, on its bridge."""
+        return self._layout.address
+
+    def path(self, inside: str | Path) -> Path:
+        """Where this process finds a path of the node (through /proc: it is gone when the node is)."""
+        return Path(f"/proc/{self.services.pid}/root") / str(inside).lstrip("/")
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        grace: float = 5.0,
+    ) -> Service:
+        """Start a process on the node, as a DaemonSet's with hostPID would see it; it ends with the node.
+
+        Its log is logs/NAME.log. `env`: its whole environment (None: this process's). `grace`: seconds from SIGTERM
+        to SIGKILL. The `pid` of what is returned is the node's own number for it.
+        """
+        return self.services.start(name, argv, env=env, cwd=cwd, grace=grace)
+
+    def run(
+        self,
+        *argv: str | Path,
+        input: str | None = None,  # noqa: A002  as subprocess.run calls it
+        check: bool = True,
+        timeout: float = 30.0,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the node to its end. CommandError if `check` and it fails, or after `timeout` seconds."""
+        enter = ["nsenter", "--target", str(self.services.pid), "--mount", "--pid", "--"]
+        return command(*enter, *argv, input=input, check=check, timeout=timeout, env=env)
+
+    def load_image(self, archive: Path) -> None:
+        """Import a docker-archive (see `harness.images`); pods use it with imagePullPolicy IfNotPresent or Never."""
+        self._ctr("images", "import", archive, timeout=60.0)
+
+    def _ctr(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+        socket = self._layout.containerd_socket
+        return self.run("ctr", "--address", socket, "--namespace", "k8s.io", *argv, check=check, timeout=timeout)
+
+    # GPUs
+
+    def set_gpus(self, gpus: Sequence[Gpu], *, libcuda: Path | None = None, state: Path | None = None) -> None:
+        """What the runtime `nvidia` gives to containers made from now on.
+
+        `libcuda`: put into them as libcuda.so.1. `state`: the simulated devices' shared file, put into them writable
+        (it must be so for every user); the container's FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL
+        (NAMESPACE/POD/CONTAINER) are set.
+        """
+        config = {
+            "runc": shutil.which("runc"),
+            "gpus": [asdict(gpu) for gpu in gpus],
+            "nvidia_smi": str(self._nvidia_smi),
+            "libcuda": None if libcuda is None else str(libcuda.resolve()),
+            "state": None if state is None else str(state.resolve()),
+        }
+        fresh = self.state / "nvidia.json.new"
+        fresh.write_text(json.dumps(config))
+        fresh.rename(self.state / "nvidia.json")
+
+    def install_runtime_class(self, name: str = "nvidia") -> None:
+        """The RuntimeClass that names the runtime `nvidia` of this node."""
+        body: Object = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
+        self.cluster.api.apply(f"/apis/node.k8s.io/v1/runtimeclasses/{name}", body | {"handler": "nvidia"})
+
+
+def _plan(name: str) -> NodeLayout:
+    subnet, plugins = free_subnet(), cni_directory()
+    if subnet is None or plugins is None:
+        raise NodeUnavailableError("there is no free subnet among 10.244.0.0/16" if plugins else "no CNI plugins")
+    state = Path(tempfile.mkdtemp(prefix="shp-"))
+    shown = command("stat", "--file-system", "--format=%T", state).stdout.strip()
+    (port,) = free_ports(1)
+    return NodeLayout(
+        name=name,
+        state=state,
+        bridge=_BRIDGE,
+        subnet=subnet,
+        cni_plugins=plugins,
+        cgroup=state.name,
+        snapshotter="native" if shown == "overlayfs" else "overlayfs",  # there is no overlay upon an overlay
+        nvidia_runtime=state / "nvidia-container-runtime",
+        kubelet_port=port,
+    )

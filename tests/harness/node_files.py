@@ -1,0 +1,131 @@
+"""The configuration files of a real node: containerd's, the network's and the kubelet's.
+
+Pure: takes where things are, returns text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from .certs import KeyPair
+
+PAUSE_IMAGE = "sharepod.test/pause:1"
+
+
+@dataclass(frozen=True)
+class NodeLayout:
+    """Where one node's files, programs and addresses are."""
+
+    name: str
+    state: Path
+    bridge: str
+    subnet: IPv4Network
+    cni_plugins: Path
+    cgroup: str
+    snapshotter: str
+    nvidia_runtime: Path
+    kubelet_port: int
+
+    @property
+    def address(self) -> str:
+        """The bridge's own address, which is the node's: on every machine, and never visible from outside."""
+        return str(self.subnet[1])
+
+    @property
+    def containerd_socket(self) -> Path:
+        return self.state / "containerd" / "c.sock"
+
+    @property
+    def cni(self) -> Path:
+        return self.state / "cni"
+
+
+def cni_config(layout: NodeLayout) -> str:
+    bridge = {
+        "type": "bridge",
+        "bridge": layout.bridge,
+        "isGateway": True,
+        "ipMasq": False,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": str(layout.subnet)}]],
+            "dataDir": str(layout.state / "cni-addresses"),
+        },
+    }
+    return json.dumps({"cniVersion": "0.4.0", "name": "test", "plugins": [bridge, {"type": "loopback"}]})
+
+
+def containerd_config(layout: NodeLayout) -> str:
+    # json.dumps quotes as TOML's basic strings do
+    def quoted(value: object) -> str:
+        return json.dumps(str(value))
+
+    return f"""\
+version = 2
+root = {quoted(layout.state / "containerd" / "root")}
+state = {quoted(layout.state / "containerd" / "run")}
+disabled_plugins = ["io.containerd.internal.v1.opt"]  # would make /opt/containerd
+
+[grpc]
+  address = {quoted(layout.containerd_socket)}
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = {quoted(PAUSE_IMAGE)}
+  restrict_oom_score_adj = true
+
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = {quoted(layout.cni_plugins)}
+    conf_dir = {quoted(layout.cni)}
+
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "runc"
+    snapshotter = {quoted(layout.snapshotter)}
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+        BinaryName = {quoted(layout.nvidia_runtime)}
+"""
+
+
+def kubelet_config(layout: NodeLayout, *, ca: Path, serving: KeyPair, settings: Mapping[str, Any]) -> str:
+    """`settings`: further fields of KubeletConfiguration, which win."""
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": layout.address,
+        "port": layout.kubelet_port,
+        "healthzPort": 0,
+        "readOnlyPort": 0,
+        "tlsCertFile": str(serving.certificate),
+        "tlsPrivateKeyFile": str(serving.key),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(ca)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
+        "failCgroupV1": False,
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{layout.cgroup}",
+        "enforceNodeAllocatable": ["pods"],
+        "failSwapOn": False,
+        "resolvConf": str(layout.state / "resolv.conf"),
+        "makeIPTablesUtilChains": False,
+        "evictionHard": {"memory.available": "1Mi"},  # a full disk of the machine is not the test's affair
+        "imageGCHighThresholdPercent": 100,  # nothing here can be pulled again
+        "nodeStatusUpdateFrequency": "1s",
+        "serializeImagePulls": False,
+        "volumePluginDir": "/var/lib/kubelet/volumeplugins",  # the default lies outside of what is the node's own
+        **settings,
+    }
+    return json.dumps(config, indent=1)  # JSON is YAML

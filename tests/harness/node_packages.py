@@ -1,0 +1,150 @@
+"""What a real node needs of the machine: whether it can run here, and how to get what is missing.
+
+Only the standard library, so that `doctor.py` can ask before anything is installed. Guarantees: `why_no_node` changes
+nothing, and its answer is one line, fit for a skip reason.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .errors import NodeUnavailableError
+from .process import alive
+
+RECORD = Path("/run/sharepod-test-node.json")  # of the node that runs now, or that was left behind
+CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+CGROUPS = Path("/sys/fs/cgroup")
+_CNI_PLUGINS = ("bridge", "host-local", "loopback")
+_PACKAGE_OF = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "cc": "gcc",
+}
+_APT_TIMEOUT = 900.0
+
+
+def cni_directory() -> Path | None:
+    """Where the CNI plugins lie."""
+    for directory in CNI_DIRECTORIES:
+        if all((directory / plugin).exists() for plugin in _CNI_PLUGINS):
+            return directory
+    return None
+
+
+def missing_packages() -> list[str]:
+    """Debian packages to install before a node can run."""
+    missing = {package for program, package in _PACKAGE_OF.items() if shutil.which(program) is None}
+    if cni_directory() is None:
+        missing.add("containernetworking-plugins")
+    if "gcc" in missing:
+        missing.add("libc6-dev")
+    return sorted(missing)
+
+
+def foreign_kubelet() -> int | None:
+    """The process id of a kubelet that is not this harness's own, if one runs."""
+    try:
+        record = json.loads(RECORD.read_text())
+        if record["supervisor"] is not None and alive(record["supervisor"], record["started"]):
+            return None
+    except (OSError, ValueError, KeyError):
+        pass  # no node of ours: whatever kubelet runs is not ours
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "comm").read_text() == "kubelet\n":
+                    return int(entry.name)
+            except OSError:
+                continue
+    return None
+
+
+def free_subnet() -> ipaddress.IPv4Network | None:
+    """The first 10.244.N.0/24 that no address or route of this machine touches."""
+    shown = subprocess.run(["ip", "-json", "-4", "route", "show", "table", "all"], capture_output=True, timeout=10)
+    taken = []
+    for route in json.loads(shown.stdout or b"[]"):
+        if route["dst"] != "default":
+            taken.append(ipaddress.IPv4Network(route["dst"], strict=False))
+    for third in range(256):
+        subnet = ipaddress.IPv4Network(f"10.244.{third}.0/24")
+        if not any(subnet.overlaps(other) for other in taken):
+            return subnet
+    return None
+
+
+def why_no_node() -> str | None:
+    """Why no real node can run on this machine, in one line; None if it can (packages may be missing yet)."""
+    if os.geteuid() != 0:
+        return "a real node needs root"
+    if missing := missing_packages():
+        if shutil.which("apt-get") is None:
+            return f"a real node needs {', '.join(missing)}, and there is no apt-get to install them"
+        if "iproute2" in missing or "util-linux" in missing:
+            return None  # what follows asks with their programs
+    if (pid := foreign_kubelet()) is not None:
+        return f"a kubelet runs already (process {pid})"
+    hierarchies = [CGROUPS] if (CGROUPS / "cgroup.controllers").exists() else [CGROUPS / "memory", CGROUPS / "cpu"]
+    for hierarchy in hierarchies:
+        if not hierarchy.is_dir() or os.statvfs(hierarchy).f_flag & os.ST_RDONLY:
+            return f"a real node needs to make cgroups, and {hierarchy} is read-only or absent"
+    probe = ["unshare", "--mount", "--pid", "--fork", "--net", "ip", "link", "add", "probe", "type", "bridge"]
+    done = subprocess.run(probe, capture_output=True, text=True, timeout=20)
+    if done.returncode != 0:
+        return f"a real node needs namespaces and a bridge: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
+    if free_subnet() is None:
+        return "a real node needs a free subnet among 10.244.0.0/16, and routes cover all of it"
+    return None
+
+
+def install_packages() -> None:
+    """Install what is missing with apt-get, a line of progress each 10 s. Errors: NodeUnavailableError."""
+    missing = missing_packages()
+    if not missing:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    if _apt(command, "installing " + " ".join(missing)) is not None:
+        _apt(["apt-get", "update"], "updating the package lists")
+        if (said := _apt(command, "installing " + " ".join(missing))) is not None:
+            raise NodeUnavailableError(f"`{' '.join(command)}` failed: {said}")
+    if still := missing_packages():
+        raise NodeUnavailableError(f"installed, but their programs are not on PATH: {', '.join(still)}")
+
+
+def _apt(command: list[str], label: str) -> str | None:
+    """Run apt-get; None if it did well, else its last line."""
+    environment = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
+    began = shown = time.monotonic()
+    with tempfile.TemporaryFile(mode="w+") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                if now - began > _APT_TIMEOUT:
+                    return f"no end after {_APT_TIMEOUT:.0f} s"
+                if now - shown > 10:
+                    shown = now
+                    print(f"test node: {label}, {now - began:.0f} s", file=sys.stderr, flush=True)
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(timeout=10)
+        output.seek(0)
+        last = output.read().strip().splitlines()[-1:]
+    return None if process.returncode == 0 else (last[0] if last else f"status {process.returncode}")

@@ -1,0 +1,86 @@
+"""What a node makes on the machine outside of its state directory, written down, and taken away again.
+
+Guarantees: each such trace is on record before it is made, so that what a killed node left is removed by the next;
+nothing here touches what a node of this harness did not make.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from .commands import command
+from .errors import NodeUnavailableError
+from .node_files import NodeLayout
+from .node_packages import CGROUPS, RECORD
+from .process import alive, start_time
+
+LOCK = RECORD.with_suffix(".lock")
+# What would else be written outside of the state directory. Each is bound over, in the node's mount namespace only.
+OWN_DIRECTORIES = (
+    "/run/containerd",
+    "/run/netns",
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+    "/var/lib/sharepod",
+    "/var/log/containers",
+    "/var/log/pods",
+)
+
+
+def undo_commands(layout: NodeLayout) -> list[list[str]]:
+    """The commands that take away what a node makes outside of its state directory, the last one to be run first.
+
+    They are safe to run in the machine's own mount namespace, at any later time.
+    """
+    cgroups = " ".join(f"{CGROUPS}/{level}{layout.cgroup}" for level in ("", "*/"))
+    remove_cgroups = (
+        f"for attempt in 1 2 3 4 5 6 7 8 9 10; do find {cgroups} -depth -type d -exec rmdir {{}} + ;"
+        f" ls -d {cgroups} | grep -q . || exit 0; sleep 0.1; done 2>/dev/null; exit 1"
+    )
+    made = [directory for directory in OWN_DIRECTORIES if not Path(directory).exists()]
+    return [
+        ["rm", "-f", str(RECORD)],
+        *(["rmdir", directory] for directory in made),
+        ["sh", "-c", remove_cgroups],
+        ["ip", "link", "delete", layout.bridge],
+    ]
+
+
+def write_record(state: Path, undo: list[list[str]], *, supervisor: int | None = None) -> None:
+    """Write down what `clean_what_was_left` needs; `supervisor`: its process id, once it is known."""
+    started = None if supervisor is None else start_time(supervisor)
+    facts = {"state": str(state), "undo": undo, "supervisor": supervisor, "started": started}
+    RECORD.write_text(json.dumps(facts))
+
+
+def clean_what_was_left() -> None:
+    """Undo what a node whose supervisor was killed left. Called with the lock held, so no node runs."""
+    try:
+        record = json.loads(RECORD.read_text())
+    except (OSError, ValueError):
+        return
+    if record["supervisor"] is not None and alive(record["supervisor"], record["started"]):
+        raise NodeUnavailableError(f"process {record['supervisor']} still runs a node without holding {LOCK}")
+    for argv in reversed(record["undo"]):
+        command(*argv, check=False)
+    shutil.rmtree(record["state"], ignore_errors=True)
+
+
+def make_cgroup(name: str) -> None:
+    """The cgroup beneath which the kubelet makes its own, in every hierarchy that is mounted."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        (CGROUPS / name).mkdir()
+        for level in (CGROUPS, CGROUPS / name):
+            for controller in (level / "cgroup.controllers").read_text().split():
+                with suppress(OSError):
+                    (level / "cgroup.subtree_control").write_text(f"+{controller}")
+        return
+    for hierarchy in CGROUPS.iterdir():
+        if hierarchy.is_dir() and not hierarchy.is_symlink() and hierarchy.is_mount():
+            (hierarchy / name).mkdir()
+            for setting in ("cpuset.cpus", "cpuset.mems"):
+                if (hierarchy / setting).exists():
+                    (hierarchy / name / setting).write_text((hierarchy / setting).read_text())

@@ -1,0 +1,70 @@
+"""Processes that end with whoever started them.
+
+Guarantees: a child started with `die_with` is killed by the kernel when its parent *thread* ends, also by
+SIGKILL; so it is only used by single-threaded parents (the supervisor) or from the main thread. A process is told
+from a later one of the same number by its start time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: after a fork nothing may be loaded or allocated at length
+
+
+def _prctl(option: int, argument: int) -> None:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def die_with(parent: int) -> None:
+    """For a fresh fork of `parent`: SIGKILL to this process when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def become_subreaper() -> None:
+    """Orphans among this process's descendants become its children, so that none can slip away by forking twice."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state, parent, ...) on; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return stat[stat.rindex(")") + 2 :].split()  # the name before it may hold anything, also blanks and brackets
+
+
+def start_time(pid: int) -> int | None:
+    """When `pid` was started, in clock ticks since boot; None if there is no such process (a zombie counts as none)."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def alive(pid: int, started: int) -> bool:
+    """Whether the very process that `start_time` was asked about still runs."""
+    found = start_time(pid)
+    return found is not None and found == started
+
+
+def descendants_of(pid: int) -> list[int]:
+    """All live processes beneath `pid`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():  # not /proc/PID/task/TID/children: many kernels are built without it
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))) and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found

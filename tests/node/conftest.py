@@ -1,0 +1,50 @@
+"""A real node for the tests of this folder. Where the machine cannot run one, they are skipped with the reason.
+
+There is one real node per machine at a time, so it is a module's, not the session's: a module that starts nodes of its
+own may stand beside the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.build import programs
+from harness.cluster import Cluster
+from harness.node import Node
+from harness.node_packages import install_packages, why_no_node
+
+_HERE = Path(__file__).parent
+_KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if _HERE in item.path.parents]
+    if mine and (reason := why_no_node()) is not None:
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build and install before the first test's clock starts: the first time it takes minutes."""
+    mine = [item for item in session.items if _HERE in item.path.parents]
+    if not session.config.option.collectonly and any(item.get_closest_marker("skip") is None for item in mine):
+        programs()
+        install_packages()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """The control plane of the module's node, with the controller that watches over nodes."""
+    with Cluster(node_lifecycle=True, keep_logs=_KEEP_LOGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[Node]:
+    """The module's real node, with RuntimeClass `nvidia` and no GPU (see `Node.set_gpus`)."""
+    with Node(cluster, keep_logs=_KEEP_LOGS) as running:
+        running.install_runtime_class()
+        yield running

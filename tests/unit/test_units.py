@@ -1,0 +1,69 @@
+"""Fractions and sizes mean exactly what was written, or are refused with what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sharepod.api.units import (
+    UnitError,
+    format_bytes,
+    format_fraction,
+    parse_fraction,
+    parse_quantity,
+)
+
+
+@given(st.integers(0, 1000))
+def test_every_thousandth_survives_binary_floats_and_text(milli: int) -> None:
+    assert parse_fraction(milli / 1000) == milli
+    assert parse_fraction(format_fraction(milli)) == milli
+
+
+@pytest.mark.parametrize(
+    ("value", "mend"),
+    [
+        (1.4, "with count"),
+        (-0.1, "0 to 1"),
+        (0.1234, "three decimals"),
+        (1.0004, "three decimals"),
+        (float("nan"), "such as 0.4"),
+        (float("inf"), "such as 0.4"),
+        ("half", "such as 0.4"),
+        (True, "such as 0.4"),
+    ],
+)
+def test_a_fraction_that_cannot_be_meant_is_refused_with_the_mend(value: float | str, mend: str) -> None:
+    with pytest.raises(UnitError, match=mend):
+        parse_fraction(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4Gi", 4 << 30),
+        ("1.5Gi", 3 << 29),
+        ("512Mi", 512 << 20),
+        ("1G", 10**9),
+        ("1e9", 10**9),
+        ("4294967296", 1 << 32),
+        (4294967296, 1 << 32),
+        ("100m", 1),
+        ("0", 0),
+        ("1e-3", 1),
+    ],
+)
+def test_quantities_are_read_as_kubernetes_reads_them(text: str | int, size: int) -> None:
+    assert parse_quantity(text) == size
+
+
+@pytest.mark.parametrize("text", ["4 Gi", "4GB", "four", "", "-1Gi", "1e99999", "0x10", "1Gi2", True, "9Ei"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(UnitError):
+        parse_quantity(text)
+
+
+@given(st.integers(0, 1 << 62))
+def test_sizes_survive_being_shown(size: int) -> None:
+    assert parse_quantity(format_bytes(size)) == size
