@@ -1,0 +1,56 @@
+"""Malformed SharePods, each applied with kubectl to a real API server: prints what kubectl answers.
+
+    python benchmarks/refusals.py
+
+Writes build/results/refusals.json: per case, whether it was refused with a message that names the field and the mend.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from cluster.installed import install  # noqa: E402
+from cluster.malformed import CASES, Case  # noqa: E402
+from harness.cluster import Cluster  # noqa: E402
+
+from benchmarks.results import Row, write  # noqa: E402
+
+
+def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
+    """Whether kubectl refused the case as it should, and what it said, without the parts that every refusal has."""
+    answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
+    said = (answer.stdout + answer.stderr).strip()
+    good = answer.returncode != 0 and case.names in said and case.mend in said
+    said = re.sub(r"(?s)^.*?(denied request: |is invalid: \n?(?:\* )?|strict decoding error: )", "", said)
+    return good, re.sub(r"\n\* <nil>.*", "", said)
+
+
+def main() -> int:
+    """0 when every case is refused as it should be."""
+    rows: list[Row] = []
+    with Cluster(scheduler=False) as cluster:
+        install(cluster)
+        begun = time.monotonic()
+        for number, case in enumerate(CASES, start=1):
+            good, said = answer_to(cluster, case)
+            rows.append(Row(case.title, "refused_with_field_and_mend", "bool", int(good)))
+            print(f"{number:3} {case.title}{'' if good else '   <-- NOT AS IT SHOULD BE'}")
+            print(textwrap.fill(said, 116, initial_indent="      ", subsequent_indent="      "), flush=True)
+        seconds = time.monotonic() - begun
+    rows.append(Row("all", "cases", "count", len(CASES)))
+    rows.append(Row("all", "refused_with_field_and_mend", "count", sum(row.value for row in rows[: len(CASES)])))
+    rows.append(Row("all", "time_per_kubectl_apply", "ms", round(1000 * seconds / len(CASES), 1)))
+    write("refusals", rows)
+    return 0 if all(row.value for row in rows[: len(CASES)]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""What a SharePod asks of a GPU, whichever way it is written: the block `spec.gpu` or annotations of a known dialect.
+
+`KEYS` is the one table of annotations. Everything that knows an annotation's name reads it: the translation here, the
+copying of annotations to the Pod, and the admission policy that is generated from it. Guarantees: a SharePod says what
+it wants in one way only (block and annotations together, or one field twice, are refused), an annotation under a known
+prefix is never ignored (an unknown key is refused), and every error names the annotation as the user wrote it.
+
+The usual annotations are `sharepod.dev/gpu-*` and, in manifests written for KubeShare and Gemini,
+`kubeshare/gpu_request`, `gemini/GPUID` and so on; each prefix carries every key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from .gpunode import MemoryIsolation, Mode
+from .objects import GROUP, MAX_GPUS
+from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecError, resolve
+from .units import UnitError, parse_fraction, parse_quantity
+
+PREFIXES = (f"{GROUP}/", "kubeshare/", "gemini/")
+"""Each of them carries every key of `KEYS`."""
+
+FOREIGN_PREFIXES = PREFIXES[1:]
+
+NATIVE_PREFIX = f"{GROUP}/gpu-"
+"""What our own annotations begin with, as they are written in examples and messages."""
+
+STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
+"""What an annotation of a dialect begins with; `sharepod.dev/` alone has other uses too."""
+
+DECIMAL_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})$"
+"""A fraction as an annotation may say it: digits and a point, no sign, exponent or blank."""
+
+BYTES_PATTERN = r"^[0-9]{1,18}$"
+
+UUID_PATTERN = r"^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+
+UUID_SHAPE = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+
+MIN_MEMORY = "1Mi"
+"""Less is a forgotten unit (`memory: 4`), not a size that anything on a GPU fits in."""
+
+MIN_BYTES = parse_quantity(MIN_MEMORY)
+
+MAX_MEMORY = "1Ei"
+"""More than any GPU has, and far from where 64 bits end."""
+
+MAX_LISTED = 64
+
+GPUID_KEY = "GPUID"
+"""A shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName` stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One field of `GpuSpec` and the keys of annotations that say it: our own, and what KubeShare and Gemini call
+    it.
+    """
+
+    field: str
+    native: str
+    foreign: tuple[str, ...] = ()
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Every annotation that sets this field."""
+        return tuple(prefix + key for prefix in PREFIXES for key in (self.native, *self.foreign))
+
+    def usual(self, prefix: str) -> str:
+        """The annotation of this field that a manifest of this prefix would have."""
+        return prefix + (self.foreign[0] if self.foreign and prefix in FOREIGN_PREFIXES else self.native)
+
+
+KEYS: tuple[Key, ...] = (
+    Key(field="request", native="gpu-request", foreign=("gpu_request",)),
+    Key(field="limit", native="gpu-limit", foreign=("gpu_limit",)),
+    Key(field="memory", native="gpu-memory", foreign=("gpu_mem",)),
+    Key(field="count", native="gpu-count"),
+    Key(field="mode", native="gpu-mode"),
+    Key(field="memoryIsolation", native="gpu-memory-isolation"),
+    Key(field="affinity", native="gpu-affinity", foreign=("sched_affinity", GPUID_KEY)),
+    Key(field="antiAffinity", native="gpu-anti-affinity", foreign=("sched_anti-affinity",)),
+    Key(field="exclusion", native="gpu-exclusion", foreign=("sched_exclusion",)),
+    Key(field="placement", native="gpu-placement"),
+    Key(field="uuids", native="gpu-uuids"),
+    Key(field="models", native="gpu-models"),
+)
+
+FIELD_OF: Mapping[str, str] = {annotation: key.field for key in KEYS for annotation in key.annotations}
+"""Annotation to field of `GpuSpec`."""
+
+
+def is_dialect(annotation: str) -> bool:
+    """Whether an annotation belongs to a dialect, known key or not."""
+    return annotation.startswith(STARTS)
+
+
+def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
+    """What a SharePod, as the API server gave it, asks of a GPU: block or annotations, defaults filled.
+
+    Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
+    """
+    spec = sharepod.get("spec") or {}
+    said = annotations_of(sharepod)
+    block = spec.get("gpu")
+    if block is not None and said:
+        raise SpecError(
+            f"metadata.annotations[{min(said)}]",
+            "stands beside a spec.gpu block; keep one of the two",
+        )
+    if spec.get("nodeName") and not asks_for_node(sharepod):
+        raise SpecError(
+            "spec.nodeName",
+            "would go past placement and the scheduler; remove it and use a nodeSelector on kubernetes.io/hostname",
+        )
+    if block is None and not said:
+        raise SpecError("spec.gpu", "is required; write at least request, such as {request: 0.4}, or mode: Exclusive")
+    gpu = _from_block(block) if block is not None else _from_annotations(said)
+    try:
+        request = resolve(gpu)
+        _check(gpu, request)
+    except SpecError as error:
+        raise _as_written(error, said) from None
+    return request
+
+
+def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
+    """The annotations of a SharePod that belong to a dialect. Raises `SpecError` for a key that no dialect knows."""
+    annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
+    said = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
+    for name in sorted(said):
+        if name not in FIELD_OF:
+            prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+            raise SpecError(
+                f"metadata.annotations[{name}]", f"is not known; use one of {known_keys(prefix)}, or remove it"
+            )
+    return said
+
+
+def known_keys(prefix: str) -> str:
+    """The annotations that a manifest of this prefix may have, for a message."""
+    return ", ".join(key.usual(prefix) for key in KEYS)
+
+
+def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
+    """Whether `spec.nodeName` is to be read as required node affinity: only beside a `GPUID`."""
+    return any(name.endswith(f"/{GPUID_KEY}") for name in annotations_of(sharepod))
+
+
+def _from_block(block: Any) -> GpuSpec:
+    try:
+        return GpuSpec.model_validate(block)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise SpecError(f"spec.gpu{path}", f"{first['msg']}; got {first['input']!r}") from None
+
+
+def _from_annotations(said: Mapping[str, str]) -> GpuSpec:
+    values: dict[str, Any] = {}
+    first: dict[str, str] = {}
+    for name, text in sorted(said.items()):
+        field = FIELD_OF[name]
+        if field in first:
+            raise SpecError(
+                f"metadata.annotations[{name}]",
+                f"says the same as annotation {first[field]}; keep one of the two",
+            )
+        first[field] = name
+        try:
+            values[field] = _PARSERS[name.partition("/")[2]](text)
+        except ValueError as error:
+            raise SpecError(f"metadata.annotations[{name}]", str(error)) from None
+    return GpuSpec.model_validate(values)
+
+
+def _check(gpu: GpuSpec, request: GpuRequest) -> None:
+    """What `resolve` leaves open: sizes without a unit and names that no GPU has."""
+    if 0 < len(gpu.uuids) < request.count:
+        raise SpecError(
+            "spec.gpu.uuids",
+            f"names {len(gpu.uuids)} GPUs but count is {request.count}; name at least {request.count}, or none",
+        )
+    if request.memory is not None and request.memory < MIN_BYTES:
+        raise SpecError(
+            "spec.gpu.memory", f"{gpu.memory} is less than {MIN_MEMORY}; write a size with its unit, such as 4Gi"
+        )
+    if request.memory is not None and request.memory > parse_quantity(MAX_MEMORY):
+        raise SpecError("spec.gpu.memory", f"{gpu.memory} is more memory than any GPU has; write a size such as 4Gi")
+    for index, uuid in enumerate(gpu.uuids):
+        if not re.fullmatch(UUID_PATTERN, uuid):
+            raise SpecError(f"spec.gpu.uuids[{index}]", _no_uuid(uuid))
+
+
+def _as_written(error: SpecError, said: Mapping[str, str]) -> SpecError:
+    """An error about a field of the block, told of the annotation that said it or that would have to."""
+    if not said or not error.field.startswith("spec.gpu."):
+        return error
+    field = re.split(r"[.\[]", error.field)[2]
+    key = next(key for key in KEYS if key.field == field)
+    name = next((name for name in key.annotations if name in said), None)
+    if name is None:
+        used = (prefix for prefix in FOREIGN_PREFIXES if any(name.startswith(prefix) for name in said))
+        name = key.usual(next(used, PREFIXES[0]))
+    return SpecError(f"metadata.annotations[{name}]", error.message)
+
+
+def _fraction(text: str) -> float:
+    if not re.fullmatch(DECIMAL_PATTERN, text):
+        raise ValueError(f'"{text}" is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"')
+    try:
+        return parse_fraction(text) / 1000
+    except UnitError as error:
+        raise ValueError(str(error)) from None
+
+
+def _quantity(text: str) -> str:
+    try:
+        parse_quantity(text)
+    except UnitError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _bytes(text: str) -> int:
+    if not re.fullmatch(BYTES_PATTERN, text):
+        raise ValueError(
+            f'"{text}" is not a number of bytes; write digits only, such as "4294967296", '
+            f"or use annotation {NATIVE_PREFIX}memory, which takes 4Gi"
+        )
+    if int(text) < MIN_BYTES:
+        raise ValueError(f"{text} is less than {MIN_MEMORY}; write the size in bytes, such as 4294967296")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_GPUS:
+        raise ValueError(f'"{text}" is not a number of GPUs; write a whole number from 1 to {MAX_GPUS}')
+    return int(text)
+
+
+def _label(text: str) -> str:
+    if not re.fullmatch(LABEL_PATTERN, text):
+        raise ValueError(
+            f'"{text}" is not a label; write up to 63 letters, digits, ".", "_" and "-", '
+            "beginning and ending with a letter or digit"
+        )
+    return text
+
+
+def _choice(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f'"{text}" is not known; write {" or ".join(choices)}')
+        return text
+
+    return parse
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(names) > MAX_LISTED:
+        raise ValueError(f'"{text}" is not a list of names; write up to {MAX_LISTED} names with commas between them')
+    return names
+
+
+def _uuids(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        if not re.fullmatch(UUID_PATTERN, name):
+            raise ValueError(_no_uuid(name))
+    return names
+
+
+def _no_uuid(text: str) -> str:
+    return f'"{text}" is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}'
+
+
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "gpu-request": _fraction,
+    "gpu_request": _fraction,
+    "gpu-limit": _fraction,
+    "gpu_limit": _fraction,
+    "gpu-memory": _quantity,
+    "gpu_mem": _bytes,
+    "gpu-count": _count,
+    "gpu-mode": _choice(*Mode),
+    "gpu-memory-isolation": _choice(*MemoryIsolation),
+    "gpu-affinity": _label,
+    "sched_affinity": _label,
+    GPUID_KEY: _label,
+    "gpu-anti-affinity": _label,
+    "sched_anti-affinity": _label,
+    "gpu-exclusion": _label,
+    "sched_exclusion": _label,
+    "gpu-placement": _choice(*PlacementPolicy),
+    "gpu-uuids": _uuids,
+    "gpu-models": _names,
+}
+"""What each key's value is read with."""

@@ -1,0 +1,213 @@
+"""The Pod that runs a SharePod. Pure: a SharePod and an assignment in, a manifest out.
+
+Guarantees, whatever the SharePod says: the Pod is pinned to the assigned node by node affinity, so that the scheduler
+still makes every check of its own; each container and init container sees the assigned GPUs and no others, has the
+tenant's volume and, unless the SharePod is Exclusive, preloads the hook; the SharePod is its controller. What cannot
+be kept is refused with `SpecError`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .dialects import asks_for_node, effective, is_dialect
+from .gpunode import Mode
+from .objects import (
+    API_VERSION,
+    CSI_DRIVER,
+    GROUP,
+    PRELOAD_FILE,
+    PRELOAD_PATH,
+    TENANT_LABEL,
+    VOLUME_MOUNT_PATH,
+    VOLUME_NAME,
+)
+from .sharepod import KIND, SpecError
+
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+DEFAULT_CAPABILITIES = "compute,utility"
+
+CDI_PREFIX = "cdi.k8s.io/"
+"""Annotations by which a container runtime hands devices to a pod, past everything here."""
+
+GPU_RESOURCE_PATTERN = r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$"
+"""Resources of NVIDIA's device plugin: whole GPUs, its replicas and MIG slices."""
+
+RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSettings:
+    """What the cluster's admin decides about every Pod. Empty `runtime_class`: the nodes' default runtime is
+    NVIDIA's.
+    """
+
+    runtime_class: str = "nvidia"
+    tolerations: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
+
+
+def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
+    """The PodSpec that a SharePod asks for, before it has a node: what placement has to satisfy.
+
+    Without the gpu block; with the configured tolerations; `nodeName` beside a GPUID is required node affinity.
+    """
+    spec: dict[str, Any] = copy.deepcopy(dict(sharepod.get("spec") or {}))
+    spec.pop("gpu", None)
+    node_name = spec.pop("nodeName", None)
+    if node_name and asks_for_node(sharepod):
+        require_node(spec, node_name)
+    tolerations = spec.get("tolerations") or []
+    missing = [dict(toleration) for toleration in settings.tolerations if toleration not in tolerations]
+    if tolerations or missing:
+        spec["tolerations"] = [*tolerations, *missing]
+    return spec
+
+
+def build_pod(
+    sharepod: Mapping[str, Any], assignment_node: str, uuids: Sequence[str], settings: PodSettings
+) -> dict[str, Any]:
+    """The manifest of the Pod for `sharepod` (as the API server gave it) on `assignment_node` with the GPUs `uuids`.
+
+    Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
+    the device plugin, our volume's name or mount paths taken.
+    """
+    request = effective(sharepod)
+    check_pod_fields(sharepod, settings)
+    spec = requested_pod_spec(sharepod, settings)
+    require_node(spec, assignment_node)
+    if settings.runtime_class:
+        spec["runtimeClassName"] = settings.runtime_class
+    spec["volumes"] = [
+        *(spec.get("volumes") or []),
+        {"name": VOLUME_NAME, "csi": {"driver": CSI_DRIVER, "readOnly": True}},
+    ]
+    visible = ",".join(uuids)
+    for field in ("initContainers", "containers"):
+        if spec.get(field):
+            spec[field] = [
+                _with_gpu(container, visible, hook=request.mode is not Mode.EXCLUSIVE) for container in spec[field]
+            ]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
+
+
+def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None:
+    """Refuses, with `SpecError`, what a Pod with shared GPUs cannot have.
+
+    The admission policy refuses the same at once, but for the runtime class, which it cannot know.
+    """
+    for name in sharepod["metadata"].get("annotations") or {}:
+        if name.startswith(CDI_PREFIX):
+            raise SpecError(
+                f"metadata.annotations[{name}]",
+                "would hand devices to the pod past SharePod; remove it and use spec.gpu",
+            )
+    spec = sharepod.get("spec") or {}
+    own = spec.get("runtimeClassName")
+    if own and settings.runtime_class and own != settings.runtime_class:
+        raise SpecError(
+            "spec.runtimeClassName",
+            f"{own} would not attach the GPU; remove it (SharePods run with runtime class {settings.runtime_class})",
+        )
+    if spec.get("ephemeralContainers"):
+        raise SpecError(
+            "spec.ephemeralContainers", "cannot be set on a new pod; remove it and use kubectl debug once the pod runs"
+        )
+    for index, volume in enumerate(spec.get("volumes") or []):
+        if volume.get("name") == VOLUME_NAME:
+            raise SpecError(
+                f"spec.volumes[{index}].name", f"{VOLUME_NAME} is the name of SharePod's own volume; choose another"
+            )
+        if (volume.get("csi") or {}).get("driver") == CSI_DRIVER:
+            raise SpecError(
+                f"spec.volumes[{index}].csi.driver", f"{CSI_DRIVER} is added to the pod by itself; remove this volume"
+            )
+    for field in ("initContainers", "containers"):
+        for index, container in enumerate(spec.get(field) or []):
+            _check_container(f"spec.{field}[{index}]", container)
+
+
+def _check_container(path: str, container: Mapping[str, Any]) -> None:
+    for kind, amounts in (container.get("resources") or {}).items():
+        if kind in ("limits", "requests"):
+            for resource in amounts or {}:
+                if re.match(GPU_RESOURCE_PATTERN, resource):
+                    raise SpecError(
+                        f"{path}.resources.{kind}[{resource}]",
+                        "takes GPUs from the device plugin; remove it and write spec.gpu.count, "
+                        "with request or mode: Exclusive",
+                    )
+    for index, mount in enumerate(container.get("volumeMounts") or []):
+        if re.match(RESERVED_MOUNT_PATTERN, mount.get("mountPath", "")):
+            raise SpecError(
+                f"{path}.volumeMounts[{index}].mountPath",
+                f"{mount['mountPath']} is where SharePod mounts its hook; mount this volume elsewhere",
+            )
+
+
+def require_node(spec: dict[str, Any], node: str) -> None:
+    """Pins a PodSpec to a node by required node affinity, in place.
+
+    `nodeSelectorTerms` are alternatives, so the pin goes into each of them; an empty term matches nothing and stays so.
+    """
+    pin = {"key": "metadata.name", "operator": "In", "values": [node]}
+    affinity = spec["affinity"] = dict(spec.get("affinity") or {})
+    node_affinity = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or []
+    pinned = [
+        {**term, "matchFields": [*(term.get("matchFields") or []), pin]} if _selects(term) else term for term in terms
+    ]
+    node_affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {
+        "nodeSelectorTerms": pinned if terms else [{"matchFields": [pin]}],
+    }
+
+
+def _selects(term: Mapping[str, Any]) -> bool:
+    return bool(term.get("matchExpressions") or term.get("matchFields"))
+
+
+def _with_gpu(container: Mapping[str, Any], visible: str, *, hook: bool) -> dict[str, Any]:
+    """The container with its GPUs and the tenant's volume. Ours come first in env, so that the user's may refer to
+    them.
+    """
+    own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
+    env: list[Mapping[str, Any]] = [{"name": VISIBLE_DEVICES, "value": visible}]
+    if all(variable.get("name") != DRIVER_CAPABILITIES for variable in own):
+        env.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})
+    mounts = [{"name": VOLUME_NAME, "mountPath": VOLUME_MOUNT_PATH, "readOnly": True}]
+    if hook:
+        mounts.append({"name": VOLUME_NAME, "mountPath": PRELOAD_PATH, "subPath": PRELOAD_FILE, "readOnly": True})
+    return {**container, "env": [*env, *own], "volumeMounts": [*(container.get("volumeMounts") or []), *mounts]}
+
+
+def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = sharepod["metadata"]
+    labels = {name: value for name, value in (metadata.get("labels") or {}).items() if _copied(name)}
+    annotations = {name: value for name, value in (metadata.get("annotations") or {}).items() if _copied(name)}
+    result: dict[str, Any] = {
+        "name": metadata["name"],
+        "namespace": metadata["namespace"],
+        "labels": {**labels, TENANT_LABEL: metadata["uid"]},
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+    if annotations:
+        result["annotations"] = annotations
+    return result
+
+
+def _copied(name: str) -> bool:
+    return not (name.startswith(("kubectl.kubernetes.io/", f"{GROUP}/")) or is_dialect(name))

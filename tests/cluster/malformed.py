@@ -1,0 +1,343 @@
+"""SharePods that cannot be meant, with the field that each refusal has to name and the mend that it has to offer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CONTAINER: Mapping[str, Any] = {"name": "main", "image": "cuda", "command": ["sleep", "1"]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`names` and `mend` are texts that the refusal has to contain."""
+
+    title: str
+    names: str
+    mend: str
+    gpu: Mapping[str, Any] | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    container: Mapping[str, Any] = field(default_factory=dict)
+
+    def manifest(self, name: str = "malformed") -> dict[str, Any]:
+        """The SharePod as a user would apply it."""
+        metadata: dict[str, Any] = {"name": name, "namespace": "default"}
+        if self.annotations:
+            metadata["annotations"] = dict(self.annotations)
+        spec: dict[str, Any] = {"containers": [{**CONTAINER, **self.container}], **self.pod}
+        if self.gpu is not None:
+            spec["gpu"] = dict(self.gpu)
+        return {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": metadata, "spec": spec}
+
+
+UUID = "GPU-0a1b2c3d-0000-0000-0000-000000000001"
+SHARE = {"request": 0.4}
+
+BLOCKS: tuple[Case, ...] = (
+    Case("more than one GPU", "spec.gpu.request", "count: 2 with request 0.7", {"request": 1.4}),
+    Case("percent", "spec.gpu.request", "write 0 to 1", {"request": 40}),
+    Case("negative request", "spec.gpu.request", "write a fraction of a GPU, 0 to 1", {"request": -0.1}),
+    Case("finer than a thousandth", "spec.gpu.request", "such as 0.333", {"request": 0.3333}),
+    Case("fraction as text", "spec.gpu.request", "must be of type number", {"request": "0.4"}),
+    Case("limit over one", "spec.gpu.limit", "count: 2 with limit 0.75", {"request": 0.5, "limit": 1.5}),
+    Case(
+        "limit under request",
+        "spec.gpu.limit",
+        "0.3 is less than the request 0.5; write that or more",
+        {"request": 0.5, "limit": 0.3},
+    ),
+    Case("limit of nothing", "spec.gpu.limit", "write at least 0.001", {"request": 0, "limit": 0, "memory": "1Gi"}),
+    Case("no request", "spec.gpu.request", "such as 0.4, or use mode: Exclusive", {"memory": "4Gi"}),
+    Case("best effort without memory", "spec.gpu.memory", "write a size such as 4Gi", {"request": 0}),
+    Case(
+        "exclusive with request",
+        "spec.gpu.request",
+        "leave request out or use mode: Shared",
+        {"mode": "Exclusive", "request": 0.5},
+    ),
+    Case(
+        "exclusive with limit",
+        "spec.gpu.limit",
+        "leave limit out or use mode: Shared",
+        {"mode": "Exclusive", "limit": 0.5},
+    ),
+    Case(
+        "exclusive with memory",
+        "spec.gpu.memory",
+        "leave memory out or use mode: Shared",
+        {"mode": "Exclusive", "memory": "4Gi"},
+    ),
+    Case(
+        "memory of no unit known",
+        "spec.gpu.memory",
+        "4Gi, 512Mi or a number of bytes",
+        {"request": 0.4, "memory": "4GB"},
+    ),
+    Case("memory without its unit", "spec.gpu.memory", "with its unit, such as 4Gi", {"request": 0.4, "memory": 4}),
+    Case("negative memory", "spec.gpu.memory", "such as 4Gi", {"request": 0.4, "memory": "-4Gi"}),
+    Case("memory beyond all GPUs", "spec.gpu.memory", "such as 4Gi", {"request": 0.4, "memory": "2Ei"}),
+    Case("no GPU at all", "spec.gpu.count", "greater than or equal to 1", {"request": 0.4, "count": 0}),
+    Case("too many GPUs", "spec.gpu.count", "less than or equal to 16", {"request": 0.4, "count": 17}),
+    Case("unknown mode", "spec.gpu.mode", '"Shared", "Exclusive"', {"request": 0.4, "mode": "shared"}),
+    Case(
+        "unknown isolation",
+        "spec.gpu.memoryIsolation",
+        '"Enforced", "None"',
+        {"request": 0.4, "memoryIsolation": "Soft"},
+    ),
+    Case("unknown placement", "spec.gpu.placement", '"Binpack", "Spread"', {"request": 0.4, "placement": "Pack"}),
+    Case("affinity that is no label", "spec.gpu.affinity", "letters, digits", {"request": 0.4, "affinity": "a b"}),
+    Case(
+        "anti-affinity that is no label",
+        "spec.gpu.antiAffinity",
+        "letters, digits",
+        {"request": 0.4, "antiAffinity": "-a"},
+    ),
+    Case(
+        "exclusion that is too long",
+        "spec.gpu.exclusion",
+        "may not be more than 63",
+        {"request": 0.4, "exclusion": "x" * 64},
+    ),
+    Case("index as UUID", "spec.gpu.uuids[0]", "nvidia-smi -L", {"request": 0.4, "uuids": ["0"]}),
+    Case(
+        "fewer UUIDs than GPUs",
+        "spec.gpu.uuids",
+        "name at least 2, or none",
+        {"request": 0.4, "count": 2, "uuids": [UUID]},
+    ),
+    Case("misspelt field", "spec.gpu.requst", "unknown field", {"requst": 0.4}),
+)
+
+PODS: tuple[Case, ...] = (
+    Case("neither block nor annotations", "spec.gpu", "such as {request: 0.4}"),
+    Case(
+        "a whole GPU of the device plugin",
+        "spec.containers[main].resources.limits[nvidia.com/gpu]",
+        "write spec.gpu.count",
+        SHARE,
+        container={"resources": {"limits": {"nvidia.com/gpu": 1}}},
+    ),
+    Case(
+        "a MIG slice",
+        "resources.requests[nvidia.com/mig-1g.5gb]",
+        "write spec.gpu.count",
+        SHARE,
+        container={"resources": {"requests": {"nvidia.com/mig-1g.5gb": 1}}},
+    ),
+    Case(
+        "a node by name", "spec.nodeName", "nodeSelector on kubernetes.io/hostname", SHARE, pod={"nodeName": "node-0"}
+    ),
+    Case(
+        "our volume's name",
+        "spec.volumes",
+        "choose another",
+        SHARE,
+        pod={"volumes": [{"name": "sharepod-gpu", "emptyDir": {}}]},
+    ),
+    Case(
+        "our volume's driver",
+        "spec.volumes[mine]",
+        "remove this volume",
+        SHARE,
+        pod={"volumes": [{"name": "mine", "csi": {"driver": "gpu.sharepod.dev"}}]},
+    ),
+    Case(
+        "our mount path",
+        "spec.containers[main].volumeMounts",
+        "mount this volume elsewhere",
+        SHARE,
+        container={"volumeMounts": [{"name": "x", "mountPath": "/etc/ld.so.preload"}]},
+    ),
+    Case(
+        "below our mount path",
+        "spec.containers[main].volumeMounts",
+        "mount this volume elsewhere",
+        SHARE,
+        container={"volumeMounts": [{"name": "x", "mountPath": "/var/run/sharepod/limits"}]},
+    ),
+    Case(
+        "a device by annotation",
+        "metadata.annotations[cdi.k8s.io/x]",
+        "remove it",
+        SHARE,
+        annotations={"cdi.k8s.io/x": "nvidia.com/gpu=all"},
+    ),
+    Case(
+        "debug container in a new pod",
+        "spec.ephemeralContainers",
+        "kubectl debug",
+        SHARE,
+        pod={"ephemeralContainers": [{"name": "debug", "image": "busybox"}]},
+    ),
+    Case("no containers", "spec.containers", "Required value", SHARE, pod={"containers": None}),
+)
+
+ANNOTATIONS: tuple[Case, ...] = (
+    Case("block and annotations", "gemini/gpu_request", "keep one of the two", SHARE, {"gemini/gpu_request": "0.5"}),
+    Case(
+        "one field in two dialects",
+        "kubeshare/gpu_request",
+        "keep one of the two",
+        annotations={"gemini/gpu_request": "0.5", "kubeshare/gpu_request": "0.5"},
+    ),
+    Case(
+        "affinity and GPUID",
+        "kubeshare/GPUID",
+        "keep one of the two",
+        annotations={"kubeshare/gpu_request": "0.5", "kubeshare/GPUID": "a", "kubeshare/sched_affinity": "b"},
+    ),
+    Case(
+        "misspelt key",
+        "kubeshare/gpu_requst",
+        "use one of kubeshare/gpu_request",
+        annotations={"kubeshare/gpu_requst": "0.5"},
+    ),
+    Case(
+        "misspelt native key",
+        "sharepod.dev/gpu-mem",
+        "use one of sharepod.dev/gpu-request",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-mem": "4Gi"},
+    ),
+    Case("percent sign", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": "50%"}),
+    Case("exponent", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": "5e-1"}),
+    Case("empty request", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_request": ""}),
+    Case(
+        "more than one GPU, annotated",
+        "gemini/gpu_request",
+        "ask for several GPUs with count",
+        annotations={"gemini/gpu_request": "1.5"},
+    ),
+    Case(
+        "finer than a thousandth, annotated",
+        "kubeshare/gpu_limit",
+        "such as 0.667",
+        annotations={"kubeshare/gpu_request": "0.5", "kubeshare/gpu_limit": "0.6667"},
+    ),
+    Case(
+        "limit under request, annotated",
+        "kubeshare/gpu_limit",
+        "write 0.5 or more",
+        annotations={"kubeshare/gpu_request": "0.5", "kubeshare/gpu_limit": "0.4"},
+    ),
+    Case(
+        "limit of nothing, annotated",
+        "kubeshare/gpu_limit",
+        "write at least 0.001",
+        annotations={"kubeshare/gpu_request": "0", "kubeshare/gpu_limit": "0.0", "kubeshare/gpu_mem": "4294967296"},
+    ),
+    Case(
+        "bytes with a unit",
+        "gemini/gpu_mem",
+        "sharepod.dev/gpu-memory",
+        annotations={"gemini/gpu_request": "0.5", "gemini/gpu_mem": "4Gi"},
+    ),
+    Case(
+        "few bytes",
+        "gemini/gpu_mem",
+        "in bytes, such as 4294967296",
+        annotations={"gemini/gpu_request": "0.5", "gemini/gpu_mem": "4096"},
+    ),
+    Case(
+        "no quantity",
+        "sharepod.dev/gpu-memory",
+        "4Gi, 512Mi",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-memory": "4 GB"},
+    ),
+    Case(
+        "best effort without memory, foreign",
+        "kubeshare/gpu_mem",
+        "such as 4294967296",
+        annotations={"kubeshare/gpu_request": "0"},
+    ),
+    Case(
+        "best effort without memory, native",
+        "sharepod.dev/gpu-memory",
+        "such as 4Gi",
+        annotations={"sharepod.dev/gpu-request": "0.0"},
+    ),
+    Case("no request, foreign", "gemini/gpu_request", 'such as "0.4"', annotations={"gemini/gpu_limit": "0.5"}),
+    Case(
+        "no request, native",
+        "sharepod.dev/gpu-request",
+        'such as "0.4"',
+        annotations={"sharepod.dev/gpu-memory": "4Gi"},
+    ),
+    Case(
+        "exclusive with request, annotated",
+        "sharepod.dev/gpu-request",
+        "mode: Shared",
+        annotations={"sharepod.dev/gpu-mode": "Exclusive", "sharepod.dev/gpu-request": "0.5"},
+    ),
+    Case(
+        "count that is no number",
+        "sharepod.dev/gpu-count",
+        "a whole number from 1 to 16",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-count": "two"},
+    ),
+    Case(
+        "count too large",
+        "sharepod.dev/gpu-count",
+        "a whole number from 1 to 16",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-count": "17"},
+    ),
+    Case(
+        "unknown mode, annotated",
+        "sharepod.dev/gpu-mode",
+        "Shared or Exclusive",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-mode": "exclusive"},
+    ),
+    Case(
+        "unknown isolation, annotated",
+        "sharepod.dev/gpu-memory-isolation",
+        "Enforced or None",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-memory-isolation": "off"},
+    ),
+    Case(
+        "unknown placement, annotated",
+        "sharepod.dev/gpu-placement",
+        "Binpack or Spread",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-placement": "tight"},
+    ),
+    Case(
+        "label with a blank, annotated",
+        "kubeshare/sched_anti-affinity",
+        "up to 63 letters, digits",
+        annotations={"kubeshare/gpu_request": "0.5", "kubeshare/sched_anti-affinity": "a b"},
+    ),
+    Case(
+        "GPUID that is no label",
+        "kubeshare/GPUID",
+        "up to 63 letters, digits",
+        annotations={"kubeshare/gpu_request": "0.5", "kubeshare/GPUID": "a/b"},
+    ),
+    Case(
+        "empty list of models",
+        "sharepod.dev/gpu-models",
+        "commas between them",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-models": "A100,,H100"},
+    ),
+    Case(
+        "no UUID, annotated",
+        "sharepod.dev/gpu-uuids",
+        "nvidia-smi -L",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-uuids": UUID + ", 1"},
+    ),
+    Case(
+        "fewer UUIDs than GPUs, annotated",
+        "sharepod.dev/gpu-uuids",
+        "name at least 2, or none",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-count": "2", "sharepod.dev/gpu-uuids": UUID},
+    ),
+    Case(
+        "a node by name without GPUID",
+        "spec.nodeName",
+        "nodeSelector on kubernetes.io/hostname",
+        annotations={"kubeshare/gpu_request": "0.5"},
+        pod={"nodeName": "node-0"},
+    ),
+)
+
+CASES = BLOCKS + PODS + ANNOTATIONS

@@ -1,0 +1,118 @@
+"""SharePod installed on a test cluster: everything of `manifests/`, with operator and agent as processes.
+
+Guarantees: operator and agents act as exactly the ServiceAccounts of the manifests, with tokens as a kubelet would
+mount them (an agent's bound to its Node), so that their RBAC and the policies are in force. Every process ends with
+the cluster, or with the node that it runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from .api import ApiError, Object
+from .cluster import Cluster, free_ports, wait_until
+from .node import Node
+from .services import Service
+
+NAMESPACE = "sharepod-system"
+POOL_LABEL = "sharepod.dev/pool"
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+GROUP = "/apis/sharepod.dev/v1alpha1"
+SHAREPODS = f"{GROUP}/namespaces/default/sharepods"
+
+_PROGRAMS = Path(sys.executable).parent
+
+
+def install(cluster: Cluster) -> None:
+    """All of `manifests/` but the operator's Deployment and the agent's DaemonSet, and wait until it is in force."""
+    rendered = cluster.kubectl("kustomize", str(MANIFESTS)).stdout
+    documents = list(yaml.load_all(rendered, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    chosen = [one for one in documents if one["kind"] not in ("Deployment", "DaemonSet")]
+    cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(chosen), timeout=60)
+    await_in_force(cluster)
+
+
+def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
+    """Wait until both kinds are served and policies rule on them; the binding asked for here is applied last."""
+    unmeant: Object = {
+        "apiVersion": "sharepod.dev/v1alpha1",
+        "kind": "SharePod",
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "main", "image": "x"}]},
+    }
+
+    def ruled() -> bool:
+        try:
+            cluster.api.get(f"{GROUP}/gpunodes")
+            cluster.api.create(SHAREPODS, unmeant, dryRun="All")
+        except ApiError as error:
+            return "sharepod-request" in error.message
+        return False  # a SharePod without spec.gpu was let through
+
+    wait_until(ruled, what="manifests in force", timeout=timeout, interval=0.1)
+
+
+class Installation:
+    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with what kubectl printed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.ports: dict[str, int] = {}
+        """Of each process by its name: where it serves `/metrics` on loopback."""
+        install(cluster)
+        cluster.await_service_account(NAMESPACE, "sharepod-operator")
+        cluster.await_service_account(NAMESPACE, "sharepod-agent")
+
+    def start_operator(self, name: str = "operator", *, env: Mapping[str, str] | None = None) -> Service:
+        """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
+        token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")
+        health, metrics = free_ports(2)
+        self.ports[name] = metrics
+        settings = {
+            "SHAREPOD_KUBECONFIG": str(self.cluster.kubeconfig_for(token, name=name)),
+            "SHAREPOD_IDENTITY": name,
+            "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
+            "SHAREPOD_HEALTH_PORT": str(health),
+            "SHAREPOD_METRICS_PORT": str(metrics),
+        }
+        return self.cluster.services.start(
+            name, [_PROGRAMS / "sharepod-operator"], env={**os.environ, **settings, **(env or {})}
+        )
+
+    def add_to_pool(self, node: str, pool: str = "dedicated") -> None:
+        """Label a Node, so that the operator takes it as ours."""
+        self.cluster.kubectl("label", "node", node, f"{POOL_LABEL}={pool}", "--overwrite")
+
+    def start_agent(
+        self, node: Node, inventory: Path, name: str = "agent", *, env: Mapping[str, str] | None = None
+    ) -> Service:
+        """Start the agent of `node` with simulated GPUs; its log is `name`.log of the node."""
+        settings = self._agent_settings(node.name, inventory, name)
+        return node.start(name, [_PROGRAMS / "sharepod-agent"], env={**os.environ, **settings, **(env or {})})
+
+    def start_agent_process(
+        self, node: str, inventory: Path, *, state: Path, kubelet_root: Path, name: str = "agent"
+    ) -> Service:
+        """Start the agent of a node that has no kubelet, as a process of this user with directories of its own."""
+        settings = self._agent_settings(node, inventory, name) | {
+            "SHAREPOD_AGENT_STATE_DIR": str(state),
+            "SHAREPOD_AGENT_KUBELET_ROOT": str(kubelet_root),
+        }
+        return self.cluster.services.start(name, [_PROGRAMS / "sharepod-agent"], env={**os.environ, **settings})
+
+    def _agent_settings(self, node: str, inventory: Path, name: str) -> dict[str, str]:
+        token = self.cluster.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node)
+        (metrics,) = free_ports(1)
+        self.ports[name] = metrics
+        return {
+            "SHAREPOD_AGENT_KUBECONFIG": str(self.cluster.kubeconfig_for(token, name=f"{name}-{node}")),
+            "SHAREPOD_AGENT_NODE_NAME": node,
+            "SHAREPOD_AGENT_INVENTORY_FILE": str(inventory),
+            "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
+            "SHAREPOD_AGENT_HTTP_PORT": str(metrics),
+        }
