@@ -1,0 +1,105 @@
+"""Decides where a SharePod goes. Reads the cluster and changes nothing; the same cluster and request give the same
+answer.
+
+In order: nodes are filtered, then GPUs by affinity, exclusion, anti-affinity, time and memory; what is left is scored.
+A member of an affinity group that runs already names the GPUs for all that follow; they go there or wait. Where nothing
+is left, the answer says for each group of nodes or GPUs why, and what would help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sharepod.api.units import Bytes
+
+from . import gpu_filters, node_filters
+from .accounts import GpuAccount, NodeAccount
+from .cluster import Cluster, Group
+from .explain import explain
+from .model import Assignment, Refusal, Request, label_key
+from .score import Cost, score_for
+
+QueueKey = tuple[int, str, str, str]
+
+_NODE_CHECKS = tuple(check.passes for check in node_filters.STATIC + node_filters.DYNAMIC)
+
+
+def queue_key(request: Request) -> QueueKey:
+    """Sorts requests into the order in which they are placed: priority, then age, then name."""
+    return (-request.priority, request.created, request.namespace, request.name)
+
+
+def place(cluster: Cluster, request: Request) -> Assignment | Refusal:
+    """A place for the request, or why there is none."""
+    return find(cluster, request) or explain(cluster, request, fits=lambda other: find(cluster, other) is not None)
+
+
+def find(cluster: Cluster, request: Request) -> Assignment | None:
+    """As `place`, without saying why not: a fraction of its cost where there is no place."""
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    groups = cluster.groups(key) if key is not None else ()
+    score = score_for(request, first_of_group=key is not None and not groups)
+    best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
+    for node, candidates in _candidates(cluster, request, groups):
+        if len(candidates) > request.gpu.count:
+            ranked = sorted(candidates, key=lambda gpu: (score.gpu(gpu, request), gpu.index, gpu.state.uuid))
+            candidates = ranked[: request.gpu.count]
+        cost = score.node(node, candidates, request)
+        if best is None or (cost, node.name) < best[:2]:
+            best = cost, node.name, candidates
+    return None if best is None else _assignment(best[1], best[2], request)
+
+
+def _candidates(
+    cluster: Cluster, request: Request, groups: Sequence[Group]
+) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
+    """Nodes that pass with those of their GPUs that pass, where they are enough. Where the affinity group has GPUs,
+    these and no others."""
+    # All have to pass, so their order is free: time and memory, which fail most often, come first.
+    checks = tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
+    for name, uuids in groups:
+        group_node = cluster.node(name)
+        if group_node is None or len(uuids) != request.gpu.count or not _node_passes(group_node, request):
+            continue
+        members = [gpu for gpu in group_node.gpus if gpu.state.uuid in uuids]
+        if len(members) == len(uuids) and all(_gpu_passes(gpu, checks) for gpu in members):
+            yield group_node, members
+    if groups:
+        return
+    for node in cluster.nodes():
+        passing = _passing(node, request, checks)
+        if len(passing) >= request.gpu.count and _node_passes(node, request):
+            yield node, passing
+
+
+def _passing(node: NodeAccount, request: Request, checks: Sequence[gpu_filters.Passes]) -> list[GpuAccount]:
+    """The GPUs of a node that pass; of idle ones of a kind as many as can be used, for the next are no better."""
+    if request.gpu.uuids:
+        return [gpu for gpu in node.gpus if _gpu_passes(gpu, checks)]
+    passing: list[GpuAccount] = []
+    for kind in node.kinds():
+        if _gpu_passes(kind[0], checks):
+            passing += kind[: request.gpu.count]
+    return passing
+
+
+def _gpu_passes(gpu: GpuAccount, checks: Sequence[gpu_filters.Passes]) -> bool:
+    for check in checks:  # noqa: SIM110 a generator costs as much as the checks
+        if not check(gpu):
+            return False
+    return True
+
+
+def _node_passes(node: NodeAccount, request: Request) -> bool:
+    for passes in _NODE_CHECKS:  # noqa: SIM110 as above
+        if not passes(node, request):
+            return False
+    return True
+
+
+def _assignment(node: str, gpus: Sequence[GpuAccount], request: Request) -> Assignment:
+    """On GPUs of different size a share without `memory` gets on each what it would get on the smallest: one tenant has
+    one amount on all of its GPUs."""
+    ordered = sorted(gpus, key=lambda gpu: (gpu.index, gpu.state.uuid))
+    memory = min(request.gpu.memory_on(gpu.state.memory) for gpu in ordered)
+    return Assignment(node=node, gpus=tuple(gpu.state.uuid for gpu in ordered), memory=Bytes(memory))

@@ -1,0 +1,273 @@
+"""The values that placement works with. All are frozen: a decision can be kept, compared and repeated.
+
+Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Labels of a SharePod act
+within its namespace, so they are compared as `LabelKey`, never as bare text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sharepod.api.gpunode import MemoryIsolation, Mode, SchedulingLabels, Tenant, TenantState
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
+
+LabelKey = tuple[str, str]
+"""Namespace and label: what a scheduling label is compared by."""
+
+NO_LABELS = SchedulingLabels()
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What pods take of a node, or what a node has for them. `extended`: every other resource by name, such as
+    `ephemeral-storage`, `hugepages-2Mi` or `rdma/hca`, in whole units."""
+
+    cpu_milli: int = 0
+    memory: int = 0
+    extended: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(self.cpu_milli + other.cpu_milli, self.memory + other.memory, self._merged(other, 1))
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(self.cpu_milli - other.cpu_milli, self.memory - other.memory, self._merged(other, -1))
+
+    def _merged(self, other: Resources, sign: int) -> Mapping[str, int]:
+        if not other.extended:
+            return self.extended
+        merged = dict(self.extended)
+        for name, amount in other.extended.items():
+            merged[name] = merged.get(name, 0) + sign * amount
+        return {name: amount for name, amount in merged.items() if amount}
+
+    def at_least(self, other: Resources) -> Resources:
+        """The larger of the two, resource by resource."""
+        extended = self.extended
+        if other.extended:
+            names = {**self.extended, **other.extended}
+            extended = {name: max(self.extended.get(name, 0), other.extended.get(name, 0)) for name in names}
+        return Resources(max(self.cpu_milli, other.cpu_milli), max(self.memory, other.memory), extended)
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """As in a PodSpec: an empty `key` with `Exists` stands for every taint, an empty `effect` for every effect."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequirement:
+    """One `matchExpressions` or `matchFields` entry. `operator`: In, NotIn, Exists, DoesNotExist, Gt, Lt."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelectorTerm:
+    """One term of required node affinity: all of its requirements hold. A term without any matches no node."""
+
+    expressions: tuple[NodeRequirement, ...] = ()
+    fields: tuple[NodeRequirement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodNeeds:
+    """What a PodSpec asks of its node, as far as placement looks. `node_affinity_terms` are alternatives; none of them:
+    any node."""
+
+    resources: Resources = Resources()
+    node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
+    node_affinity_terms: tuple[NodeSelectorTerm, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One physical GPU. `memory`: bytes that tenants can have. Where it is not `available`, `reason` says why in a few
+    words that fit after "because": "MIG is on", "it is unhealthy: Xid 79"."""
+
+    uuid: GpuUuid
+    index: int
+    model: str
+    memory: Bytes
+    available: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """One node. `unavailable`: why it takes no tenants at the moment ("is not ready", "has no agent: its lease ended"),
+    words that fit after "the node"; None where it takes some. `allocatable` and `pods`: what it has for pods in all."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    taints: tuple[Taint, ...] = ()
+    unavailable: str | None = None
+    allocatable: Resources = Resources()
+    pods: int = 110
+    gpus: tuple[GpuState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """A row of a node's ledger: what one tenant has of each of `gpus`. `memory`: bytes on each.
+
+    `owner` (the uid of what made the SharePod, such as a ReplicaSet) and `needs` (what its pod takes of the node,
+    counted until the pod itself is) are not written to the ledger and do not make two reservations differ.
+    """
+
+    tenant: TenantId
+    namespace: str
+    pod_name: str
+    gpus: tuple[GpuUuid, ...]
+    request: Milli
+    limit: Milli
+    memory: Bytes
+    mode: Mode = Mode.SHARED
+    memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    labels: SchedulingLabels = NO_LABELS
+    releasing: bool = False
+    owner: str | None = field(default=None, compare=False)
+    needs: Resources = field(default=Resources(), compare=False)
+
+    def row(self) -> Tenant:
+        """As it is written into `spec.tenants` of the GPUNode."""
+        return Tenant(
+            id=self.tenant,
+            namespace=self.namespace,
+            pod_name=self.pod_name,
+            state=TenantState.RELEASING if self.releasing else TenantState.RESERVED,
+            gpus=self.gpus,
+            request_milli=self.request,
+            limit_milli=self.limit,
+            memory=self.memory,
+            memory_isolation=self.memory_isolation,
+            mode=self.mode,
+            labels=self.labels,
+        )
+
+    @classmethod
+    def of_row(cls, row: Tenant, *, owner: str | None = None, needs: Resources = Resources()) -> Reservation:
+        """What a row read from a GPUNode says."""
+        return cls(
+            tenant=TenantId(row.id),
+            namespace=row.namespace,
+            pod_name=row.pod_name,
+            gpus=tuple(GpuUuid(uuid) for uuid in row.gpus),
+            request=Milli(row.request_milli),
+            limit=Milli(row.limit_milli),
+            memory=Bytes(row.memory),
+            mode=row.mode,
+            memory_isolation=row.memory_isolation,
+            labels=row.labels,
+            releasing=row.state is TenantState.RELEASING,
+            owner=owner,
+            needs=needs,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A SharePod that wants a place. `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so
+    that the order of texts is the order of time. `avoid`: nodes not to use this time, each with the reason, which fits
+    after "the node" ("was refused by kube-scheduler: ...")."""
+
+    tenant: TenantId
+    namespace: str
+    name: str
+    gpu: GpuRequest
+    pod: PodNeeds = PodNeeds()
+    owner: str | None = None
+    priority: int = 0
+    created: str = ""
+    avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A place: distinct GPUs of one node, ordered by their index, and the bytes to reserve on each."""
+
+    node: str
+    gpus: tuple[GpuUuid, ...]
+    memory: Bytes
+
+    def reservation(self, request: Request) -> Reservation:
+        """The row that makes this assignment true."""
+        return Reservation(
+            tenant=request.tenant,
+            namespace=request.namespace,
+            pod_name=request.name,
+            gpus=self.gpus,
+            request=request.gpu.request,
+            limit=request.gpu.limit,
+            memory=self.memory,
+            mode=request.gpu.mode,
+            memory_isolation=request.gpu.memory_isolation,
+            labels=request.gpu.labels,
+            owner=request.owner,
+            needs=request.pod.resources,
+        )
+
+
+class Outlook(StrEnum):
+    """Whether waiting can help. The values serve as the reason of a condition."""
+
+    WAITING = "NoRoom"
+    """Some node could take it if other tenants left or the node became available."""
+    NEVER = "NeverFits"
+    """No known node could take it even when empty: the request or the cluster has to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why there is no place. `obstacles`: for each group of nodes or GPUs, why not; `advice`: what would help. Neither
+    names another namespace's objects or labels."""
+
+    outlook: Outlook
+    headline: str
+    obstacles: tuple[str, ...] = ()
+    advice: str = ""
+
+    @property
+    def message(self) -> str:
+        """One text for the condition and the Event."""
+        text = f"{self.headline}: {', '.join(self.obstacles)}." if self.obstacles else f"{self.headline}."
+        return f"{text} {self.advice}" if self.advice else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overcommit:
+    """A ledger that was read promises more of a GPU than there is. It is kept; nothing is added to that GPU."""
+
+    node: str
+    gpu: GpuUuid
+    text: str
+
+
+class PlacementError(Exception):
+    """A reservation, or a change of one, that the model cannot hold: the caller did not ask `engine` just before."""
+
+
+def label_key(namespace: str, label: str | None) -> LabelKey | None:
+    return None if label is None else (namespace, label)
+
+
+def in_order(gpus: Iterable[GpuState]) -> tuple[GpuState, ...]:
+    """By index, then UUID: the order of every answer."""
+    return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)))

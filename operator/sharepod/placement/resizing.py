@@ -1,0 +1,59 @@
+"""Whether a tenant may have another share on the GPUs it has.
+
+What it holds already is its own and only a raise needs room, so a lowering is never refused, not even on a GPU that is
+over-committed.
+"""
+
+from __future__ import annotations
+
+from sharepod.api.units import format_fraction
+
+from .accounts import NodeAccount, Row
+from .model import Outlook, Refusal, Reservation
+from .wording import counted, size_down, size_up
+
+
+def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation) -> Refusal | None:
+    """Why `wanted` cannot stand in place of `row`, or None where it can."""
+    more_time = wanted.request - row.request
+    more_memory = wanted.memory - row.memory
+    if row.wanted.releasing:
+        advice = "Make a new SharePod with the share that it should have."
+        return _refusal(row, Outlook.NEVER, ["the SharePod is ending"], advice)
+    if more_time <= 0 and more_memory <= 0:
+        return None
+    unseen = [uuid for uuid in row.gpus if uuid not in node.gpus_by_uuid]
+    if unseen:
+        obstacle = f"{counted(len(unseen), 'GPU')} of {node.name} cannot be seen at the moment"
+        return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
+
+    gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
+    outlook = Outlook.WAITING
+    obstacles: list[str] = []
+    would_fit: list[str] = []
+    least_time = min(gpus, key=lambda gpu: (gpu.free_milli, gpu.index))
+    if 0 < more_time > least_time.free_milli:
+        left = max(least_time.free_milli, 0)
+        more = format_fraction(more_time)
+        obstacles.append(
+            f"{least_time.name} has {format_fraction(left)} of its time free and the raise takes {more} more"
+        )
+        would_fit.append(f"spec.gpu.request {format_fraction(row.request + left)}")
+    least_memory = min(gpus, key=lambda gpu: (gpu.free_memory, gpu.index))
+    if 0 < more_memory > least_memory.free_memory:
+        left = max(least_memory.free_memory, 0)
+        more = size_up(more_memory)
+        obstacles.append(f"{least_memory.name} has {size_down(left)} of memory free and the raise takes {more} more")
+        would_fit.append(f"spec.gpu.memory {size_down(row.memory + left)}")
+        if wanted.memory > min(gpu.state.memory for gpu in gpus):
+            outlook = Outlook.NEVER
+    if not obstacles:
+        return None
+    return _refusal(row, outlook, obstacles, f"{' with '.join(would_fit)} would fit now.")
+
+
+def _refusal(row: Row, outlook: Outlook, obstacles: list[str], advice: str) -> Refusal:
+    had = row.wanted
+    share = f"request {format_fraction(had.request)}, limit {format_fraction(had.limit)}"
+    headline = f"keeps {share}, memory {size_down(had.memory)}"
+    return Refusal(outlook=outlook, headline=headline, obstacles=tuple(obstacles), advice=advice)

@@ -1,0 +1,51 @@
+"""How amounts and places read in the messages that users see.
+
+What is free is rounded down and what is asked is rounded up, so that what a message says is free can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_UNITS = (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `3 GPUs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size_down(size: int) -> str:
+    """Bytes for a reader, to a tenth of the largest fitting unit, rounded down: `19.9Gi`. A valid quantity."""
+    return _size(size, 0)
+
+
+def size_up(size: int) -> str:
+    """As `size_down`, rounded up."""
+    return _size(size, 1)
+
+
+def _size(size: int, upwards: int) -> str:
+    for unit, shift in _UNITS:
+        if size >= 1 << shift:
+            step = 1 << shift
+            tenths = -(-size * 10 // step) if upwards else size * 10 // step
+            whole, tenth = divmod(tenths, 10)
+            return f"{whole}.{tenth}{unit}" if tenth else f"{whole}{unit}"
+    return str(size)
+
+
+def gpus_of(node: str, indexes: Iterable[int]) -> str:
+    """`node-a GPU 1`, `node-a GPUs 0 and 1`."""
+    listed = [str(index) for index in sorted(indexes)]
+    if len(listed) == 1:
+        return f"{node} GPU {listed[0]}"
+    return f"{node} GPUs {', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def some_of(words: Iterable[str], most: int = 4) -> str:
+    """A sorted list without repetition that does not grow without bound: `a, b, c, d and 3 more`."""
+    listed = sorted(set(words))
+    if len(listed) <= most:
+        return ", ".join(listed)
+    return f"{', '.join(listed[:most])} and {len(listed) - most} more"
