@@ -1,0 +1,61 @@
+"""The hints page: one page of a memfd that only the daemon can write, for as long as it lives.
+
+A client can neither shrink it under the daemon's mapping nor grow it, nor map or write it anew: the seals are set in
+one call, after the daemon has mapped it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+from ._wire import ffi as _ffi
+from .frames import HINTS_BYTES, MAGIC, VERSION_MAX
+
+_F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; not in fcntl before Python 3.12
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
+
+assert _ffi.sizeof("struct shp_hints") <= HINTS_BYTES, "the page holds the struct"
+
+
+class HintsPage:
+    """One tenant's page. `fd` is what clients get; `close` when the last client is gone."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sharepod-hints", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, HINTS_BYTES)
+            self._map = mmap.mmap(self.fd, HINTS_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self._hints = _ffi.cast("struct shp_hints *", _ffi.from_buffer(self._map))
+        self._hints.version = VERSION_MAX
+        self._hints.magic = MAGIC
+
+    @property
+    def contended(self) -> bool:
+        """Whether another tenant wants one of these GPUs."""
+        return bool(self._hints.contended)
+
+    @contended.setter
+    def contended(self, value: bool) -> None:
+        self._hints.contended = int(value)
+
+    @property
+    def limits_generation(self) -> int:
+        """Counts the LIMITS frames sent, modulo 2**32."""
+        return int(self._hints.limits_generation)
+
+    def limits_changed(self) -> None:
+        """Counts one more."""
+        self._hints.limits_generation = (self._hints.limits_generation + 1) & 0xFFFFFFFF
+
+    def close(self) -> None:
+        """Gives the page back. Clients keep what they have mapped."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._hints = _ffi.NULL

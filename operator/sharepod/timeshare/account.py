@@ -1,0 +1,154 @@
+"""One tenant's account: two token buckets, and the time it held.
+
+Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact. An
+account is brought up to a moment by `advance`; between two calls the conditions it is given must have been constant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .config import Config
+
+_SLOTS = 100
+
+
+class Charge(Enum):
+    """How time held is charged to the assured bucket. The ceiling bucket pays always."""
+
+    OWN = auto()
+    """The guaranteed time pays, into debt if need be: others wait, and this time was given as guaranteed, or was
+    taken."""
+
+    BORROWED = auto()
+    """What credit there is pays; the rest is lent and never owed."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a tenant used. Times in nanoseconds of one GPU; a gang's are those of each of its GPUs."""
+
+    held_milli: int
+    """Thousandths of the last window that it held the token."""
+
+    held_ns: int
+    """Time held, ever."""
+
+    borrowed_ns: int
+    """The part of it beyond what it was guaranteed."""
+
+    grants: int
+    overdue: int
+    """Grants that it was overtaken in."""
+
+
+class Account:
+    """Buckets and usage of one tenant. Both buckets start empty."""
+
+    def __init__(self, now: int, config: Config, *, request_milli: int, limit_milli: int) -> None:
+        self._config = config
+        self.at = now
+        self.assured = 0
+        self.ceiling = 0
+        self.held_ns = 0
+        self.borrowed_ns = 0
+        self.grants = 0
+        self.overdue = 0
+        self._slot_ns = max(1, config.window_ns // _SLOTS)
+        self._slots: deque[tuple[int, int]] = deque()
+        self.request_milli = request_milli
+        self.limit_milli = limit_milli
+
+    def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
+        """New rates from `at` on. What is saved up beyond the new capacities is lost; what is owed stays."""
+        self.request_milli = request_milli
+        self.limit_milli = limit_milli
+        self.assured = min(self.assured, self._assured_cap())
+        self.ceiling = min(self.ceiling, self._ceiling_cap())
+
+    def advance(self, now: int, held_ns: int, charge: Charge) -> None:
+        """Fills both buckets up to `now` and charges `held_ns` nanoseconds of holding since `at`."""
+        elapsed = now - self.at
+        if elapsed <= 0:
+            return
+        fill = elapsed * self.request_milli
+        cost = held_ns * 1000
+        if held_ns == 0:
+            self.assured = min(self.assured + fill, self._assured_cap())
+        elif charge is Charge.OWN:
+            self.assured = min(self.assured + fill - cost, self._assured_cap())
+        else:
+            # Credit is used up first, debt is worked off; neither sinks below zero by it, nor rises above.
+            before = self.assured
+            self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
+            paid = max(0, before + fill - self.assured)
+            self.borrowed_ns += max(0, cost - paid) // 1000
+        self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, self._ceiling_cap())
+        if held_ns:
+            self.held_ns += held_ns
+            self._record(self.at, now, held_ns)
+        self.at = now
+
+    def settle_debt(self, hold_ns: int) -> None:
+        """At the end of a hold that was charged `hold_ns`: forgives what goes beyond the most that can be owed."""
+        self.assured = max(self.assured, -max(self._config.debt_ns * self.request_milli, hold_ns * 1000))
+        self.ceiling = max(self.ceiling, -max(self._config.debt_ns * self.limit_milli, hold_ns * 1000))
+
+    def owed_ns(self) -> int:
+        """How long ago the tenant should have had what its assured bucket holds: level over request."""
+        return self.assured // self.request_milli if self.request_milli else 0
+
+    def ready_at(self) -> int | None:
+        """When the ceiling bucket becomes positive if nothing is held meanwhile; `at` if it is, None if never."""
+        if self.ceiling > 0:
+            return self.at
+        if self.limit_milli == 0:
+            return None
+        return self.at + (-self.ceiling) // self.limit_milli + 1
+
+    def usage(self) -> Usage:
+        """As of `at`."""
+        current, into = divmod(self.at, self._slot_ns)
+        oldest = current - _SLOTS
+        held = 0
+        for slot, amount in self._slots:
+            if slot > oldest:
+                held += amount
+            elif slot == oldest:
+                held += amount * (self._slot_ns - into) // self._slot_ns
+        return Usage(
+            held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
+            held_ns=self.held_ns,
+            borrowed_ns=self.borrowed_ns,
+            grants=self.grants,
+            overdue=self.overdue,
+        )
+
+    def _assured_cap(self) -> int:
+        return self._config.assured_burst_ns * self.request_milli
+
+    def _ceiling_cap(self) -> int:
+        return max(
+            self._config.ceiling_burst_ns * self.limit_milli,
+            self._config.quantum_max_ns * 1000 if self.limit_milli else 0,
+        )
+
+    def _record(self, start: int, end: int, held_ns: int) -> None:
+        """Spreads `held_ns` evenly over the slots between `start` and `end`; only the last window is kept."""
+        elapsed = end - start
+        begin = max(start, end - self._slot_ns * (_SLOTS + 1))
+        done = held_ns * (begin - start) // elapsed
+        while begin < end:
+            slot = begin // self._slot_ns
+            until = min(end, (slot + 1) * self._slot_ns)
+            upto = held_ns * (until - start) // elapsed
+            if self._slots and self._slots[-1][0] == slot:
+                self._slots[-1] = (slot, self._slots[-1][1] + upto - done)
+            else:
+                self._slots.append((slot, upto - done))
+            done, begin = upto, until
+        last = end // self._slot_ns
+        while self._slots and self._slots[0][0] < last - _SLOTS:
+            self._slots.popleft()

@@ -1,0 +1,93 @@
+"""What the scheduler keeps of each tenant, and in what order tenants are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from .account import Account
+
+
+@dataclass
+class Hold:
+    """A grant that has not been drained. `deadline` None: until someone waits."""
+
+    grant_id: int
+    granted_at: int
+    deadline: int | None
+    metered: bool
+    assured: bool
+    """It was given as guaranteed time, not as borrowed."""
+    shortened: bool = False
+    """The holder was told a longer quantum than it has."""
+    revoked: bool = False
+    overdue: bool = False
+    charged_ns: int = 0
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One tenant. It waits (`waiting_since`), holds (`hold`), or sleeps (`asleep_since`)."""
+
+    id: str
+    gpus: tuple[str, ...]
+    account: Account
+    asleep_since: int | None = None
+    waiting_since: int | None = None
+    woke: bool = False
+    """It woke with credit and goes next."""
+    throttled: bool = False
+    """It waits for its ceiling bucket only."""
+    throttled_until: int | None = None
+    hold: Hold | None = None
+    present: bool = False
+    """It has processes that may want the token at any moment."""
+    active_until: int | None = None
+    virtual: dict[str, int] = field(default_factory=dict)
+    """Per GPU: time held over request, the clock of weighted fair queueing among those who share what is idle."""
+
+    def __post_init__(self) -> None:
+        self.virtual = dict.fromkeys(self.gpus, 0)
+
+    @property
+    def runnable(self) -> bool:
+        """It waits for a GPU and nothing else."""
+        return self.waiting_since is not None and not self.throttled
+
+    @property
+    def holding(self) -> bool:
+        """It holds and was not overtaken."""
+        return self.hold is not None and not self.hold.overdue
+
+    @property
+    def best_effort(self) -> bool:
+        """Nothing is guaranteed to it."""
+        return self.account.request_milli == 0
+
+    @property
+    def weight(self) -> int:
+        """Its part in what is idle, among its kind."""
+        return self.account.request_milli or 1000
+
+    def stop_waiting(self) -> None:
+        """It was granted, or wants no more."""
+        self.waiting_since, self.woke = None, False
+        self.throttled, self.throttled_until = False, None
+
+
+def floor_of(sharing: Iterable[Tenant], gpu: str, best_effort: bool, floor: int) -> int:
+    """The least virtual time of those who compete for the idle time of a GPU, and never less than `floor`, what it
+    was before."""
+    competing = [t.virtual[gpu] for t in sharing if t.best_effort is best_effort and (t.runnable or t.holding)]
+    return max(floor, min(competing, default=floor))
+
+
+def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int]) -> tuple[int, int, int, str]:
+    """The smallest goes first. Of equals the one that has waited longest."""
+    since = tenant.waiting_since
+    assert since is not None, "only who waits is served"
+    account = tenant.account
+    if account.assured > 0:
+        return (0, since, 0, tenant.id) if tenant.woke else (1, -account.owed_ns(), since, tenant.id)
+    ahead = max(tenant.virtual[gpu] - floors[gpu, tenant.best_effort] for gpu in tenant.gpus)
+    return (3 if tenant.best_effort else 2, ahead, since, tenant.id)

@@ -1,0 +1,209 @@
+"""What every tenant can rely on, played by the minute in simulated time against arbitrary mixes of tenants."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
+from sharepod.timeshare import Config
+
+WARM_UP = 20 * S
+SOME = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+kernels = st.sampled_from([100 * US, 1 * MS, 7 * MS, 30 * MS, 130 * MS, 400 * MS])
+
+
+def parts(whole: int, most: int) -> st.SearchStrategy[list[int]]:
+    """Requests of 2 or more tenants that add up to `whole` thousandths, none below 20."""
+    cuts = st.lists(st.integers(1, whole // 20 - 1), min_size=1, max_size=most - 1, unique=True)
+
+    def split(points: list[int]) -> list[int]:
+        edges = [0, *sorted(points), whole // 20]
+        return [20 * (b - a) for a, b in pairwise(edges)]
+
+    return cuts.map(split)
+
+
+@SOME
+@given(
+    requests=parts(1000, 6), kernel=st.lists(kernels, min_size=6, max_size=6), hand_off=st.sampled_from([0, 300 * US])
+)
+def test_busy_tenants_get_what_they_were_guaranteed(requests: list[int], kernel: list[int], hand_off: int) -> None:
+    programs = [
+        Program(f"t{i}", request=r, kernel_ns=k) for i, (r, k) in enumerate(zip(requests, kernel, strict=False))
+    ]
+    end = WARM_UP + 300 * S
+    Simulation(programs, hand_off_ns=hand_off).run(end)
+    for program in programs:
+        assert program.share(WARM_UP, end) == pytest.approx(program.request / 1000, abs=0.01)
+
+
+@SOME
+@given(requests=parts(500, 5), kernel=st.lists(kernels, min_size=5, max_size=5))
+def test_idle_time_is_lent_in_proportion_to_requests(requests: list[int], kernel: list[int]) -> None:
+    programs = [
+        Program(f"t{i}", request=r, kernel_ns=k) for i, (r, k) in enumerate(zip(requests, kernel, strict=False))
+    ]
+    end = WARM_UP + 300 * S
+    Simulation(programs).run(end)
+    for program in programs:
+        assert program.share(WARM_UP, end) == pytest.approx(program.request / sum(requests), abs=0.015)
+
+
+@SOME
+@given(
+    terms=st.lists(st.tuples(st.integers(0, 15), st.integers(1, 20)), min_size=1, max_size=5),
+    kernel=st.lists(st.sampled_from([100 * US, 1 * MS, 20 * MS]), min_size=5, max_size=5),
+)
+def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int]], kernel: list[int]) -> None:
+    rates = [(50 * min(r, most), 50 * most) for r, most in terms]
+    assume(sum(r for r, _ in rates) <= 1000)
+    programs = [
+        Program(f"t{i}", request=r, limit=most, kernel_ns=k)
+        for i, ((r, most), k) in enumerate(zip(rates, kernel, strict=False))
+    ]
+    end = WARM_UP + 120 * S
+    Simulation(programs).run(end)
+    config = Config()
+    for program in programs:
+        share, limit = program.share(WARM_UP, end), program.limit / 1000
+        assert program.request / 1000 - 0.01 <= share <= limit + 0.01
+        burst = config.quantum_max_ns + (1 - limit) * (config.quantum_max_ns + program.kernel_ns)
+        assert peak_share(program, S) <= limit + burst / S + 1e-6
+    used = sum(program.share(WARM_UP, end) for program in programs)
+    assert used >= min(1.0, sum(limit for _, limit in rates) / 1000) - 0.02
+
+
+@pytest.mark.parametrize("kernel", [1 * MS, 30 * MS, 300 * MS])
+def test_one_alone_gets_its_limit(kernel: int) -> None:
+    program = Program("a", request=400, limit=700, kernel_ns=kernel)
+    Simulation([program]).run(60 * S)
+    assert program.share(0, 20 * S) == pytest.approx(0.7, abs=0.01)
+    assert program.share(20 * S, 60 * S) == pytest.approx(0.7, abs=0.01)
+
+
+def test_one_alone_without_limit_is_never_interrupted() -> None:
+    program = Program("a", request=400)
+    Simulation([program]).run(60 * S)
+    assert len(program.spans) == 1
+    assert program.share(0, 60 * S) == pytest.approx(1.0, abs=0.001)
+
+
+@pytest.mark.parametrize("overtaking", [True, False])
+def test_shares_converge_although_one_runs_kernels_of_five_seconds(overtaking: bool) -> None:
+    slow = Program("slow", request=100, kernel_ns=5 * S)
+    quick = Program("quick", request=900)
+    Simulation([slow, quick], Config(grace_ns=1 * S if overtaking else 10 * S)).run(600 * S)
+    assert slow.share(0, 600 * S) == pytest.approx(0.1, abs=0.01)
+    assert quick.share(0, 600 * S) >= 0.89
+
+
+def test_who_ran_alone_owes_nothing_when_another_arrives() -> None:
+    early = Program("early", request=500)
+    late = Program("late", request=500, start_ns=3600 * S)
+    Simulation([early, late]).run(3660 * S)
+    assert early.share(3600 * S, 3602 * S) >= 0.25  # the newcomer has at most a second's credit, the first no debt
+    assert early.share(3602 * S, 3660 * S) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_tenant_is_not_paid_for_time_that_it_did_not_want() -> None:
+    early = Program("early", request=500)
+    late = Program("late", request=500, start_ns=3600 * S)
+    Simulation([early, late]).run(3660 * S)
+    assert late.share(3600 * S, 3610 * S) <= 0.5 + 0.06
+
+
+def test_who_wakes_with_credit_goes_next() -> None:
+    sporadic = Program("sporadic", request=300, burst_ns=10 * MS, pause_ns=190 * MS)
+    others = [Program(f"busy{i}", request=175) for i in range(4)]
+    Simulation([sporadic, *others]).run(60 * S)
+    with_credit = sporadic.waits[1:]  # both buckets start empty
+    assert max(with_credit) <= Config().quantum(5) + 1 * MS
+
+
+@SOME
+@given(
+    sporadic=st.lists(st.tuples(st.integers(1, 50), st.integers(1, 500)), min_size=1, max_size=3),
+    busy=st.integers(1, 3),
+)
+def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[int, int]], busy: int) -> None:
+    count = len(sporadic) + busy
+    programs = [
+        Program(f"s{i}", request=1000 // count, burst_ns=burst * MS, pause_ns=pause * MS)
+        for i, (burst, pause) in enumerate(sporadic)
+    ] + [Program(f"b{i}", request=1000 // count) for i in range(busy)]
+    Simulation(programs).run(60 * S)
+    for program in programs:
+        assert max(program.waits) <= (count + 1) * (Config().assured_burst_ns // 2 + Config().quantum_max_ns)
+
+
+def test_best_effort_runs_in_what_is_left_and_only_there() -> None:
+    guaranteed = Program("guaranteed", request=300, limit=600)
+    first, second = Program("first"), Program("second")
+    Simulation([guaranteed, first, second]).run(120 * S)
+    assert guaranteed.share(WARM_UP, 120 * S) == pytest.approx(0.6, abs=0.01)
+    assert first.share(WARM_UP, 120 * S) == pytest.approx(0.2, abs=0.01)
+    assert second.share(WARM_UP, 120 * S) == pytest.approx(0.2, abs=0.01)
+
+
+def test_a_hung_holder_is_overtaken_and_pays_for_all_the_time_it_held() -> None:
+    hung = Program("hung", request=500, hang_at_ns=5 * S, hang_until_ns=15 * S)
+    other = Program("other", request=500)
+    simulation = Simulation([hung, other])
+    simulation.run(120 * S)
+    assert simulation.overdue_seen == 1
+    assert max(other.waits) <= Config().grace_ns + Config().quantum_max_ns + 1 * MS
+    charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
+    assert sum(charged) <= 120 * S  # each second of the GPU once
+    assert hung.share(0, 120 * S) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_gang_and_singles_share_as_they_asked() -> None:
+    gang = Program("gang", ("g0", "g1"), request=500, kernel_ns=3 * MS)
+    left = Program("left", ("g0",), request=500, kernel_ns=20 * MS)
+    right = Program("right", ("g1",), request=500, kernel_ns=7 * MS)
+    Simulation([gang, left, right]).run(120 * S)
+    for program in (gang, left, right):
+        assert program.share(WARM_UP, 120 * S) == pytest.approx(0.5, abs=0.03)
+
+
+@SOME
+@given(
+    tenants=st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(["g0", "g1", "g2"]), min_size=1), st.integers(1, 8), st.sampled_from([1, 10])
+        ),
+        min_size=2,
+        max_size=7,
+    )
+)
+def test_gangs_neither_starve_nor_are_starved(tenants: list[tuple[set[str], int, int]]) -> None:
+    requests: dict[str, int] = {}
+    programs = []
+    for i, (gpus, request, kernel) in enumerate(tenants):
+        if all(requests.get(gpu, 0) + 50 * request <= 800 for gpu in gpus):
+            for gpu in gpus:
+                requests[gpu] = requests.get(gpu, 0) + 50 * request
+            programs.append(Program(f"t{i}", tuple(sorted(gpus)), request=50 * request, kernel_ns=kernel * MS))
+    end = WARM_UP + 60 * S
+    Simulation(programs).run(end)
+    for program in programs:
+        assert program.share(WARM_UP, end) >= 0.85 * program.request / 1000
+
+
+@SOME
+@given(data=st.data())
+def test_usage_shown_is_what_was_held_in_the_window(data: st.DataObject) -> None:
+    requests = data.draw(parts(1000, 4))
+    programs = [Program(f"t{i}", request=r, kernel_ns=3 * MS) for i, r in enumerate(requests)]
+    end = data.draw(st.integers(12 * S, 40 * S))
+    simulation = Simulation(programs)
+    simulation.run(end)
+    for program in programs:
+        shown = simulation.scheduler.usage(end, program.id).held_milli
+        assert shown == pytest.approx(1000 * program.share(end - 10 * S, end), abs=12)

@@ -1,0 +1,125 @@
+"""Whatever is asked of the token scheduler, in whatever order: its books balance."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+
+MS = 1_000_000
+GPUS = ("g0", "g1", "g2")
+NAMES = ("a", "b", "c", "d")
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["set", "remove", "want", "unwant", "drain", "drain-want", "wait"]),
+        st.sampled_from(NAMES),
+        st.sets(st.sampled_from(GPUS), min_size=1),
+        st.integers(0, 1000),
+        st.integers(0, 1000),
+        st.integers(0, 2500 * MS),
+    ),
+    max_size=60,
+)
+
+
+class Books:
+    """Drives a scheduler and keeps its own account of who holds what."""
+
+    def __init__(self) -> None:
+        self.config = Config()
+        self.scheduler = Scheduler(self.config)
+        self.now = 0
+        self.gpus: dict[str, tuple[str, ...]] = {}
+        self.holds: dict[str, int] = {}
+        self.overdue: set[str] = set()
+        self.charged = dict.fromkeys(GPUS, 0)
+
+    def advance(self, delay: int) -> None:
+        """Lets time pass, tick by tick as the scheduler asks for it."""
+        end = self.now + delay
+        while True:
+            self.carry_out()
+            due = self.scheduler.next_deadline()
+            assert due is None or due > self.now, "what is due has been done"
+            if due is None or due > end:
+                break
+            self.now = due
+        self.now = end
+        self.carry_out()
+
+    def carry_out(self) -> None:
+        for action in self.scheduler.tick(self.now):
+            if isinstance(action, Grant):
+                assert action.tenant not in self.holds
+                assert 0 <= action.quantum_ns <= self.config.quantum_max_ns
+                self.holds[action.tenant] = action.grant_id
+            elif isinstance(action, Revoke | Overdue):
+                assert self.holds[action.tenant] == action.grant_id
+                if isinstance(action, Overdue):
+                    self.overdue.add(action.tenant)
+        holding = [gpu for name in self.holds if name not in self.overdue for gpu in self.gpus[name]]
+        assert len(holding) == len(set(holding)), "a GPU has one holder that is not overdue"
+
+    def forget(self, name: str) -> None:
+        if name in self.gpus:
+            held = self.scheduler.usage(self.now, name).held_ns
+            for gpu in self.gpus.pop(name):
+                self.charged[gpu] += held
+            self.holds.pop(name, None)
+            self.overdue.discard(name)
+        self.scheduler.remove(self.now, name)
+
+
+@settings(max_examples=300, deadline=None)
+@given(operations)
+def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str, set[str], int, int, int]]) -> None:
+    books = Books()
+    scheduler = books.scheduler
+    for what, name, gpus, one, other, delay in steps:
+        if what == "set":
+            wanted = books.gpus.setdefault(name, tuple(sorted(gpus)))
+            request, limit = sorted((one, other))
+            scheduler.set_tenant(books.now, name, wanted, request_milli=request, limit_milli=limit)
+        elif what == "remove":
+            books.forget(name)
+        elif name in books.gpus:
+            if what == "want":
+                scheduler.want(books.now, name)
+            elif what == "unwant":
+                scheduler.unwant(books.now, name)
+            elif what.startswith("drain") and name in books.holds:
+                del books.holds[name]
+                books.overdue.discard(name)
+                scheduler.drained(books.now, name, wanting=what == "drain-want")
+        books.advance(delay if what == "wait" else delay % (20 * MS))
+        for name_ in books.gpus:
+            usage = scheduler.usage(books.now, name_)
+            assert 0 <= usage.borrowed_ns <= usage.held_ns <= books.now
+            assert 0 <= usage.held_milli <= 1000
+    for name in list(books.gpus):
+        if len(books.gpus[name]) > 1:  # a gang is charged the mean of its GPUs, which says nothing of each
+            return
+    for name in list(books.gpus):
+        books.forget(name)
+    assert all(charged <= books.now + 1 for charged in books.charged.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 300)), min_size=1, max_size=40))
+def test_a_free_gpu_never_stays_idle_while_someone_may_run(steps: list[tuple[str, int]]) -> None:
+    books = Books()
+    for name in NAMES:
+        books.gpus[name] = ("g0",)
+        books.scheduler.set_tenant(0, name, ("g0",), request_milli=200, limit_milli=1000)
+    books.advance(1 * MS)
+    for name, delay in steps:
+        if name in books.holds:
+            del books.holds[name]
+            books.overdue.discard(name)
+            books.scheduler.drained(books.now, name, wanting=False)
+        else:
+            books.scheduler.want(books.now, name)
+            books.carry_out()
+            assert books.holds, "somebody holds the GPU"
+        books.advance(delay * MS)

@@ -1,0 +1,187 @@
+"""Plays tenants against the token scheduler, thousands of times faster than real time.
+
+Each tenant's program launches kernels of one length back to back for as long as it may, and drains when the last has
+ended. While it plays, the simulation checks what holds at every moment: one holder per GPU unless overdue, gangs
+whole, time never back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate, count
+
+from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+
+@dataclass
+class Program:
+    """What one tenant does. `kernel_ns`: length of a kernel; `burst_ns` of work at a time, then `pause_ns` without;
+    0: always."""
+
+    id: str
+    gpus: tuple[str, ...] = ("g0",)
+    request: int = 0
+    limit: int = 1000
+    kernel_ns: int = 1 * MS
+    start_ns: int = 0
+    burst_ns: int = 0
+    pause_ns: int = 0
+    hang_at_ns: int | None = None
+    """From the first grant after this moment it does not drain until `hang_until_ns`."""
+    hang_until_ns: int = 0
+
+    work_ns: int = 0
+    grant: Grant | None = None
+    granted_at: int = 0
+    ends_at: int | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    wanted_at: int | None = None
+
+    def held(self, begin: int, end: int) -> int:
+        """Nanoseconds of holding within an interval."""
+        return sum(max(0, min(end, b) - max(begin, a)) for a, b in self.spans)
+
+    def share(self, begin: int, end: int) -> float:
+        """The same as a part of the interval."""
+        return self.held(begin, end) / (end - begin)
+
+
+class Simulation:
+    """`run` once; then read the programs' spans."""
+
+    def __init__(self, programs: list[Program], config: Config | None = None, *, hand_off_ns: int = 0) -> None:
+        self.scheduler = Scheduler(config)
+        self.programs = {program.id: program for program in programs}
+        self.hand_off_ns = hand_off_ns
+        self.now = 0
+        self.overdue: set[str] = set()
+        self.overdue_seen = 0
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = count()
+
+    def at(self, time: int, what: Callable[[], None]) -> None:
+        """Does something at a moment, in order."""
+        heapq.heappush(self._events, (time, next(self._order), what))
+
+    def run(self, until: int) -> None:
+        """From 0 to `until`; spans of unfinished holds are cut there."""
+        for program in self.programs.values():
+            self.scheduler.set_tenant(
+                0, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit
+            )
+            self.at(program.start_ns, lambda program=program: self._wake(program))  # type: ignore[misc]
+        while True:
+            due = self.scheduler.next_deadline()
+            next_event = self._events[0][0] if self._events else None
+            times = [time for time in (due, next_event) if time is not None]
+            if not times or min(times) > until:
+                break
+            moment = max(self.now, min(times))
+            assert moment >= self.now
+            self.now = moment
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            self._carry_out()
+        self.now = until
+        for program in self.programs.values():
+            if program.grant is not None:
+                program.spans.append((program.granted_at, until))
+
+    def _wake(self, program: Program) -> None:
+        program.work_ns = program.burst_ns
+        program.wanted_at = self.now
+        self.scheduler.want(self.now, program.id)
+
+    def _carry_out(self) -> None:
+        for action in self.scheduler.tick(self.now):
+            program = self.programs[action.tenant]
+            if isinstance(action, Grant):
+                self._granted(program, action)
+            elif isinstance(action, Revoke):
+                if program.grant is not None and program.grant.grant_id == action.grant_id:
+                    self._end(program, self.now)
+            elif isinstance(action, Overdue):
+                self.overdue.add(program.id)
+                self.overdue_seen += 1
+        self._check()
+
+    def _granted(self, program: Program, grant: Grant) -> None:
+        assert program.grant is None, "granted twice"
+        program.grant, program.granted_at, program.ends_at = grant, self.now, None
+        if program.wanted_at is not None:
+            program.waits.append(self.now - program.wanted_at)
+            program.wanted_at = None
+        if program.hang_at_ns is not None and self.now >= program.hang_at_ns:
+            program.hang_at_ns = None
+            self._schedule_drain(program, program.hang_until_ns)
+        elif grant.quantum_ns:
+            self._end(program, self.now + grant.quantum_ns)
+        elif program.burst_ns:
+            self._end(program, self.now + program.work_ns)
+
+    def _end(self, program: Program, close: int) -> None:
+        """The gate closes at `close`: the kernel then running ends, and so does the hold."""
+        run = close - program.granted_at
+        kernels = max(1, -(-run // program.kernel_ns))
+        if program.burst_ns:
+            kernels = min(kernels, max(1, -(-program.work_ns // program.kernel_ns)))
+        self._schedule_drain(
+            program, max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns)
+        )
+
+    def _schedule_drain(self, program: Program, time: int) -> None:
+        if program.ends_at is not None and program.ends_at <= time:
+            return
+        program.ends_at = time
+        grant = program.grant
+        assert grant is not None
+        self.at(time, lambda: self._drain(program, grant.grant_id, time))
+
+    def _drain(self, program: Program, grant_id: int, time: int) -> None:
+        if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
+            return
+        program.grant = None
+        self.overdue.discard(program.id)
+        program.spans.append((program.granted_at, self.now))
+        wanting = True
+        if program.burst_ns:
+            program.work_ns -= self.now - program.granted_at
+            wanting = program.work_ns > 0
+            if not wanting:
+                self.at(self.now + program.pause_ns, lambda: self._wake(program))
+        if wanting:
+            program.wanted_at = self.now
+        self.scheduler.drained(self.now, program.id, wanting=wanting)
+
+    def _check(self) -> None:
+        holders: dict[str, str] = {}
+        for program in self.programs.values():
+            if program.grant is None or program.id in self.overdue:
+                continue
+            assert self.scheduler.holding(program.id) == program.grant.grant_id
+            for gpu in program.gpus:
+                assert gpu not in holders, f"{holders[gpu]} and {program.id} both hold {gpu} at {self.now}"
+                holders[gpu] = program.id
+
+
+def peak_share(program: Program, window: int) -> float:
+    """The most that a program held within any window of this length. The fullest one begins or ends with a span."""
+    starts = [a for a, _ in program.spans]
+    sums = [0, *accumulate(b - a for a, b in program.spans)]
+
+    def held_before(time: int) -> int:
+        index = bisect_right(starts, time)
+        if index == 0:
+            return 0
+        return sums[index] - max(0, program.spans[index - 1][1] - time)
+
+    edges = [begin for a, b in program.spans for begin in (a, b - window)]
+    return max((held_before(begin + window) - held_before(begin) for begin in edges), default=0) / window
