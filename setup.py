@@ -1,0 +1,108 @@
+"""Builds what is not Python: the wire binding (cffi) and the hook (a plain shared object that is preloaded into tenants' programs).
+
+`pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place. The
+project's metadata stands in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Command, setup
+from setuptools.command.build import build
+
+ROOT = Path(__file__).resolve().parent
+SHIM = ROOT / "shim"
+HOOK = Path("sharepod", "agent", "hook", "libsharepod.so")
+
+sys.path.insert(0, str(SHIM))
+from cuda_headers import include_dir  # noqa: E402
+
+# __CUDA_API_VERSION_INTERNAL: cuda.h declares every form of every function under its own name.
+# No startup files and no libraries: the hook has no NEEDED entry, and takes memcpy and the like from whatever libc is there.
+CFLAGS = [
+    "-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
+    "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
+]  # fmt: skip
+LDFLAGS = ["-shared", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-soname,libsharepod.so", "-Wl,-z,relro", "-Wl,--build-id", "-Wl,--hash-style=both"]
+
+
+def hook_sources() -> list[Path]:
+    """Every file the hook is made of, in a fixed order."""
+    return sorted([*SHIM.glob("src/*.[ch]"), *SHIM.glob("src/*.def"), *SHIM.glob("include/**/*.h")])
+
+
+def sources_hash() -> str:
+    """The hook says this in HELLO: which sources it was built from."""
+    digest = hashlib.sha256()
+    for path in hook_sources():
+        digest.update(path.relative_to(SHIM).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def compile_hook(target: Path, *, extra: tuple[str, ...] = ()) -> None:
+    """Compiles the hook to `target`, by rename, so that no program ever maps half a file."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    command = [
+        *compiler, *CFLAGS, *extra, f'-DSHAREPOD_BUILD="{sources_hash()}"',
+        f"-I{SHIM / 'include'}", f"-I{SHIM / 'src'}", "-isystem", str(include_dir()),
+        *(str(path) for path in hook_sources() if path.suffix == ".c"), *LDFLAGS, "-o", str(draft),
+    ]  # fmt: skip
+    print(" ".join(command), flush=True)
+    try:
+        subprocess.run(command, check=True)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
+    """`build_hook`: part of `build`; alone it builds in place."""
+
+    description = "build the hook, libsharepod.so"
+    user_options = [("target=", None, "another file to build"), ("define=", None, "further -D for the compiler, separated by commas")]
+    editable_mode = False
+
+    def initialize_options(self) -> None:
+        self.build_lib: str | None = None
+        self.target: str | None = None
+        self.define: str | None = None
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def _output(self) -> Path:
+        if self.target:
+            return Path(self.target)
+        in_place = self.editable_mode or "build_hook" in self.distribution.commands
+        return (ROOT / "operator" if in_place else Path(self.build_lib or "build/lib")) / HOOK
+
+    def run(self) -> None:
+        compile_hook(self._output(), extra=tuple(f"-D{macro}" for macro in (self.define or "").split(",") if macro))
+
+    def get_outputs(self) -> list[str]:
+        return [str(self._output())]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        return [str(path.relative_to(ROOT)) for path in hook_sources()]
+
+
+class Build(build):  # type: ignore[misc]
+    sub_commands = [*build.sub_commands, ("build_hook", None)]
+
+
+setup(
+    cffi_modules=["shim/wire_build.py:ffi"],
+    cmdclass={"build": Build, "build_hook": BuildHook},
+)

@@ -1,0 +1,39 @@
+"""Where the CUDA headers are that the hook and its test double are compiled against.
+
+They come with the wheel `nvidia-cuda-runtime` (a build requirement). `CUDA_INCLUDE` in the environment overrides it. Run as a
+program it prints the directory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+class HeadersMissingError(RuntimeError):
+    """No cuda.h where it should be. The message says what to install."""
+
+
+def include_dir() -> Path:
+    """The directory that holds cuda.h and cudaTypedefs.h."""
+    override = os.environ.get("CUDA_INCLUDE")
+    if override:
+        candidates = [Path(override)]
+    else:
+        spec = importlib.util.find_spec("nvidia")
+        roots = [Path(root) for root in spec.submodule_search_locations or ()] if spec else []
+        candidates = [include for root in roots for include in sorted(root.glob("cu*/include"), reverse=True)]
+    for candidate in candidates:
+        if (candidate / "cuda.h").is_file() and (candidate / "cudaTypedefs.h").is_file():
+            return candidate
+    where = f"in CUDA_INCLUDE={override}" if override else f"beside {sys.executable}"
+    raise HeadersMissingError(f"no cuda.h and cudaTypedefs.h {where}; run `pip install nvidia-cuda-runtime==13.5.37` or set CUDA_INCLUDE")
+
+
+if __name__ == "__main__":
+    try:
+        print(include_dir())
+    except HeadersMissingError as error:
+        sys.exit(str(error))

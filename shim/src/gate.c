@@ -1,0 +1,194 @@
+/* See gate.h. */
+#include "gate.h"
+
+#include <linux/membarrier.h>
+
+#include "entries.h"
+#include "meter.h"
+#include "process.h"
+#include "streams.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+static __thread struct slot *thread_slot __attribute__((tls_model("initial-exec")));
+
+static long membarrier(int command) {
+    return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
+}
+
+void gate_prepare(struct gate *gate) {
+    gate->fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
+    atomic_store(&gate->word, GATE_READY);
+}
+
+void gate_open(struct gate *gate, bool metered) {
+    uint32_t word = atomic_load(&gate->word), open;
+    do {
+        open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (metered ? GATE_METERED : 0);
+    } while (!atomic_compare_exchange_weak(&gate->word, &word, open));
+    if (atomic_load(&gate->waiters) > 0)
+        sys_wake_all(&gate->word);
+}
+
+void gate_close(struct gate *gate) {
+    atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
+    if (!gate->fenced)
+        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+
+void gate_renew(struct gate *gate) {
+    if (atomic_load(&gate->word) != 0)
+        atomic_fetch_add(&gate->word, GATE_STEP);
+}
+
+bool gate_clear(struct gate *gate) {
+    uint32_t count = atomic_load(&gate->slot_count);
+    bool clear = atomic_load(&gate->shared_inside) == 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct slot *slot = &gate->slots[i];
+        uint64_t sequence = atomic_load(&slot->sequence);
+        if (!(sequence & 1))
+            continue;
+        if (sys_thread_lives(atomic_load(&slot->thread)))
+            clear = false;
+        else /* cancelled inside the driver */
+            atomic_compare_exchange_strong(&slot->sequence, &sequence, sequence + 1);
+    }
+    return clear;
+}
+
+uint64_t gate_launches(struct gate *gate) {
+    uint32_t count = atomic_load(&gate->slot_count);
+    uint64_t launches = atomic_load(&gate->shared_passed);
+    for (uint32_t i = 0; i < count; i++)
+        launches += (atomic_load_explicit(&gate->slots[i].sequence, memory_order_relaxed) + 1) / 2;
+    return launches;
+}
+
+/* A slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
+static struct slot *claim_slot(struct gate *gate) {
+    int self = sys_thread_id(), expected = 0;
+    if (thread_slot != NULL && atomic_load(&thread_slot->thread) == self)
+        return thread_slot;
+    uint32_t fresh = atomic_load(&gate->slot_count);
+    while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
+        ;
+    if (fresh < GATE_SLOTS) {
+        atomic_store(&gate->slots[fresh].thread, self);
+        return thread_slot = &gate->slots[fresh];
+    }
+    for (int i = 0; i < GATE_SLOTS; i++) {
+        struct slot *slot = &gate->slots[i];
+        expected = atomic_load(&slot->thread);
+        if (sys_thread_lives(expected) || !atomic_compare_exchange_strong(&slot->thread, &expected, self))
+            continue;
+        uint64_t sequence = atomic_load(&slot->sequence);
+        if (sequence & 1)
+            atomic_store(&slot->sequence, sequence + 1);
+        for (int s = 0; s < SLOT_STREAMS; s++)
+            slot->streams[s].word = slot->streams[s].fences = 0;
+        return thread_slot = slot;
+    }
+    return thread_slot = NULL;
+}
+
+/* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
+static inline void order(const struct gate *gate) {
+    if (UNLIKELY(gate->fenced))
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+
+static inline struct slot_stream *remembered(struct slot *slot, CUstream stream) {
+    return &slot->streams[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 12) % SLOT_STREAMS];
+}
+
+static void wait_for_turn(struct process *process) {
+    struct gate *gate = &process->gate;
+    uint32_t word = atomic_load(&gate->word);
+    atomic_fetch_add(&gate->waiters, 1);
+    session_wake(&process->session);
+    if (!(word & GATE_OPEN))
+        sys_wait(&gate->word, word, SYS_NEVER);
+    atomic_fetch_sub(&gate->waiters, 1);
+}
+
+/* All but the fast path: not set up, a capture is open, the gate is closed, the stream is new to this opening, no slot. */
+__attribute__((noinline)) static struct passage enter_slowly(CUstream stream, bool per_thread) {
+    struct passage passage = {.refused = process_enter()};
+    if (passage.refused != CUDA_SUCCESS)
+        return passage;
+    struct process *process = the_process;
+    struct gate *gate = &process->gate;
+    for (;;) {
+        if (atomic_load(&gate->captures) > 0 && streams_is_capturing(stream, per_thread))
+            return passage; /* recorded, not run */
+        struct slot *slot = claim_slot(gate);
+        if (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
+            return passage; /* inside a launch of this very thread, whose passage covers this one */
+        uint64_t sequence = slot ? atomic_load_explicit(&slot->sequence, memory_order_relaxed) : 0;
+        if (slot != NULL)
+            atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
+        else
+            atomic_fetch_add(&gate->shared_inside, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        uint32_t word = atomic_load(&gate->word);
+        if (word & GATE_OPEN) {
+            struct slot_stream unslotted = {0}, *entry = slot ? remembered(slot, stream) : &unslotted;
+            passage.slot = slot;
+            passage.gated = true;
+            streams_register(&process->streams, stream, per_thread, word, entry);
+            passage.stream = slot ? entry : NULL;
+            return passage;
+        }
+        if (slot != NULL)
+            atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
+        else
+            atomic_fetch_sub(&gate->shared_inside, 1);
+        wait_for_turn(process);
+    }
+}
+
+struct passage gate_enter(CUstream stream, bool per_thread) {
+    struct slot *slot = thread_slot;
+    struct process *process = the_process;
+    if (LIKELY(slot != NULL)) {
+        struct gate *gate = &process->gate;
+        uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+        if (LIKELY(!(sequence & 1))) {
+            atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
+            order(gate);
+            uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
+            struct slot_stream *entry = remembered(slot, stream);
+            if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == stream && entry->per_thread == per_thread &&
+                       atomic_load_explicit(&gate->captures, memory_order_relaxed) == 0 && streams_same_context(stream, entry)))
+                return (struct passage){.refused = CUDA_SUCCESS, .slot = slot, .stream = entry, .gated = true};
+            atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
+        }
+    }
+    return enter_slowly(stream, per_thread);
+}
+
+void gate_leave(struct passage *passage) {
+    if (UNLIKELY(!passage->gated))
+        return;
+    struct slot *slot = passage->slot;
+    struct gate *gate = &the_process->gate;
+    if (UNLIKELY(slot == NULL)) {
+        atomic_fetch_add(&gate->shared_passed, 1);
+        atomic_fetch_sub(&gate->shared_inside, 1);
+        return;
+    }
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
+    if (UNLIKELY(passage->stream->word & GATE_METERED))
+        meter_launched(passage->stream);
+}
+
+void gate_note(CUstream stream, bool per_thread) {
+    struct process *process = the_process;
+    struct slot_stream unremembered = {0};
+    streams_register(&process->streams, stream, per_thread, atomic_load(&process->gate.word), &unremembered);
+}

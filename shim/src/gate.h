@@ -1,0 +1,80 @@
+/* The gate: one word that says whether launches may pass, and a slot per thread that says whether it is inside one.
+ *
+ * Guarantees: with the gate open a launch costs one store to the thread's own slot before and one after, and a load of the gate
+ * word: no lock, no clock, no system call, no shared cache line written. After gate_close and gate_clear no thread is inside a
+ * launch and none enters until gate_open, except launches that a stream capture records (they run nothing).
+ *
+ * The order of a slot's store and the gate's load is kept by membarrier in the closing thread; where seccomp forbids that, by a
+ * full fence in each launch.
+ */
+#ifndef SHAREPOD_GATE_H
+#define SHAREPOD_GATE_H
+
+#include <cuda.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { GATE_SLOTS = 1024, SLOT_STREAMS = 4, FENCES = 2 };
+
+/* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
+enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_STEP = 8 };
+
+/* A stream that this thread launched into during the present opening; see meter.c. */
+struct slot_stream {
+    CUstream stream;
+    CUcontext context;
+    uint32_t word;    /* of the gate when it was registered */
+    uint16_t window;  /* launches between two fences */
+    uint16_t count;   /* launches since the last one */
+    uint8_t fences;   /* recorded and not waited for, 0 to FENCES */
+    bool per_thread;
+    uint32_t epoch;   /* of the registry: events of an older one went with their context */
+    uint64_t waited;  /* when the last wait for a fence ended */
+    CUevent events[FENCES];
+};
+
+struct slot {
+    _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
+    _Atomic int thread;
+    struct slot_stream streams[SLOT_STREAMS];
+} __attribute__((aligned(128)));
+
+struct gate {
+    _Atomic uint32_t word;
+    _Atomic uint32_t captures; /* stream captures that are open */
+    bool fenced;               /* no membarrier */
+    _Atomic uint32_t waiters __attribute__((aligned(64)));
+    _Atomic uint32_t slot_count; /* slots ever used */
+    /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
+    _Atomic uint64_t shared_inside, shared_passed;
+    struct slot slots[GATE_SLOTS];
+};
+
+/* A launch on its way through the gate. */
+struct passage {
+    CUresult refused; /* not CUDA_SUCCESS: the launch's result, nothing was entered */
+    struct slot *slot; /* NULL: through the shared one, or not gated */
+    struct slot_stream *stream;
+    bool gated;
+};
+
+/* To be called around every launch; `per_thread`: the stream handle is as the _ptsz functions read it. Waits while the gate is
+ * closed. */
+struct passage gate_enter(CUstream stream, bool per_thread);
+void gate_leave(struct passage *passage);
+/* Inside a passage: the launch puts work on this stream too. */
+void gate_note(CUstream stream, bool per_thread);
+/* Threads shall register their streams anew: a handle has lost its meaning. */
+void gate_renew(struct gate *gate);
+
+/* For the agent thread alone. */
+void gate_prepare(struct gate *gate);
+void gate_open(struct gate *gate, bool metered);
+void gate_close(struct gate *gate);
+/* Whether no thread is inside a launch. After gate_close it stays so. */
+bool gate_clear(struct gate *gate);
+/* Launches that entered so far. */
+uint64_t gate_launches(struct gate *gate);
+
+#endif

@@ -1,0 +1,21 @@
+/* The file `limits` beside the hook: what the tenant was granted, for the time without a daemon. */
+#ifndef SHAREPOD_LIMITS_H
+#define SHAREPOD_LIMITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "sharepod/protocol.h"
+
+struct limits {
+    unsigned count;
+    struct shp_gpu gpus[SHP_MAX_GPUS];
+    uint64_t phase; /* ns; the same for all processes of a tenant, another for most others */
+};
+
+/* Reads the file of that directory; false if there is none or no line of it can be understood. */
+bool limits_read(const char *directory, struct limits *limits);
+/* Parses its text. */
+bool limits_parse(const char *text, struct limits *limits);
+
+#endif

@@ -1,0 +1,125 @@
+/* See process.h. */
+#include "process.h"
+
+#include <string.h>
+#include <sys/prctl.h>
+
+#include "entries.h"
+#include "limits.h"
+#include "objects.h"
+
+struct process *the_process;
+
+static _Atomic bool fork_watched; /* inherited by children, as the registration is */
+
+/* In the child of fork. Where the kernel does not wipe on fork, this does. */
+static void in_child(void) {
+    struct process *process = the_process;
+    session_after_fork();
+    if (process != NULL && atomic_load(&process->gate.word) != 0)
+        memset(process, 0, sizeof *process);
+}
+
+static void watch_fork(void) {
+    int (*register_atfork)(void (*)(void), void (*)(void), void (*)(void), void *) =
+        (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))object_libc_symbol("__register_atfork");
+    if (register_atfork != NULL && !atomic_exchange(&fork_watched, true))
+        register_atfork(NULL, NULL, in_child, NULL);
+}
+
+static void *agent(void *argument) {
+    struct process *process = argument;
+    sys_call(SYS_prctl, PR_SET_NAME, (long)"sharepod", 0, 0, 0, 0);
+    sys_call(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0, 0);
+    for (;;) {
+        uint64_t now = sys_now();
+        session_step(&process->session, now);
+        uint64_t token_due = token_step(&process->token, now), session_due = session_deadline(&process->session);
+        session_wait(&process->session, token_due < session_due ? token_due : session_due);
+    }
+    return NULL;
+}
+
+/* The program's signals are for its own threads. */
+static bool start_agent(struct process *process) {
+    int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
+        (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");
+    int (*detach)(unsigned long) = (int (*)(unsigned long))object_libc_symbol("pthread_detach");
+    uint64_t all = ~0ull, before = 0;
+    unsigned long thread;
+    if (create == NULL)
+        return false;
+    sys_call(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, (long)&all, (long)&before, sizeof all, 0, 0);
+    bool created = create(&thread, NULL, agent, process) == 0;
+    sys_call(SYS_rt_sigprocmask, 2, (long)&before, 0, sizeof all, 0, 0);
+    if (created && detach != NULL)
+        detach(thread);
+    return created;
+}
+
+static bool wait_for_limits(struct process *process, struct limits *limits) {
+    uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
+    while (!limits_read(process->directory, limits)) {
+        if (process->waited || sys_now() >= deadline) {
+            if (!process->waited)
+                sys_say("no readable file ", process->directory, "limits: this GPU is shared, and without it no program may use it", NULL);
+            process->waited = true;
+            return false;
+        }
+        sys_sleep(50 * SYS_MS);
+    }
+    return true;
+}
+
+static CUresult start(struct process *process) {
+    struct limits limits;
+    if (!entries_load())
+        return CUDA_ERROR_NOT_FOUND;
+    if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) || !HAS(cuEventRecord) ||
+        !HAS(cuEventQuery) || !HAS(cuEventSynchronize) || !HAS(cuEventDestroy_v2)) {
+        sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    if (!object_own_directory(process->directory, sizeof process->directory) || !wait_for_limits(process, &limits))
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    gpus_learn(&process->gpus, limits.gpus, limits.count, false);
+    process->token.phase = limits.phase;
+    watch_fork();
+    if (!session_prepare(&process->session))
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    gate_prepare(&process->gate);
+    if (start_agent(process))
+        return CUDA_SUCCESS;
+    atomic_store(&process->gate.word, 0);
+    session_after_fork();
+    sys_say("cannot start a thread", NULL);
+    return CUDA_ERROR_SYSTEM_NOT_READY;
+}
+
+static struct process *map_process(void) {
+    struct process *fresh = sys_map(sizeof *fresh), *expected = NULL;
+    if (fresh != NULL && !__atomic_compare_exchange_n(&the_process, &expected, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        sys_unmap(fresh, sizeof *fresh);
+    return the_process;
+}
+
+CUresult process_enter(void) {
+    struct process *process = __atomic_load_n(&the_process, __ATOMIC_ACQUIRE);
+    if (process != NULL && atomic_load_explicit(&process->gate.word, memory_order_acquire) != 0)
+        return CUDA_SUCCESS;
+    if (process == NULL && (process = map_process()) == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = CUDA_SUCCESS;
+    lock(&process->start_lock);
+    if (atomic_load(&process->gate.word) == 0)
+        result = start(process);
+    unlock(&process->start_lock);
+    return result;
+}
+
+EXPORT CUresult cuInit(unsigned int flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return HAS(cuInit) ? DRIVER(cuInit)(flags) : CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,233 @@
+/* See token.h. */
+#include "token.h"
+
+#include <string.h>
+
+#include "limits.h"
+#include "process.h"
+
+#define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
+#define LOOK_ALONE (50 * SYS_MS)
+#define PERIOD (100 * SYS_MS) /* of the duty cycle without a daemon */
+#define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
+#define POLL_LEAST (50 * 1000ull)
+#define POLL_MOST (2 * SYS_MS)
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+static bool wanted(void) {
+    return atomic_load(&the_process->gate.waiters) > 0;
+}
+
+static void hold(struct token *token, uint64_t now, uint64_t deadline, bool metered, bool local) {
+    struct gate *gate = &the_process->gate;
+    token->state = TOKEN_HELD;
+    token->local = local;
+    token->metered = metered;
+    token->idle = token->quiet = false;
+    token->deadline = deadline;
+    token->launches = token->seen = gate_launches(gate);
+    token->next_look = now + LOOK_CONTENDED * 2; /* a waiter needs a moment to launch */
+    gate_open(gate, metered);
+}
+
+static void close(struct token *token, uint64_t now) {
+    uint32_t grace_ms = the_process->session.grace_ms;
+    gate_close(&the_process->gate);
+    token->state = TOKEN_CLOSING;
+    token->close_until = now + (grace_ms ? grace_ms : 1000) * SYS_MS;
+    token->drain_started = now;
+    token->next_poll = now;
+}
+
+static void send_drained(struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
+    struct shp_drained frame;
+    (void)token;
+    memset(&frame, 0, sizeof frame);
+    frame.grant_id = grant_id;
+    frame.launches = launches;
+    frame.flags = flags;
+    session_send(&the_process->session, &frame, SHP_DRAINED, sizeof frame);
+}
+
+void token_granted(struct token *token, const struct shp_grant *grant) {
+    uint64_t now = sys_now();
+    uint64_t deadline = grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
+    if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
+        token->grant_id = grant->grant_id;
+        token->deadline = deadline;
+    } else if (token->state == TOKEN_WANTED) {
+        token->grant_id = grant->grant_id;
+        hold(token, now, deadline, (grant->flags & SHP_GRANT_METERED) != 0, false);
+    } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
+        send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted() ? SHP_DRAINED_WANT : 0));
+        if (wanted() && token->state == TOKEN_NONE)
+            token->state = TOKEN_WANTED;
+    }
+}
+
+void token_revoked(struct token *token, uint64_t grant_id) {
+    if (token->state == TOKEN_HELD && !token->local && token->grant_id == grant_id)
+        token->deadline = 0;
+}
+
+void token_connected(struct token *token) {
+    if (token->state == TOKEN_HELD) /* by the duty cycle: from now on the daemon says when */
+        token->deadline = 0;
+}
+
+void token_disconnected(struct token *token, bool was_ready) {
+    if (was_ready && token->state == TOKEN_HELD)
+        token->deadline = 0;
+    if (token->state == TOKEN_WANTED)
+        token->state = TOKEN_NONE;
+    token->local = true; /* nobody to tell that it is drained */
+    token->next_limits = 0;
+}
+
+/* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each other never
+ * wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
+static uint64_t step_local(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    if (now >= token->next_limits) {
+        struct limits limits;
+        if (limits_read(process->directory, &limits)) {
+            lock(&process->gpus.lock);
+            gpus_learn(&process->gpus, limits.gpus, limits.count, false);
+            unlock(&process->gpus.lock);
+        }
+        token->next_limits = now + SYS_SECOND;
+    }
+    if (process->session.refused || process->session.state == SESSION_GREETING || !wanted())
+        return SYS_NEVER;
+    uint64_t request = gpus_request(&process->gpus);
+    if (request == 0)
+        return token->next_limits;
+    uint64_t start = now - (now + token->phase) % PERIOD, length = PERIOD * request / 1000, end = start + length;
+    if (request >= 1000) {
+        hold(token, now, SYS_NEVER, false, true);
+        return now;
+    }
+    if (token->debt > 0 && now < end) { /* made up for by windows that stay shut, in whole or in part */
+        uint64_t paid = least(token->debt, end - now);
+        token->debt -= paid;
+        if (end - now - paid < LOCAL_LEAST)
+            return start + PERIOD;
+        end -= paid;
+    }
+    if (now + LOCAL_LEAST > end && !(length < LOCAL_LEAST && now < end))
+        return start + PERIOD;
+    token->window_end = end;
+    hold(token, now, end, true, true);
+    return now;
+}
+
+static uint64_t step_none(struct token *token, uint64_t now) {
+    struct shp_want frame;
+    struct session *session = &the_process->session;
+    if (session->state != SESSION_READY)
+        return step_local(token, now);
+    if (!wanted())
+        return SYS_NEVER;
+    memset(&frame, 0, sizeof frame);
+    frame.gpu_mask = (1u << session->gpu_count) - 1;
+    if (!session_send(session, &frame, SHP_WANT, sizeof frame))
+        return now + 10 * SYS_MS;
+    token->state = TOKEN_WANTED;
+    session->heard = now; /* the silence that the ping goes by begins here */
+    return SYS_NEVER;
+}
+
+static uint64_t step_held(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    bool contended = token->metered || session_contended(&process->session);
+    if (now >= token->deadline) {
+        close(token, now);
+        return now;
+    }
+    if (token->local)
+        return token->deadline;
+    if (now < token->next_look)
+        return least(token->deadline, token->next_look);
+    token->next_look = now + (contended ? LOOK_CONTENDED : LOOK_ALONE);
+    uint64_t launches = gate_launches(&process->gate);
+    if (launches != token->seen) {
+        token->seen = launches;
+        token->quiet = false;
+    } else if (gate_clear(&process->gate)) {
+        if (!token->quiet)
+            drain_begin(&process->streams);
+        token->quiet = true;
+        if (drain_poll(&process->streams)) {
+            token->idle = true;
+            close(token, now);
+            return now;
+        }
+    }
+    return least(token->deadline, token->next_look);
+}
+
+static uint64_t step_closing(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    if (!gate_clear(&process->gate) && now < token->close_until)
+        return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
+    token->drained_launches = gate_launches(&process->gate);
+    drain_begin(&process->streams);
+    token->state = TOKEN_DRAINING;
+    return now;
+}
+
+static void finish(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    bool waits = wanted(), idle = token->idle && gate_launches(&process->gate) == token->seen;
+    drain_end(&process->streams);
+    token->state = TOKEN_NONE;
+    if (token->local) {
+        if (now > token->window_end && token->window_end != 0)
+            token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
+        token->window_end = 0;
+        return;
+    }
+    send_drained(token, token->grant_id, gate_launches(&process->gate) - token->launches,
+                 (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0));
+    if (waits) {
+        token->state = TOKEN_WANTED;
+        process->session.heard = now;
+    }
+}
+
+static uint64_t step_draining(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    if (now < token->next_poll)
+        return token->next_poll;
+    if (!drain_poll(&process->streams)) {
+        token->next_poll = now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
+        return token->next_poll;
+    }
+    if (gate_launches(&process->gate) != token->drained_launches) { /* one that slept in a full queue came through */
+        token->drained_launches = gate_launches(&process->gate);
+        drain_begin(&process->streams);
+        return now;
+    }
+    finish(token, now);
+    return now;
+}
+
+uint64_t token_step(struct token *token, uint64_t now) {
+    switch (token->state) {
+    case TOKEN_NONE:
+        return step_none(token, now);
+    case TOKEN_WANTED:
+        session_ping(&the_process->session, now);
+        return now + SYS_SECOND;
+    case TOKEN_HELD:
+        return step_held(token, now);
+    case TOKEN_CLOSING:
+        return step_closing(token, now);
+    case TOKEN_DRAINING:
+        return step_draining(token, now);
+    }
+    return SYS_NEVER;
+}

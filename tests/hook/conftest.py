@@ -1,0 +1,183 @@
+"""What the tests of the hook need: the double of libcuda, the hook itself, a tenant's directory with a scripted daemon.
+
+Everything is built once per session into build/; nothing outlives a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hook.fakecuda import State, create_state, read_state
+from hook.probe import Probe
+from hook.scripted_daemon import ScriptedDaemon
+from sharepod.protocol import GpuTerms
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+GPU_0 = "GPU-10000000-0000-4000-8000-000000000000"
+GPU_1 = "GPU-10000000-0000-4000-8000-000000000001"
+MIB = 1 << 20
+DEVICE_MEMORY = 1024 * MIB
+TENANT_MEMORY = 256 * MIB
+
+
+def _build_hook(target: Path, *, define: str = "") -> Path:
+    command = [sys.executable, "setup.py", "--quiet", "build_hook", f"--target={target}"]
+    if define:
+        command.append(f"--define={define}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+@pytest.fixture(scope="session")
+def double() -> Path:
+    """The folder of the fake libcuda.so.1. The programs of the tests are built with it."""
+    done = subprocess.run(
+        ["make", "-C", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return BUILD / "fakecuda"
+
+
+@pytest.fixture(scope="session")
+def hook_file() -> Path:
+    """The hook as it ships."""
+    return _build_hook(BUILD / "hook" / "libsharepod.so")
+
+
+@pytest.fixture(scope="session")
+def hasty_hook_file() -> Path:
+    """The hook with short patience: 1 s for `limits`, 1.5 s for memory without a daemon, 0.5 s for a silent daemon."""
+    define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500"
+    return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
+
+
+def terms(gpu: str = GPU_0, *, request: int = 500, limit: int = 1000, memory: int = TENANT_MEMORY, enforced: bool = True) -> GpuTerms:
+    return GpuTerms(bytes.fromhex(gpu.removeprefix("GPU-").replace("-", "")), request, limit, memory, enforced)
+
+
+@dataclass
+class Tenant:
+    """A tenant's directory as the agent makes it, and what runs in it."""
+
+    directory: Path
+    state: Path
+    double: Path
+    gpus: tuple[GpuTerms, ...]
+    _ends: list[Callable[[], None]] = field(default_factory=list)
+
+    def write_limits(self) -> None:
+        lines = [
+            f"gpu {gpu} request {gpu_terms.request_milli} limit {gpu_terms.limit_milli} memory {gpu_terms.memory} "
+            f"enforced {int(gpu_terms.enforced)}\n"
+            for gpu, gpu_terms in ((_uuid(gpu_terms.uuid), gpu_terms) for gpu_terms in self.gpus)
+        ]
+        draft = self.directory / "limits.new"
+        draft.write_text("# what this tenant was granted\n" + "".join(lines))
+        draft.replace(self.directory / "limits")
+
+    def environment(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "LD_PRELOAD": str(self.directory / "libsharepod.so"),
+            "LD_LIBRARY_PATH": str(double or self.double),
+            "FAKE_CUDA_STATE": str(self.state),
+            "FAKE_CUDA_LABEL": label,
+            **more,
+        }
+
+    def daemon(self, *, grace_ms: int = 1000) -> ScriptedDaemon:
+        daemon = ScriptedDaemon(self.directory, self.gpus, grace_ms=grace_ms)
+        self._ends.append(daemon.close)
+        return daemon
+
+    def probe(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> Probe:
+        probe = Probe(self.environment(label, double=double, **more))
+        self._ends.append(probe.close)
+        return probe
+
+    def loop(self, *arguments: str, label: str = "tenant", **more: str) -> subprocess.Popen[str]:
+        """launchloop; ended with the test if it has not by then."""
+        program = [str(BUILD / "programs" / "launchloop"), *arguments]
+        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=self.environment(label, **more))
+        self._ends.append(lambda: _end(process))
+        return process
+
+    def read(self) -> State:
+        return read_state(self.state)
+
+    def submitted(self, label: str = "tenant") -> int:
+        return sum(usage.submitted for client in self.read().clients if client.label == label for usage in client.usage.values())
+
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = 10) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {timeout} s in vain for {what}"
+            time.sleep(0.002)
+
+    def end(self) -> None:
+        for end in reversed(self._ends):
+            end()
+
+
+def _uuid(raw: bytes) -> str:
+    text = raw.hex()
+    return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def last_report(process: subprocess.Popen[str], timeout: float = 30) -> dict[str, Any]:
+    """What launchloop said at its end."""
+    output, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, output
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+MakeTenant = Callable[..., Tenant]
+
+
+@pytest.fixture
+def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: Path) -> Iterator[MakeTenant]:
+    """Makes tenants' directories on one set of two simulated GPUs."""
+    state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)])
+    tenants: list[Tenant] = []
+
+    def make(*gpus: GpuTerms, hasty: bool = False, limits: bool = True) -> Tenant:
+        directory = tmp_path / f"t{len(tenants)}"
+        directory.mkdir()
+        shutil.copy2(hasty_hook_file if hasty else hook_file, directory / "libsharepod.so")
+        tenant = Tenant(directory, state, double, gpus or (terms(),))
+        if limits:
+            tenant.write_limits()
+        tenants.append(tenant)
+        return tenant
+
+    yield make
+    for tenant in reversed(tenants):
+        tenant.end()
+
+
+@pytest.fixture
+def tenant(make_tenant: MakeTenant) -> Tenant:
+    """A tenant with half of the first GPU's time and 256 MiB of its memory."""
+    return make_tenant()

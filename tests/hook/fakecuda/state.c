@@ -1,0 +1,208 @@
+/* The shared state file: who uses it, and the memory and time of its devices. See state.h. */
+#define _GNU_SOURCE
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Open-file-description locks on bytes that the file need not have: one for memory, one for the life of each record. */
+enum { MEMORY_LOCK_BYTE = 1 << 24, CLIENT_LOCK_BYTE = 1 << 25 };
+
+static struct fake_state *state;
+static struct fake_client *self;
+static int state_fd = -1;
+static int visible[FAKE_DEVICES];
+static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static int lock_byte(int command, off_t byte, short type) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    int result;
+    do {
+        result = fcntl(state_fd, command, &lock);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0 && command == F_OFD_GETLK)
+        return lock.l_type != F_UNLCK;
+    return result;
+}
+
+static void lock_memory(void) {
+    pthread_mutex_lock(&memory_mutex);
+    lock_byte(F_OFD_SETLKW, MEMORY_LOCK_BYTE, F_WRLCK);
+}
+
+static void unlock_memory(void) {
+    lock_byte(F_OFD_SETLK, MEMORY_LOCK_BYTE, F_UNLCK);
+    pthread_mutex_unlock(&memory_mutex);
+}
+
+/* Frees what ended processes held. With the memory lock. */
+static void reap(void) {
+    for (int i = 0; i < FAKE_CLIENTS; i++) {
+        struct fake_client *client = &state->clients[i];
+        if (!client->used || client == self || lock_byte(F_OFD_GETLK, CLIENT_LOCK_BYTE + i, F_WRLCK) != 0)
+            continue;
+        for (int device = 0; device < FAKE_DEVICES; device++)
+            client->usage[device].memory = 0;
+    }
+}
+
+static bool take_record(void) {
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < FAKE_CLIENTS; i++) {
+            struct fake_client *client = &state->clients[i];
+            if (pass == 0 && client->used)
+                continue;
+            if (lock_byte(F_OFD_SETLK, CLIENT_LOCK_BYTE + i, F_WRLCK) != 0)
+                continue;
+            memset(client, 0, sizeof *client);
+            const char *label = getenv("FAKE_CUDA_LABEL");
+            if (label != NULL && *label != '\0')
+                snprintf(client->label, sizeof client->label, "%s", label);
+            else
+                snprintf(client->label, sizeof client->label, "%d", (int)getpid());
+            client->pid = (uint32_t)getpid();
+            client->used = 1;
+            self = client;
+            return true;
+        }
+    return false;
+}
+
+static void format_uuid(const uint8_t *uuid, char *text) {
+    int at = sprintf(text, "GPU-");
+    for (int i = 0; i < 16; i++)
+        at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+}
+
+static void find_visible(void) {
+    const char *list = getenv("FAKE_CUDA_VISIBLE");
+    int count = 0;
+    for (int i = 0; i < FAKE_DEVICES; i++)
+        visible[i] = -1;
+    if (list == NULL || strcmp(list, "all") == 0) {
+        for (int i = 0; i < (int)state->device_count; i++)
+            visible[i] = i;
+        return;
+    }
+    char *copy = strdup(list), *rest = copy;
+    for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ","))
+        for (int i = 0; i < (int)state->device_count && count < FAKE_DEVICES; i++) {
+            char text[64], index[16];
+            format_uuid(state->devices[i].uuid, text);
+            snprintf(index, sizeof index, "%d", i);
+            if (strcasecmp(item, text) == 0 || strcmp(item, index) == 0)
+                visible[count++] = i;
+        }
+    free(copy);
+}
+
+bool fake_state_attach(void) {
+    const char *path = getenv("FAKE_CUDA_STATE");
+    struct stat facts;
+    if (state != NULL)
+        return true;
+    state_fd = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (state_fd < 0) {
+        fprintf(stderr, "fake CUDA: FAKE_CUDA_STATE=%s: %s\n", path ? path : "(unset)", strerror(path ? errno : ENOENT));
+        return false;
+    }
+    if (fstat(state_fd, &facts) != 0 || facts.st_size < (off_t)sizeof *state)
+        goto fail;
+    state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
+    if (state == MAP_FAILED || state->magic != FAKE_MAGIC || state->layout != FAKE_LAYOUT)
+        goto fail;
+    find_visible();
+    lock_memory();
+    bool taken = take_record();
+    unlock_memory();
+    if (taken)
+        return true;
+fail:
+    fprintf(stderr, "fake CUDA: %s is not a usable state file of layout %u\n", path, FAKE_LAYOUT);
+    if (state != NULL && state != MAP_FAILED)
+        munmap(state, sizeof *state);
+    state = NULL;
+    close(state_fd);
+    state_fd = -1;
+    return false;
+}
+
+void fake_state_detach(void) {
+    if (state_fd >= 0)
+        close(state_fd);
+    state_fd = -1;
+    if (state != NULL)
+        munmap(state, sizeof *state);
+    state = NULL;
+    self = NULL;
+}
+
+int fake_state_visible(int ordinal) {
+    return ordinal < 0 || ordinal >= FAKE_DEVICES ? -1 : visible[ordinal];
+}
+
+struct fake_device *fake_state_device(int device) {
+    return &state->devices[device];
+}
+
+struct fake_usage *fake_state_usage(int device) {
+    return &self->usage[device];
+}
+
+bool fake_state_released(void) {
+    return state->release != 0;
+}
+
+uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length) {
+    _Atomic uint64_t *busy_until = &state->devices[device].busy_until;
+    uint64_t busy = *busy_until, end;
+    do {
+        end = (busy > ready ? busy : ready) + length;
+    } while (!atomic_compare_exchange_weak(busy_until, &busy, end));
+    struct fake_usage *usage = fake_state_usage(device);
+    usage->busy_ns += length;
+    usage->last_end = end;
+    return end;
+}
+
+/* With the memory lock. */
+static uint64_t unused(int device) {
+    uint64_t used = 0;
+    for (int i = 0; i < FAKE_CLIENTS; i++)
+        used += state->clients[i].usage[device].memory;
+    uint64_t total = state->devices[device].memory;
+    return used < total ? total - used : 0;
+}
+
+bool fake_state_take(int device, uint64_t bytes) {
+    lock_memory();
+    reap();
+    bool fits = bytes <= unused(device);
+    if (fits) {
+        struct fake_usage *usage = fake_state_usage(device);
+        usage->memory += bytes;
+        if (usage->memory > usage->peak)
+            usage->peak = usage->memory;
+    }
+    unlock_memory();
+    return fits;
+}
+
+void fake_state_give(int device, uint64_t bytes) {
+    fake_state_usage(device)->memory -= bytes;
+}
+
+uint64_t fake_state_free(int device) {
+    lock_memory();
+    reap();
+    uint64_t bytes = unused(device);
+    unlock_memory();
+    return bytes;
+}

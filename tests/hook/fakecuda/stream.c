@@ -1,0 +1,283 @@
+/* Streams and events of the double. */
+#include <stdlib.h>
+
+#include "fake.h"
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    (void)priority;
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct stream *stream = calloc(1, sizeof *stream);
+    stream->flags = flags;
+    pthread_mutex_lock(&fake_lock);
+    fake_add_stream(context, stream);
+    pthread_mutex_unlock(&fake_lock);
+    *out = (CUstream)stream;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct stream *stream = fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    stream->magic = 0;
+    if (stream->capture != NULL)
+        stream->capture->invalid = true;
+    /* The real call returns at once and frees when the work is done; the double keeps the small struct: operations point to it. */
+    for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
+        if (*at == stream) {
+            *at = stream->next;
+            break;
+        }
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult enter_stream(CUstream handle, bool per_thread, struct stream **stream) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *stream = fake_stream(context, handle, per_thread);
+    return *stream == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+}
+
+static CUresult synchronize(CUstream handle, bool per_thread) {
+    struct stream *stream;
+    CUresult result = enter_stream(handle, per_thread, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_stream_sync_call(stream);
+    if (result == CUDA_SUCCESS) {
+        if (stream == &stream->context->legacy)
+            fake_wait_context(stream->context);
+        else
+            fake_wait_stream(stream);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
+    return synchronize(handle, false);
+}
+
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream handle) {
+    return synchronize(handle, true);
+}
+
+static CUresult query(CUstream handle, bool per_thread) {
+    struct stream *stream;
+    CUresult result = enter_stream(handle, per_thread, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_stream_sync_call(stream);
+    if (result == CUDA_SUCCESS && !fake_stream_idle(stream))
+        result = CUDA_ERROR_NOT_READY;
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle) {
+    return query(handle, false);
+}
+
+EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) {
+    return query(handle, true);
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+    struct stream *stream;
+    CUresult result = enter_stream(handle, false, &stream);
+    if (result == CUDA_SUCCESS)
+        *context = (CUcontext)stream->context;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *context) {
+    return cuStreamGetCtx(handle == NULL ? CU_STREAM_PER_THREAD : handle, context);
+}
+
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct event *event = calloc(1, sizeof *event);
+    *event = (struct event){.magic = MAGIC_EVENT, .flags = flags, .context = context};
+    *out = (CUevent)event;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
+    struct event *event = (struct event *)handle;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    event->magic = 0;
+    /* The double keeps the small struct: operations may point to it. */
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+static void record(struct event *event, struct stream *stream) {
+    event->capture = NULL;
+    fake_submit(stream, (struct op){.kind = OP_EVENT, .event = event, .generation = ++event->recorded});
+}
+
+static CUresult record_call(CUevent handle, CUstream stream_handle, bool per_thread) {
+    struct event *event = (struct event *)handle;
+    struct stream *stream;
+    CUresult result = enter_stream(stream_handle, per_thread, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT) || event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    if (stream->capture != NULL) {
+        result = stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+        event->capture = stream->capture;
+    } else {
+        result = fake_order_call(stream);
+        if (result == CUDA_SUCCESS)
+            record(event, stream);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+    return record_call(event, stream, false);
+}
+
+EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream) {
+    return record_call(event, stream, true);
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
+    (void)flags;
+    return record_call(event, stream, false);
+}
+
+EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags) {
+    (void)flags;
+    return record_call(event, stream, true);
+}
+
+#if FAKE_CUDA_VERSION >= 12050
+EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
+    struct context *context = (struct context *)handle, *current;
+    struct event *event = (struct event *)event_handle;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (context == NULL && (result = fake_enter(&current)) == CUDA_SUCCESS)
+        context = current;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!fake_is(event, MAGIC_EVENT) || event->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_sync_call(context);
+    if (result == CUDA_SUCCESS)
+        record(event, &context->legacy); /* the device's queue is in order: all of the context lies before it */
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+#endif
+
+static CUresult event_call(CUevent handle, bool wait) {
+    struct event *event = (struct event *)handle;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_unsafe_call();
+    if (result == CUDA_SUCCESS && event->capture != NULL) {
+        event->capture->invalid = true;
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    if (result == CUDA_SUCCESS && wait)
+        fake_wait_event(event);
+    else if (result == CUDA_SUCCESS && !fake_event_done(event))
+        result = CUDA_ERROR_NOT_READY;
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event) {
+    return event_call(event, false);
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+    return event_call(event, true);
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
+    struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
+    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    CUresult result = start->recorded == 0 || end->recorded == 0 ? CUDA_ERROR_INVALID_HANDLE
+                      : fake_event_done(start) && fake_event_done(end) ? CUDA_SUCCESS
+                                                                       : CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS)
+        *milliseconds = (float)((double)((int64_t)end->end - (int64_t)start->end) / 1e6);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
+    return cuEventElapsedTime(milliseconds, start, end);
+}
+
+static CUresult wait_call(CUstream handle, CUevent event_handle, bool per_thread) {
+    struct event *event = (struct event *)event_handle;
+    struct stream *stream;
+    CUresult result = enter_stream(handle, per_thread, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    if (event->capture != NULL && stream->capture == NULL)
+        stream->capture = event->capture; /* joins the capture sequence */
+    else if (event->capture != stream->capture) {
+        if (stream->capture != NULL)
+            stream->capture->invalid = true;
+        result = event->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_MERGE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    } else if (stream->capture == NULL) {
+        result = fake_order_call(stream);
+        if (result == CUDA_SUCCESS && event->recorded > 0)
+            fake_submit(stream, (struct op){.kind = OP_WAIT, .event = event, .generation = event->recorded});
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+    (void)flags;
+    return wait_call(stream, event, false);
+}
+
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags) {
+    (void)flags;
+    return wait_call(stream, event, true);
+}

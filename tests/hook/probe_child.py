@@ -1,0 +1,231 @@
+"""Runs inside the probed process: makes the CUDA calls that the test asks for, one JSON object a line, each thread by itself.
+
+`{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is answered with `{"id": 1, "code": 0, "value": ...}`; `code` is the
+CUresult. Operations of one thread follow each other; a thread that waits in a call does not keep the others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CU_STREAM_NON_BLOCKING = 1
+
+_answering = threading.Lock()
+
+
+def _answer(reply: dict[str, Any]) -> None:
+    with _answering:
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+
+class Calls:
+    """The operations, by name. Each returns (CUresult, value)."""
+
+    def __init__(self) -> None:
+        self.library: ctypes.CDLL | None = None
+        self.context = ctypes.c_void_p()
+        self.module = ctypes.c_void_p()
+        self.handles: dict[str, ctypes.c_void_p] = {}
+
+    def cuda(self, name: str, *arguments: Any) -> int:
+        if self.library is None:
+            self.library = ctypes.CDLL("libcuda.so.1")
+        return int(getattr(self.library, name)(*arguments))
+
+    def init(self) -> tuple[int, Any]:
+        return self.cuda("cuInit", 0), None
+
+    def context_create(self, device: int = 0) -> tuple[int, Any]:
+        code = self.cuda("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), device)
+        code = code or self.cuda("cuCtxSetCurrent", self.context)
+        code = code or self.cuda("cuModuleLoadData", ctypes.byref(self.module), b"")
+        return code, None
+
+    def own_context(self, name: str, device: int = 0) -> tuple[int, Any]:
+        self.handles[name] = handle = ctypes.c_void_p()
+        return self.cuda("cuCtxCreate_v2", ctypes.byref(handle), 0, device), None
+
+    def context_use(self, name: str = "") -> tuple[int, Any]:
+        return self.cuda("cuCtxSetCurrent", self.handles[name] if name else self.context), None
+
+    def context_destroy(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuCtxDestroy_v2", self.handles.pop(name)), None
+
+    def context_release(self, device: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuDevicePrimaryCtxRelease_v2", device), None
+
+    def context_sync(self) -> tuple[int, Any]:
+        return self.cuda("cuCtxSynchronize"), None
+
+    def alloc(self, size: int) -> tuple[int, Any]:
+        address = ctypes.c_uint64()
+        return self.cuda("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size)), address.value
+
+    def alloc_managed(self, size: int) -> tuple[int, Any]:
+        address = ctypes.c_uint64()
+        return self.cuda("cuMemAllocManaged", ctypes.byref(address), ctypes.c_size_t(size), 1), address.value
+
+    def alloc_pitch(self, width: int, height: int) -> tuple[int, Any]:
+        address, pitch = ctypes.c_uint64(), ctypes.c_size_t()
+        sizes = ctypes.c_size_t(width), ctypes.c_size_t(height), 4
+        return self.cuda("cuMemAllocPitch_v2", ctypes.byref(address), ctypes.byref(pitch), *sizes), address.value
+
+    def free(self, address: int) -> tuple[int, Any]:
+        return self.cuda("cuMemFree_v2", ctypes.c_uint64(address)), None
+
+    def memory_info(self) -> tuple[int, Any]:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        return self.cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)), [free.value, total.value]
+
+    def total_memory(self, device: int = 0) -> tuple[int, Any]:
+        total = ctypes.c_size_t()
+        return self.cuda("cuDeviceTotalMem_v2", ctypes.byref(total), device), total.value
+
+    def stream(self, name: str, flags: int = CU_STREAM_NON_BLOCKING) -> tuple[int, Any]:
+        self.handles[name] = handle = ctypes.c_void_p()
+        return self.cuda("cuStreamCreate", ctypes.byref(handle), flags), None
+
+    def stream_destroy(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuStreamDestroy_v2", self.handles.pop(name)), None
+
+    def stream_sync(self, name: str = "") -> tuple[int, Any]:
+        return self.cuda("cuStreamSynchronize", self.handles.get(name)), None
+
+    def launch(self, kernel: str, stream: str = "", count: int = 1, symbol: str = "cuLaunchKernel") -> tuple[int, Any]:
+        function = self._function(kernel)
+        for done in range(count):
+            code = self.cuda(symbol, function, 1, 1, 1, 1, 1, 1, 0, self.handles.get(stream), None, None)
+            if code:
+                return code, done
+        return 0, count
+
+    def launch_graph(self, name: str, stream: str = "") -> tuple[int, Any]:
+        return self.cuda("cuGraphLaunch", self.handles[name], self.handles.get(stream)), None
+
+    def _function(self, kernel: str) -> ctypes.c_void_p:
+        function = self.handles.get(f"kernel {kernel}")
+        if function is None:
+            function = ctypes.c_void_p()
+            assert self.cuda("cuModuleGetFunction", ctypes.byref(function), self.module, kernel.encode()) == 0, kernel
+            self.handles[f"kernel {kernel}"] = function
+        return function
+
+    def event(self, name: str) -> tuple[int, Any]:
+        self.handles[name] = handle = ctypes.c_void_p()
+        return self.cuda("cuEventCreate", ctypes.byref(handle), 0), None
+
+    def event_record(self, name: str, stream: str = "") -> tuple[int, Any]:
+        return self.cuda("cuEventRecord", self.handles[name], self.handles.get(stream)), None
+
+    def event_query(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuEventQuery", self.handles[name]), None
+
+    def capture_begin(self, stream: str, mode: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuStreamBeginCapture_v2", self.handles[stream], mode), None
+
+    def capture_end(self, stream: str, graph: str = "") -> tuple[int, Any]:
+        captured, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        code = self.cuda("cuStreamEndCapture", self.handles[stream], ctypes.byref(captured))
+        if code == 0 and graph:
+            code = self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(executable), captured, ctypes.c_uint64(0))
+            self.handles[graph] = executable
+        return code, None
+
+    def proc_address(self, name: str, version: int = 13000, flags: int = 0) -> tuple[int, Any]:
+        """Where cuGetProcAddress says the function is, and in which file that lies."""
+        found, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        code = self.cuda(
+            "cuGetProcAddress_v2", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(flags), ctypes.byref(status)
+        )
+        return code, [_file_of(found.value or 0), status.value]
+
+    # Not CUDA.
+
+    def load(self) -> tuple[int, Any]:
+        self.library = ctypes.CDLL("libcuda.so.1")
+        return 0, None
+
+    def symbol_file(self, name: str) -> tuple[int, Any]:
+        """In which file the function lies that dlsym finds in libcuda."""
+        assert self.library is not None
+        return 0, _file_of(ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0)
+
+    def facts(self) -> tuple[int, Any]:
+        tasks = Path("/proc/self/task")
+        names = sorted((task / "comm").read_text().strip() for task in tasks.iterdir())
+        files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        maps = Path("/proc/self/maps").read_text()
+        return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
+
+    def signals_of_agent(self) -> tuple[int, Any]:
+        for task in Path("/proc/self/task").iterdir():
+            if (task / "comm").read_text().strip() == "sharepod":
+                lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+                return 0, lines["SigBlk"].strip()
+        return 1, None
+
+    def fork(self, *steps: list[Any]) -> tuple[int, Any]:
+        """Runs steps [op, args...] in a child of fork; returns what each answered."""
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                results = [getattr(self, step[0])(*step[1:]) for step in steps]
+                os.write(writing, json.dumps(results).encode())
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            content = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status), json.loads(content) if content else None
+
+
+def _file_of(address: int) -> str:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        ends, _, rest = line.partition(" ")
+        low, high = (int(end, 16) for end in ends.split("-"))
+        if low <= address < high:
+            return rest.split()[-1]
+    return ""
+
+
+def _work(calls: Calls, commands: queue.SimpleQueue[dict[str, Any]]) -> None:
+    while True:
+        command = commands.get()
+        operation: Callable[..., tuple[int, Any]] = getattr(calls, command["op"])
+        try:
+            code, value = operation(*command["args"])
+            _answer({"id": command["id"], "code": code, "value": value})
+        except BaseException as error:
+            _answer({"id": command["id"], "error": repr(error)})
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    calls = Calls()
+    threads: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+    for line in sys.stdin:
+        command = json.loads(line)
+        name = command["thread"]
+        if name not in threads:
+            threads[name] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(calls, threads[name]), name=name, daemon=True).start()
+        threads[name].put(command)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

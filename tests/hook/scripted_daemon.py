@@ -1,0 +1,244 @@
+"""A daemon that does what a test tells it to: the other end of the hook's socket.
+
+It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it got, with the time. Without
+being told it only welcomes clients and answers questions about memory, by a ledger as simple as can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from sharepod.protocol import (
+    FRAME_MAX,
+    VERSION_MAX,
+    ClientFrame,
+    DaemonFrame,
+    Drained,
+    GpuTerms,
+    Grant,
+    Hello,
+    HintsPage,
+    Limits,
+    MemInfo,
+    Memory,
+    Recall,
+    Refused,
+    RefusedReason,
+    Release,
+    Reserve,
+    Reserved,
+    Revoke,
+    Want,
+    Welcome,
+    encode,
+    parse_client,
+)
+
+Got = TypeVar("Got", Hello, Want, Drained, Reserve, Release, MemInfo)
+
+GRACE_MS = 1000
+
+
+@dataclass(frozen=True)
+class Received:
+    """A frame and when it came, CLOCK_MONOTONIC in ns."""
+
+    time: int
+    frame: ClientFrame
+
+
+@dataclass
+class Client:
+    """One connection: one process of the tenant."""
+
+    socket: socket.socket
+    received: list[Received] = field(default_factory=list)
+    credited: list[int] = field(default_factory=list)
+    """Bytes by GPU."""
+    handed_over: list[int] = field(default_factory=list)
+    gone: bool = False
+
+
+class ScriptedDaemon:
+    """Serves `agent.sock` in a tenant's directory until `close`. `vanish` and `appear` stand for an agent that ends and comes back."""
+
+    def __init__(self, directory: Path, gpus: Sequence[GpuTerms], *, grace_ms: int = GRACE_MS) -> None:
+        self.directory = directory
+        self.gpus = tuple(gpus)
+        self.grace_ms = grace_ms
+        self.clients: list[Client] = []
+        self.on_want: Callable[[Client], Grant | None] = lambda client: None
+        """What a WANT, or a DRAINED that counts as one, is answered with."""
+        self.answer_memory = True
+        self.refuse: RefusedReason | None = None
+        self.mute = False
+        """Reads nothing: a daemon that hangs."""
+        self.hints = HintsPage()
+        self._changed = threading.Condition()
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = False
+        self._grant_ids = 0
+        self.appear()
+
+    # What a test does.
+
+    def appear(self) -> None:
+        """Listens, at the same path as before."""
+        path = self.directory / "agent.sock"
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(str(path))
+        path.chmod(0o666)
+        self._listener.listen(64)
+        self._stop = False
+        self._thread = threading.Thread(target=self._serve, name="scripted-daemon", daemon=True)
+        self._thread.start()
+
+    def vanish(self) -> None:
+        """Closes all connections and listens no more."""
+        self._stop = True
+        if self._thread is not None:
+            self._thread.join()
+        with self._changed:
+            for client in self.clients:
+                client.socket.close()
+                client.gone = True
+            self.clients.clear()
+        if self._listener is not None:
+            self._listener.close()
+
+    def close(self) -> None:
+        self.vanish()
+        self.hints.close()
+
+    def next_grant(self, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
+        self._grant_ids += 1
+        return Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
+
+    def send(self, client: Client, frame: DaemonFrame) -> None:
+        client.socket.send(encode(frame))
+
+    def grant(self, client: Client, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
+        frame = self.next_grant(quantum_ms, metered=metered)
+        self.send(client, frame)
+        return frame
+
+    def revoke(self, client: Client, grant: Grant) -> None:
+        self.send(client, Revoke(grant.grant_id))
+
+    def recall(self, client: Client, gpu: int, size: int) -> None:
+        self.send(client, Recall(gpu, size))
+
+    def change_limits(self, gpus: Sequence[GpuTerms]) -> None:
+        self.gpus = tuple(gpus)
+        for client in list(self.clients):
+            self.send(client, Limits(self.gpus, self.grace_ms))
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout: float = 10) -> None:
+        """Until the condition holds; AssertionError with `what` if it does not."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not condition():
+                left = deadline - time.monotonic()
+                assert left > 0, f"waited {timeout} s in vain for {what}; got {[client.received for client in self.clients]}"
+                self._changed.wait(min(left, 0.01))
+
+    def client(self, index: int = 0, timeout: float = 10) -> Client:
+        """The client that connected as the index-th, once it has said HELLO."""
+        self.wait(lambda: len(self.clients) > index and bool(self.clients[index].received), f"client {index}", timeout)
+        return self.clients[index]
+
+    def frames(self, client: Client, kind: type[Got]) -> list[Got]:
+        with self._changed:
+            return [received.frame for received in client.received if isinstance(received.frame, kind)]
+
+    def times(self, client: Client, kind: type[Got]) -> list[int]:
+        with self._changed:
+            return [received.time for received in client.received if isinstance(received.frame, kind)]
+
+    def next_frame(self, client: Client, kind: type[Got], after: int = 0, timeout: float = 10) -> Got:
+        """The frame of that type that came when `after` others of it had come."""
+        self.wait(lambda: len(self.frames(client, kind)) > after, f"{kind.__name__} number {after + 1}", timeout)
+        return self.frames(client, kind)[after]
+
+    def used(self, gpu: int) -> int:
+        return sum(client.credited[gpu] for client in self.clients if not client.gone)
+
+    # What it does by itself.
+
+    def _serve(self) -> None:
+        assert self._listener is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ, None)
+            while not self._stop:
+                for key, _ in selector.select(0.01):
+                    if key.data is None:
+                        accepted, _ = self._listener.accept()
+                        accepted.setblocking(False)
+                        client = Client(accepted, credited=[0] * len(self.gpus))
+                        selector.register(accepted, selectors.EVENT_READ, client)
+                    elif not self.mute:
+                        self._receive(selector, key.data)
+                if self.mute:
+                    time.sleep(0.005)
+
+    def _receive(self, selector: selectors.BaseSelector, client: Client) -> None:
+        while True:
+            try:
+                packet = client.socket.recv(FRAME_MAX + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            with self._changed:
+                if not packet:
+                    client.gone = True
+                    selector.unregister(client.socket)
+                    client.socket.close()
+                    self._changed.notify_all()
+                    return
+                frame = parse_client(packet)
+                client.received.append(Received(time.monotonic_ns(), frame))
+                with contextlib.suppress(OSError):
+                    self._handle(client, frame)
+                self._changed.notify_all()
+
+    def _handle(self, client: Client, frame: ClientFrame) -> None:
+        match frame:
+            case Hello():
+                if self.refuse is not None:
+                    self.send(client, Refused(self.refuse, "as the test wants it"))
+                    return
+                welcome = encode(Welcome(0, self.gpus, self.grace_ms), version=VERSION_MAX)
+                socket.send_fds(client.socket, [welcome], [self.hints.fd])
+                self.clients.append(client)
+            case Want() | Drained(wanting=True):
+                grant = self.on_want(client)
+                if grant is not None:
+                    self.send(client, grant)
+            case Reserve() if frame.handover:
+                client.credited[frame.gpu] += frame.bytes
+                client.handed_over.append(frame.bytes)
+                self.send(client, Reserved(frame.seq, frame.gpu, frame.bytes))
+            case Reserve() if self.answer_memory:
+                terms = self.gpus[frame.gpu]
+                fits = not terms.enforced or self.used(frame.gpu) + frame.bytes <= terms.memory
+                client.credited[frame.gpu] += frame.bytes if fits else 0
+                self.send(client, Reserved(frame.seq, frame.gpu, frame.bytes if fits else 0))
+            case Release():
+                client.credited[frame.gpu] -= frame.bytes
+                assert client.credited[frame.gpu] >= 0, "gave back more than it had"
+            case MemInfo() if self.answer_memory:
+                terms = self.gpus[frame.gpu]
+                self.send(client, Memory(frame.seq, frame.gpu, terms.memory, self.used(frame.gpu) - frame.idle))
+            case _:
+                pass
