@@ -1,0 +1,132 @@
+"""One process's connection: frames in, frames out.
+
+Every byte from the other side is hostile until parsed, and every frame until checked against the tenant's own GPUs.
+Nothing here waits: a client that does not read what it is sent is given up, and one that breaks the protocol is
+closed.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from sharepod import protocol
+from sharepod.protocol import ProtocolError, RefusedReason
+
+log = structlog.get_logger(__name__)
+
+_BATCH = 32
+"""Frames that one client may have handled before others get their turn."""
+
+
+class Service(Protocol):
+    """What a tenant does with its clients' frames. Each may raise `ProtocolError`."""
+
+    def terms(self) -> tuple[protocol.GpuTerms, ...]: ...
+
+    @property
+    def grace_ms(self) -> int: ...
+
+    @property
+    def hints_fd(self) -> int: ...
+
+    def welcomed(self, client: Connection) -> None: ...
+
+    def handle(self, client: Connection, frame: protocol.ClientFrame) -> None: ...
+
+
+class Connection:
+    """From accept to close. `pid`: of the process that connected, as the kernel says. `closed` is called once, from
+    the loop."""
+
+    def __init__(self, sock: socket.socket, pid: int, service: Service, closed: Callable[[Connection], None]) -> None:
+        self.pid = pid
+        self.greeted = False
+        self.handover_open = True
+        """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
+        self._sock = sock
+        self._service = service
+        self._closed = closed
+        self._alive = True
+        self._version = protocol.VERSION_MAX
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def send(self, frame: protocol.DaemonFrame) -> None:
+        """Sends, or gives the client up if it does not read."""
+        self._send(protocol.encode(frame, version=self._version))
+
+    def refuse(self, reason: RefusedReason, text: str) -> None:
+        """Says why, and closes."""
+        self.send(protocol.Refused(reason, text))
+        self.close()
+
+    def close(self) -> None:
+        """Closes the socket now; `closed` is called in the loop's next turn, so that no caller is re-entered."""
+        if not self._alive:
+            return
+        self._alive = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._loop.call_soon(self._closed, self)
+
+    def _send(self, packet: bytes, fd: int | None = None) -> None:
+        if not self._alive:
+            return
+        ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        try:
+            self._sock.sendmsg([packet], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            log.warning("client does not read its frames, closing", pid=self.pid)
+            self.close()
+        except OSError as error:
+            log.debug("client is gone", pid=self.pid, error=error.strerror)
+            self.close()
+
+    def _readable(self) -> None:
+        for _ in range(_BATCH):
+            try:
+                # Without room for ancillary bytes the kernel drops descriptors that a client sends.
+                packet = self._sock.recv(protocol.FRAME_MAX + 1)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self.close()
+                return
+            try:
+                self._handle(protocol.parse_client(packet))
+            except ProtocolError as error:
+                log.warning("client breaks the protocol, closing", pid=self.pid, error=str(error))
+                self.close()
+            if not self._alive:
+                return
+
+    def _handle(self, frame: protocol.ClientFrame) -> None:
+        if isinstance(frame, protocol.Hello):
+            self._greet(frame)
+        elif not self.greeted:
+            raise ProtocolError(f"{type(frame).__name__} before Hello")
+        else:
+            self._service.handle(self, frame)
+
+    def _greet(self, hello: protocol.Hello) -> None:
+        if self.greeted:
+            raise ProtocolError("a second Hello")
+        version = min(hello.version_max, protocol.VERSION_MAX)
+        if version < max(hello.version_min, protocol.VERSION_MIN):
+            ours = f"{protocol.VERSION_MIN} to {protocol.VERSION_MAX}"
+            self.refuse(RefusedReason.VERSION, f"this agent speaks versions {ours}; restart the pod to get its hook")
+            return
+        self.greeted = True
+        self._version = version
+        welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
+        self._send(protocol.encode(welcome, version=version), fd=self._service.hints_fd)
+        self._service.welcomed(self)

@@ -1,0 +1,161 @@
+"""The agent without its surroundings: inventory, tenants and what is known of both. What drives it is given to it.
+
+In mode `cluster` that is `agent/cluster.py` (`await run(agent)`), in mode `standalone` a YAML file. Either one
+- calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever it changed, one call at a time; when
+  the call returns the rows are in force (sockets open or closed, limits files replaced), so that generation may be
+  reported as observed;
+- reads `agent.facts()` and waits on `agent.changed` to report;
+- may set `agent.residue` and `agent.owner_of`, which say what is left of a tenant beyond its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+
+import structlog
+
+from sharepod.api.gpunode import Gpu, TenantStatus
+
+from .inventory import Inventory, InventoryError, Process, Reading
+from .settings import Settings
+from .tenants import Tenants
+
+log = structlog.get_logger(__name__)
+
+Residue = Callable[[str], str | None]
+"""tenant id -> what is still there of it outside the agent (a published volume, processes in its cgroup), or None.
+Quick: no I/O that can hang."""
+
+OwnerOf = Callable[[int], str | None]
+"""pid (as the agent's PID namespace numbers it) -> id of the tenant whose pod it runs in, or None if it is no
+tenant's."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the agent knows now; the parts of GPUNode's status that it can fill."""
+
+    gpus: tuple[Gpu, ...]
+    tenants: tuple[TenantStatus, ...]
+    simulated: bool
+    agent_version: str
+
+    def without_usage(self) -> Facts:
+        """The same with all that moves by itself (`memory`, `held_milli`) zeroed: compare these to see whether to
+        report at once."""
+        still = tuple(row.model_copy(update={"memory": 0, "held_milli": 0}) for row in self.tenants)
+        return replace(self, tenants=still)
+
+
+class Agent:
+    """One node's agent. `await start()` before use, `await close()` at the end; everything runs on one event loop.
+
+    `changed` is set whenever `facts().without_usage()` became different; whoever reports clears it before reading.
+    `residue` and `owner_of` may be replaced before or after `start`.
+    """
+
+    def __init__(self, settings: Settings, inventory: Inventory) -> None:
+        self.settings = settings
+        self.inventory = inventory
+        self.changed = asyncio.Event()
+        self.residue: Residue = lambda tenant_id: None
+        self.owner_of: OwnerOf = lambda pid: None
+        self.tenants = Tenants(settings, changed=self._compare)
+        self._reading = Reading(gpus=(), processes=())
+        self._read_at: float | None = None
+        self._failure: str | None = None
+        self._last: Facts | None = None
+        self._polling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads the inventory once and begins to follow it. Raises `InventoryError` if there is none at all."""
+        await self._read()
+        log.info(
+            "inventory",
+            simulated=self.inventory.simulated,
+            gpus=[f"{gpu.index}:{gpu.uuid}:{gpu.model}:{gpu.health}" for gpu in self._reading.gpus],
+        )
+        if self.inventory.simulated:
+            log.warning("the inventory is simulated: there is no GPU behind it", file=str(self.settings.inventory_file))
+        await self.tenants.start()
+        self._polling = asyncio.create_task(self._poll(), name="inventory")
+
+    async def close(self) -> None:
+        """Closes every socket and stops. Tenants' directories stay: their pods outlive the agent."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+            self._polling = None
+        await self.tenants.close()
+
+    def facts(self) -> Facts:
+        """What is known now. Cheap: no I/O."""
+        return Facts(
+            gpus=self._gpus(),
+            tenants=self.tenants.status(),
+            simulated=self.inventory.simulated,
+            agent_version=agent_version(),
+        )
+
+    def unhealthy(self) -> str | None:
+        """Why the agent does not do its work, or None. What `/healthz` says."""
+        if self._polling is None or self._polling.done():
+            return "the inventory is not being read: the agent is starting or ending"
+        stale = 3 * self.settings.inventory_interval_s + self.settings.nvml_timeout_s
+        if self._read_at is None or asyncio.get_running_loop().time() - self._read_at > stale:
+            return f"the inventory has not been read for {stale:.0f} s: {self._failure or 'no answer'}"
+        return None
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.inventory_interval_s)
+            try:
+                await self._read()
+            except InventoryError as error:
+                if self._failure != str(error):
+                    log.error("cannot read the inventory, keeping the last one", error=str(error))
+                self._failure = str(error)
+            self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+            self._compare()
+
+    async def _read(self) -> None:
+        self._reading = await self.inventory.read()
+        self._read_at = asyncio.get_running_loop().time()
+        if self._failure is not None:
+            log.info("the inventory can be read again")
+        self._failure = None
+
+    def _compare(self) -> None:
+        now = self.facts().without_usage()
+        if now != self._last:
+            self._last = now
+            self.changed.set()
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        """The inventory, less what a process of nobody's makes unfit to be shared."""
+        foreign: dict[str, Process] = {}
+        for process in self._reading.processes:
+            if not self.tenants.knows(process) and self.owner_of(process.pid) is None:
+                foreign.setdefault(process.uuid, process)
+        return tuple(
+            gpu.model_copy(
+                update={
+                    "shareable": False,
+                    "reason": f"process {foreign[gpu.uuid].pid} on the node uses it and is no tenant's",
+                }
+            )
+            if gpu.shareable and gpu.uuid in foreign
+            else gpu
+            for gpu in self._reading.gpus
+        )
+
+
+def agent_version() -> str:
+    """The version of the installed package."""
+    try:
+        return version("sharepod")
+    except PackageNotFoundError:
+        return "unknown"

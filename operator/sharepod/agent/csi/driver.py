@@ -1,0 +1,216 @@
+"""The CSI services of the node: publishes a tenant's directory in its pod, and nobody else's.
+
+Guarantees:
+- A volume is published only for the pod that the kubelet names, and only while the ledger has this very pod's share
+  reserved here.
+- Refusals are gRPC statuses whose message shows in `kubectl describe pod` and says what to do; the kubelet retries each
+  of them.
+- Unpublishing needs neither the API server nor the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf import wrappers_pb2
+
+from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import CSI_DRIVER
+
+from . import csi_pb2 as csi
+from .admission import PodIdentity, Reason, Refusal, check_pod, choose_tenant, identify
+from .rpc import RpcError, service
+from .volumes import VolumeBusyError, VolumeError, Volumes
+
+log = structlog.get_logger(__name__)
+
+RESERVATION_WAIT_S = 3.0
+"""How long a publish waits for the ledger to show the pod's row: the operator writes it before it makes the pod, but
+the agent's watch may be behind the kubelet's.
+"""
+
+_CODES = {
+    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.NOT_ENTITLED: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.NO_RESERVATION: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class PodUnknownError(Exception):
+    """No such pod exists."""
+
+
+class PodsUnavailableError(Exception):
+    """The API server could not be asked. The message says why."""
+
+
+GetPod = Callable[[str, str], Awaitable[Mapping[str, object]]]
+"""(namespace, name) -> the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
+
+
+class Ledger(Protocol):
+    """The rows in force on this node."""
+
+    @property
+    def rows(self) -> Iterable[Tenant]:
+        """Every row whose tenant is set up: its directory is complete."""
+
+    @property
+    def absent(self) -> str | None:
+        """Why the ledger is not known at present; None while it is."""
+
+    async def changed(self) -> None:
+        """Returns when `rows` is next replaced."""
+
+
+class Driver:
+    """Identity and Node service of one node."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        version: str,
+        volumes: Volumes,
+        ledger: Ledger,
+        directory: Callable[[str], Path | None],
+        get_pod: GetPod,
+        reservation_wait_s: float = RESERVATION_WAIT_S,
+    ) -> None:
+        """`directory`: tenant id -> the directory that its pod gets, or None while there is none."""
+        self._node = node
+        self._version = version
+        self._volumes = volumes
+        self._ledger = ledger
+        self._directory = directory
+        self._get_pod = get_pod
+        self._reservation_wait_s = reservation_wait_s
+
+    def services(self) -> tuple[Any, ...]:
+        """What to serve on the CSI socket."""
+        return (
+            service(
+                csi.DESCRIPTOR,
+                "Identity",
+                {
+                    "GetPluginInfo": self.plugin_info,
+                    "GetPluginCapabilities": self.plugin_capabilities,
+                    "Probe": self.probe,
+                },
+            ),
+            service(
+                csi.DESCRIPTOR,
+                "Node",
+                {
+                    "NodePublishVolume": self.publish,
+                    "NodeUnpublishVolume": self.unpublish,
+                    "NodeGetCapabilities": self.node_capabilities,
+                    "NodeGetInfo": self.node_info,
+                },
+            ),
+        )
+
+    async def plugin_info(self, _: csi.GetPluginInfoRequest) -> csi.GetPluginInfoResponse:
+        return csi.GetPluginInfoResponse(name=CSI_DRIVER, vendor_version=self._version)
+
+    async def plugin_capabilities(self, _: csi.GetPluginCapabilitiesRequest) -> csi.GetPluginCapabilitiesResponse:
+        return csi.GetPluginCapabilitiesResponse()
+
+    async def probe(self, _: csi.ProbeRequest) -> csi.ProbeResponse:
+        return csi.ProbeResponse(ready=wrappers_pb2.BoolValue(value=True))
+
+    async def node_capabilities(self, _: csi.NodeGetCapabilitiesRequest) -> csi.NodeGetCapabilitiesResponse:
+        return csi.NodeGetCapabilitiesResponse()
+
+    async def node_info(self, _: csi.NodeGetInfoRequest) -> csi.NodeGetInfoResponse:
+        return csi.NodeGetInfoResponse(node_id=self._node)
+
+    async def publish(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
+        """Publishes the tenant's directory at the target path; idempotent."""
+        target = _target(request)
+        try:
+            who = identify(request.volume_context)
+            if self._volumes.pod_of(target) != who.uid:
+                raise Refusal(Reason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})")
+            owner_uid = await self._owner(who)
+            # From here to the mark that publish() sets there is no suspension: a row that turns Releasing finds the
+            # volume published.
+            tenant, source = await self._reserved(who, owner_uid)
+            await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
+        except Refusal as refusal:
+            raise RpcError(_CODES[refusal.reason], str(refusal)) from None
+        except VolumeError as error:
+            raise _volume_status(error) from error
+        log.info("volume published", pod=str(who), pod_uid=who.uid, tenant=tenant.id, target=str(target))
+        return csi.NodePublishVolumeResponse()
+
+    async def unpublish(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
+        """Takes the volume away from the target path; idempotent."""
+        target = _target(request)
+        try:
+            await self._volumes.unpublish(target)
+        except VolumeError as error:
+            raise _volume_status(error) from error
+        log.info("volume unpublished", target=str(target))
+        return csi.NodeUnpublishVolumeResponse()
+
+    async def _owner(self, who: PodIdentity) -> str:
+        try:
+            pod = await self._get_pod(who.namespace, who.name)
+        except PodUnknownError:
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"pod {who} does not exist any more") from None
+        except PodsUnavailableError as error:
+            raise RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"cannot ask the API server who pod {who} is: {error}; the kubelet tries again",
+            ) from None
+        return check_pod(pod, who, self._node)
+
+    async def _reserved(self, who: PodIdentity, owner_uid: str) -> tuple[Tenant, Path]:
+        """The pod's tenant and its directory; waits shortly for a row that is not there yet."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._reservation_wait_s
+        while True:
+            try:
+                if self._ledger.absent is not None:
+                    raise Refusal(Reason.NO_RESERVATION, f"{self._ledger.absent}; the kubelet tries again")
+                tenant = choose_tenant(self._ledger.rows, who, owner_uid, self._node)
+                source = self._directory(tenant.id)
+                if source is None:
+                    raise Refusal(
+                        Reason.NO_RESERVATION,
+                        f"the agent of node {self._node} has not set up pod {who}; if this goes on, its log says why",
+                    )
+            except Refusal as refusal:
+                if refusal.reason is not Reason.NO_RESERVATION or loop.time() >= deadline:
+                    raise
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._ledger.changed()
+                except TimeoutError:
+                    continue
+            else:
+                return tenant, source
+
+
+def _target(request: csi.NodePublishVolumeRequest | csi.NodeUnpublishVolumeRequest) -> Path:
+    if not request.volume_id:
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "volume_id is missing")
+    path = Path(request.target_path)
+    if not path.is_absolute() or ".." in path.parts:
+        raise RpcError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"target_path {request.target_path!r} has to be an absolute path without '..'",
+        )
+    return path
+
+
+def _volume_status(error: VolumeError) -> RpcError:
+    if isinstance(error, VolumeBusyError):
+        return RpcError(grpc.StatusCode.ABORTED, str(error))
+    return RpcError(grpc.StatusCode.INTERNAL, str(error))

@@ -1,0 +1,152 @@
+"""Bind mounts of a directory into a pod, read-only in every mount namespace that they reach.
+
+Plain mount(2) and umount2(2) and the kernel's own list of mounts; nothing is remembered here. All calls are idempotent,
+and what they leave behind when the process dies between two of them is taken away by the next `bind_readonly` or by
+`sweep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+
+# <linux/mount.h>
+_MS_RDONLY = 1
+_MS_NOSUID = 2
+_MS_NODEV = 4
+_MS_REMOUNT = 32
+_MS_BIND = 4096
+_MS_PRIVATE = 1 << 18
+_MNT_DETACH = 2
+_UMOUNT_NOFOLLOW = 8
+
+_STACKED_MAX = 32
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo. `root`: the directory of the filesystem that is mounted; `point`: where."""
+
+    root: str
+    point: Path
+    options: frozenset[str]
+    shared: bool
+    """Whether what is mounted below it propagates to other mount namespaces."""
+
+    @property
+    def readonly(self) -> bool:
+        return "ro" in self.options
+
+
+def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
+    """The mounts in the order of the kernel's list: of several on one point the last is on top. See
+    proc_pid_mountinfo(5).
+    """
+    found = []
+    for line in lines:
+        fields = line.rstrip("\n").split(" ")
+        if len(fields) < 7:
+            continue
+        optional = fields[6 : fields.index("-", 6)] if "-" in fields[6:] else []
+        found.append(
+            Mount(
+                root=_unescape(fields[3]),
+                point=Path(_unescape(fields[4])),
+                options=frozenset(fields[5].split(",")),
+                shared=any(field.startswith("shared:") for field in optional),
+            )
+        )
+    return tuple(found)
+
+
+def _unescape(text: str) -> str:
+    """mountinfo writes space, tab, newline and backslash as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def mounts() -> tuple[Mount, ...]:
+    """All mounts of this process's mount namespace."""
+    with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
+        return parse_mountinfo(lines)
+
+
+def mounted_at(point: Path) -> Mount | None:
+    """The topmost mount at exactly this path."""
+    return next((mount for mount in reversed(mounts()) if mount.point == point), None)
+
+
+def holder_of(path: Path) -> Mount | None:
+    """The mount that `path` lies on."""
+    on_path = [mount for mount in mounts() if mount.point == path or mount.point in path.parents]
+    return max(on_path, key=lambda mount: len(mount.point.parts), default=None)
+
+
+def bind_readonly(source: Path, target: Path, staging: Path) -> None:
+    """Makes the directory `source` visible at `target`, read-only. `target` is created; what else is mounted there is
+    taken away.
+
+    A mount that was made read-only after it has propagated stays writable in the namespaces that it reached, and where
+    the agent runs in a container it is those that count. So it is made read-only at `staging`, a path of the agent's
+    own on no shared mount's peers, and cloned from there: a clone keeps the flags, and only the clone propagates.
+
+    Raises `OSError`.
+    """
+    present = mounted_at(target)
+    if present is not None and present.readonly and os.path.samestat(source.stat(), target.stat()):
+        return
+    unmount(target)
+    target.mkdir(mode=0o750, parents=True, exist_ok=True)
+    unmount(staging)
+    staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _mount(source, staging, _MS_BIND)
+        _mount(None, staging, _MS_PRIVATE)
+        _mount(None, staging, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+        _mount(staging, target, _MS_BIND)
+    finally:
+        unmount(staging)
+        with contextlib.suppress(OSError):
+            staging.rmdir()
+
+
+def unmount(target: Path) -> None:
+    """Nothing is mounted at `target` afterwards, or `OSError`. A mount that is still in use goes when its last user
+    does.
+    """
+    for _ in range(_STACKED_MAX):
+        if mounted_at(target) is None:
+            return
+        if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
+            number = ctypes.get_errno()
+            if number in (errno.EINVAL, errno.ENOENT):  # gone meanwhile
+                continue
+            raise OSError(number, f"cannot unmount: {os.strerror(number)}", str(target))
+    raise OSError(errno.EBUSY, f"more than {_STACKED_MAX} mounts on top of each other", str(target))
+
+
+def sweep(folder: Path) -> None:
+    """Takes away what a process that died while mounting has left in `folder` of staging paths."""
+    if not folder.is_dir():
+        return
+    for left in folder.iterdir():
+        unmount(left)
+        with contextlib.suppress(OSError):
+            left.rmdir()
+
+
+def _mount(source: Path | None, target: Path, flags: int) -> None:
+    if _libc.mount(os.fsencode(source) if source else None, os.fsencode(target), None, flags, None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot mount: {os.strerror(number)}", str(target))

@@ -1,0 +1,264 @@
+"""Which tenant's directory is published in which pod, across restarts of the agent.
+
+Guarantees:
+- A volume counts as published from before it is mounted until after it is unmounted, whatever dies in between.
+- What is known here comes from a file of the agent's own and from the kernel's list of mounts, which is right where
+  they differ; without the file the mounts alone tell everything but the pods whose volumes are already unmounted.
+- Nothing here needs the API server, the ledger or the tenant's directory, so a volume can be unpublished without any of
+  them.
+- A pod is remembered with its tenant until the tenant is forgotten: its cgroup may outlive its volume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from . import mounts
+
+log = structlog.get_logger(__name__)
+
+_STATE_VERSION = 1
+_UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class VolumeError(Exception):
+    """A volume that cannot be published or unpublished. The message says which and what to do."""
+
+
+class VolumeBusyError(VolumeError):
+    """Another operation on the same target is under way; the caller is to try again."""
+
+
+class TargetError(VolumeError):
+    """A target path that is not a CSI volume of a pod under the kubelet's root."""
+
+
+@dataclass
+class _Tenant:
+    pods: set[str] = field(default_factory=set)
+    targets: set[Path] = field(default_factory=set)
+
+
+class _TenantState(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    pods: list[str]
+    targets: list[str]
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    version: int
+    tenants: dict[str, _TenantState]
+
+
+class Volumes:
+    """The volumes of one node. One event loop; mounting happens in threads."""
+
+    def __init__(self, *, pods_dir: Path, tenants_dir: Path, state_dir: Path) -> None:
+        """`pods_dir`: the kubelet's; `tenants_dir`: where tenants' directories lie, each named after its id."""
+        self._pods_dir = pods_dir
+        self._tenants_dir = tenants_dir
+        self._state_file = state_dir / "volumes.json"
+        self._staging = state_dir / "staging"
+        self._staging_number = itertools.count(1)
+        self._tenants: dict[str, _Tenant] = {}
+        self._running: dict[Path, asyncio.Task[None]] = {}
+        self._saving = asyncio.Lock()
+        self.changed: Callable[[], None] = lambda: None
+        """Called after a volume was unpublished."""
+
+    def recover(self) -> None:
+        """Reads what an earlier agent left. Call once, before anything else. Raises `OSError` where mounts cannot be
+        read.
+        """
+        mounts.sweep(self._staging)
+        state = self._load()
+        self._tenants = {
+            tenant_id: _Tenant(set(row.pods), {Path(target) for target in row.targets})
+            for tenant_id, row in state.tenants.items()
+        }
+        mounted = self._mounted()
+        for target, tenant_id in mounted.items():
+            tenant = self._tenants.setdefault(tenant_id, _Tenant())
+            tenant.targets.add(target)
+            tenant.pods.add(self.pod_of(target))
+        for tenant_id, tenant in self._tenants.items():
+            tenant.targets = {target for target in tenant.targets if mounted.get(target) == tenant_id}
+        log.info("volumes recovered", tenants=len(self._tenants), published=len(mounted))
+
+    def pod_of(self, target: Path) -> str:
+        """UID of the pod that `target` (`<pods>/<uid>/volumes/kubernetes.io~csi/<name>/mount`) belongs to; raises
+        `TargetError`.
+        """
+        parts = target.relative_to(self._pods_dir).parts if target.is_relative_to(self._pods_dir) else ()
+        if (
+            len(parts) != 5
+            or parts[1:3] != ("volumes", "kubernetes.io~csi")
+            or parts[4] != "mount"
+            or not _UID.match(parts[0])
+        ):
+            raise TargetError(
+                f"target path {str(target)!r} is not a CSI volume under {self._pods_dir}; "
+                "set the agent's kubelet_root to the kubelet's --root-dir, the same path in the agent's container"
+            )
+        return parts[0]
+
+    def published(self, tenant_id: str) -> tuple[Path, ...]:
+        """Where this tenant's directory is, or is just being, published."""
+        tenant = self._tenants.get(tenant_id)
+        return tuple(sorted(tenant.targets)) if tenant else ()
+
+    def pods(self, tenant_id: str) -> frozenset[str]:
+        """UIDs of the pods that this tenant's directory was ever published in."""
+        tenant = self._tenants.get(tenant_id)
+        return frozenset(tenant.pods) if tenant else frozenset()
+
+    def tenants(self) -> frozenset[str]:
+        """Every tenant that is remembered here."""
+        return frozenset(self._tenants)
+
+    async def publish(self, *, target: Path, tenant_id: str, source: Path) -> None:
+        """Mounts `source`, this tenant's directory, read-only at `target`; does nothing where that is done already.
+
+        From the call on, before its first suspension, `published` shows it. Goes on to its end when the caller is
+        cancelled. Raises `VolumeError`.
+        """
+        pod_uid = self.pod_of(target)
+        self._refuse_busy(target)
+        for other in self._tenants.values():
+            other.targets.discard(target)
+        tenant = self._tenants.setdefault(tenant_id, _Tenant())
+        tenant.pods.add(pod_uid)
+        tenant.targets.add(target)
+        await self._to_the_end(target, self._publish(target, source, tenant))
+
+    async def unpublish(self, target: Path) -> None:
+        """Nothing is mounted at `target` and the path is gone afterwards, whoever it was for.
+
+        Goes on to its end when the caller is cancelled. Raises `VolumeError`.
+        """
+        self.pod_of(target)
+        self._refuse_busy(target)
+        await self._to_the_end(target, self._unpublish(target))
+
+    async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
+        """Drops what is known of tenants that are in no ledger any more and have nothing published."""
+        gone = [
+            tenant_id
+            for tenant_id, tenant in self._tenants.items()
+            if tenant_id not in tenant_ids and not tenant.targets
+        ]
+        for tenant_id in gone:
+            del self._tenants[tenant_id]
+        if gone:
+            await self._save_if_possible()
+
+    async def _publish(self, target: Path, source: Path, tenant: _Tenant) -> None:
+        staging = self._staging / str(next(self._staging_number))
+        try:
+            await self._save()
+            await asyncio.to_thread(mounts.bind_readonly, source, target, staging)
+        except OSError as error:
+            await self._unpublish(target)
+            raise VolumeError(f"cannot publish {source} at {target}: {error}") from error
+
+    async def _unpublish(self, target: Path) -> None:
+        try:
+            await asyncio.to_thread(_take_away, target)
+        except OSError as error:
+            raise VolumeError(f"cannot unpublish the volume at {target}: {error}") from error
+        for tenant in self._tenants.values():
+            tenant.targets.discard(target)
+        self.changed()
+        await self._save_if_possible()
+
+    def _refuse_busy(self, target: Path) -> None:
+        if target in self._running:
+            raise VolumeBusyError(f"another operation on {target} is under way; try again")
+
+    async def _to_the_end(self, target: Path, operation: Coroutine[None, None, None]) -> None:
+        """A call that the kubelet has given up on must not leave a thread mounting beside the next call's."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            del self._running[target]
+            if not task.cancelled() and task.exception() is not None:
+                log.warning("volume operation failed", target=str(target), error=str(task.exception()))
+
+        task = asyncio.get_running_loop().create_task(operation)
+        self._running[target] = task
+        task.add_done_callback(done)
+        await asyncio.shield(task)
+
+    def _mounted(self) -> dict[Path, str]:
+        """Target -> tenant of every volume of ours, as the kernel lists them."""
+        found: dict[Path, str] = {}
+        for mount in mounts.mounts():
+            try:
+                self.pod_of(mount.point)
+            except TargetError:
+                continue
+            # `root` begins at the filesystem that the directory lies on: only its end is the same everywhere.
+            tenant_dir = PurePosixPath(mount.root.removesuffix("//deleted"))
+            if tenant_dir.parent.name == self._tenants_dir.name:
+                found[mount.point] = tenant_dir.name
+        return found
+
+    def _load(self) -> _State:
+        empty = _State(version=_STATE_VERSION, tenants={})
+        try:
+            state = _State.model_validate_json(self._state_file.read_bytes())
+        except FileNotFoundError:
+            return empty
+        except (OSError, ValidationError) as error:
+            log.warning(
+                "cannot read which volumes are published, going by the mounts",
+                file=str(self._state_file),
+                error=str(error),
+            )
+            return empty
+        if state.version != _STATE_VERSION:
+            log.warning("volumes were written down by another version, going by the mounts", version=state.version)
+            return empty
+        return state
+
+    async def _save(self) -> None:
+        async with self._saving:
+            tenants = {
+                tenant_id: {"pods": sorted(tenant.pods), "targets": sorted(map(str, tenant.targets))}
+                for tenant_id, tenant in self._tenants.items()
+            }
+            text = json.dumps({"version": _STATE_VERSION, "tenants": tenants})
+            await asyncio.to_thread(_replace, self._state_file, text)
+
+    async def _save_if_possible(self) -> None:
+        """Where nothing is lost without: the mounts tell the same at the next start."""
+        try:
+            await self._save()
+        except OSError as error:
+            log.warning("cannot write down which volumes are published", file=str(self._state_file), error=str(error))
+
+
+def _take_away(target: Path) -> None:
+    mounts.unmount(target)
+    target.rmdir() if target.is_dir() and not target.is_symlink() else target.unlink(missing_ok=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """The whole new text or the whole old one is at `path`, after a power cut too."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

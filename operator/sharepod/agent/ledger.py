@@ -1,0 +1,268 @@
+"""This node's ledger: follows exactly one GPUNode and keeps the agent's tenants equal to its rows.
+
+Guarantees:
+- `generation` is that of a ledger which is in force, never one that is only read.
+- A row that turns Releasing, or goes, stops entitling its pod before anything else is done about it; a new row entitles
+  once its tenant is set up.
+- The ledger that was last in force is kept in a file, so that an agent which starts while the API server is away serves
+  the tenants that run; but no new volume is published by it.
+- A GPUNode that disappears takes nothing from the tenants that run: only a ledger that says so does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sharepod.api.gpunode import PLURAL, Tenant, TenantState
+from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
+
+from .apiserver import ApiFailure, ApiServer, Json, Refused, backoff
+
+log = structlog.get_logger(__name__)
+
+GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+
+Apply = Callable[[Sequence[Tenant]], Awaitable[None]]
+"""Makes these rows the tenants in force; returns when they are."""
+
+
+class _Checkpoint(BaseModel):
+    """The ledger that was last in force."""
+
+    model_config = ConfigDict(extra="ignore")
+    uid: str
+    generation: int
+    tenants: tuple[Json, ...]
+
+
+class LedgerWatch:
+    """The GPUNode named after this node. One event loop."""
+
+    def __init__(
+        self, api: ApiServer, *, node: str, apply: Apply, checkpoint: Path, on_change: Callable[[], None]
+    ) -> None:
+        """`checkpoint`: the file to keep the ledger in. `on_change` is called whenever anything that can be read here
+        changed.
+        """
+        self._api = api
+        self._node = node
+        self._apply = apply
+        self._checkpoint = checkpoint
+        self._object: Json | None = None
+        self._arrived = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._on_change = on_change
+        self._in_force: tuple[Tenant, ...] = ()
+        self._entitling: tuple[Tenant, ...] = ()
+        self._unreadable: tuple[str, ...] = ()
+        self._absent: str | None = "the agent has not read its ledger yet"
+        self._applying_failed: str | None = None
+        self.uid: str | None = None
+        """UID of the GPUNode whose ledger is in force; None before the API server has told."""
+        self.generation: int | None = None
+        """Its generation."""
+
+    @property
+    def rows(self) -> tuple[Tenant, ...]:
+        """The rows that entitle pods now; Releasing ones are among them to be told from unknown ones."""
+        return self._entitling
+
+    @property
+    def absent(self) -> str | None:
+        """Why the ledger is not known at present, so that no new volume can be published; None while it is."""
+        return self._absent
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the ledger as it stands, or None."""
+        if self._unreadable:
+            return f"rows of the ledger cannot be read (upgrade the agent?): {'; '.join(self._unreadable)}"
+        return self._applying_failed
+
+    @property
+    def object(self) -> Json | None:
+        """The GPUNode as last seen, None where it does not exist."""
+        return self._object
+
+    async def changed(self) -> None:
+        """Returns when rows, generation or the object next changed."""
+        await self._moved.wait()
+
+    def note(self, gpunode: Json) -> None:
+        """Takes a GPUNode that the API server returned, in whatever order watch and writes bring them."""
+        if self._object is not None and _is_older(gpunode, self._object):
+            return
+        self._object = gpunode
+        if self._absent is not None:
+            log.info("ledger found", gpunode=self._node, generation=gpunode["metadata"].get("generation"))
+        self._arrived.set()
+        self._move()
+
+    async def restore(self) -> None:
+        """Puts the ledger of before the restart in force, if there is one."""
+        try:
+            kept = _Checkpoint.model_validate_json(self._checkpoint.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValidationError) as error:
+            log.warning(
+                "cannot read the ledger of before the restart, waiting for the API server",
+                file=str(self._checkpoint),
+                error=str(error),
+            )
+            return
+        rows, unreadable = read_rows(kept.tenants, ())
+        if unreadable:
+            log.warning("rows of the ledger of before the restart cannot be read", rows=unreadable)
+        await self._apply(rows)
+        self._in_force = rows
+        log.info("ledger of before the restart is in force", generation=kept.generation, tenants=len(rows))
+
+    async def follow(self) -> None:
+        """Lists, then watches; again and again. Ends only when cancelled."""
+        query = {"fieldSelector": f"metadata.name={self._node}"}
+        attempt = 0
+        while True:
+            try:
+                listed = await self._api.get(f"{GPUNODES}?fieldSelector=metadata.name%3D{self._node}")
+                self._take_list(listed)
+                version = str(listed["metadata"]["resourceVersion"])
+                while True:
+                    async for event in self._api.watch(GPUNODES, query, version):
+                        attempt = 0
+                        version = str(event["object"]["metadata"]["resourceVersion"])
+                        self._take_event(event)
+            except Refused as error:
+                if error.code == 410:  # fell behind: list again, at once the first time
+                    log.info("the watch of the ledger fell behind, listing again")
+                else:
+                    log.error("the ledger is refused", gpunode=self._node, error=str(error))
+            except ApiFailure as error:
+                log.warning("cannot follow the ledger, trying again", gpunode=self._node, error=str(error))
+            attempt += 1
+            await backoff(attempt)
+
+    async def enforce(self) -> None:
+        """Puts each ledger that arrives in force; skips those that are overtaken. Ends only when cancelled."""
+        attempt = 0
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            if self._object is None:
+                continue
+            try:
+                await self._put_in_force(self._object)
+                attempt = 0
+            except Exception as error:
+                # Whatever the reason, the other half of the agent (time, memory, the tenants that run) must go on.
+                self._applying_failed = f"the ledger cannot be put in force: {error}"
+                log.exception("cannot put the ledger in force, trying again", gpunode=self._node)
+                attempt += 1
+                self._arrived.set()
+                self._move()
+                await backoff(attempt)
+
+    async def _put_in_force(self, gpunode: Json) -> None:
+        uid, generation = str(gpunode["metadata"]["uid"]), int(gpunode["metadata"]["generation"])
+        if (uid, generation) == (self.uid, self.generation) and self._applying_failed is None:
+            if self._absent is not None:
+                self._absent = None
+                self._move()
+            return
+        tenants = _mapping(gpunode.get("spec")).get("tenants") or ()
+        rows, self._unreadable = read_rows(tenants, self._in_force)
+        if self._unreadable:
+            log.error("rows of the ledger cannot be read", rows=self._unreadable)
+        still = {row.id for row in rows if row.state is TenantState.RESERVED}
+        self._entitling = tuple(row for row in self._entitling if row.id in still)
+        await self._apply(rows)
+        self._in_force = self._entitling = rows
+        self.uid, self.generation = uid, generation
+        self._absent = self._applying_failed = None
+        self._move()
+        await asyncio.to_thread(
+            self._keep, _Checkpoint(uid=uid, generation=generation, tenants=tuple(row.dump() for row in rows))
+        )
+
+    def _keep(self, checkpoint: _Checkpoint) -> None:
+        try:
+            new = self._checkpoint.with_name(self._checkpoint.name + ".new")
+            with new.open("w", encoding="utf-8") as file:
+                file.write(checkpoint.model_dump_json())
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._checkpoint)
+        except OSError as error:
+            log.warning("cannot keep the ledger for a restart", file=str(self._checkpoint), error=str(error))
+
+    def _take_list(self, listed: Json) -> None:
+        items = listed.get("items") or []
+        if items:
+            self.note(items[0])
+        else:
+            self._lose("there is none")
+
+    def _take_event(self, event: Json) -> None:
+        if event["type"] in ("ADDED", "MODIFIED"):
+            self.note(event["object"])
+        elif event["type"] == "DELETED":
+            self._object = None
+            self._lose("it was deleted")
+
+    def _lose(self, how: str) -> None:
+        self._object = None
+        self._absent = (
+            f"GPUNode {self._node} does not exist ({how}); "
+            f"the operator makes one for each Node with the label {POOL_LABEL}"
+        )
+        log.warning("no ledger", gpunode=self._node, why=how)
+        self._move()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+        self._on_change()
+
+
+def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Tenant, ...], tuple[str, ...]]:
+    """The rows that can be read, and what is wrong with the others.
+
+    Fields that this version does not know are skipped. A row that has become unreadable stays as it is in force.
+    """
+    known = {tenant.id: tenant for tenant in in_force}
+    read: dict[str, Tenant] = {}
+    unreadable = []
+    for row in rows:
+        fields = _mapping(row)
+        row_id = str(fields.get("id", "?"))
+        try:
+            tenant = Tenant.model_validate(fields, extra="ignore")
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            unreadable.append(f"tenant {row_id}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            if row_id not in known:
+                continue
+            tenant = known[row_id]
+        read[tenant.id] = tenant
+    return tuple(read.values()), tuple(unreadable)
+
+
+def _is_older(one: Json, other: Json) -> bool:
+    """Whether `one` is an older state of the same object."""
+    if one["metadata"].get("uid") != other["metadata"].get("uid"):
+        return False
+    try:
+        return int(one["metadata"]["resourceVersion"]) < int(other["metadata"]["resourceVersion"])
+    except ValueError:
+        return False
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,216 @@
+"""The inventory as NVIDIA's driver tells it.
+
+Every reading runs in a thread of its own, one at a time, because a sick GPU can make any of them hang. When a reading
+takes longer than its timeout, the last one is repeated with every GPU unhealthy, until the thread comes back.
+Whatever cannot be read of one GPU makes that GPU unhealthy and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from sharepod.api.gpunode import Gpu, Health, Link
+from sharepod.api.objects import MAX_GPUS
+
+from .inventory import InventoryError, Process, Reading, is_gpu_uuid
+
+_SYS_PCI = Path("/sys/bus/pci/devices")
+
+
+class NvmlInventory:
+    """`nvml`: the module `pynvml`, or what stands in for it in tests."""
+
+    simulated = False
+
+    def __init__(self, timeout_s: float, nvml: Any = None) -> None:
+        self._timeout_s = timeout_s
+        self._nvml = nvml
+        self._running: Future[Reading] | None = None
+        self._initialised = False
+        self._last: Reading | None = None
+        self._links: dict[frozenset[str], str] = {}
+
+    async def read(self) -> Reading:
+        """GPUs and processes. Raises `InventoryError` where there is no driver, or none ever answered."""
+        if self._running is None:
+            self._running = Future()
+            # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
+            threading.Thread(target=self._run, args=(self._running,), name="nvml", daemon=True).start()
+        try:
+            reading = await asyncio.wait_for(
+                asyncio.shield(asyncio.wrap_future(self._running)), timeout=self._timeout_s
+            )
+        except TimeoutError:
+            if self._last is None:
+                raise InventoryError(f"NVML has not answered within {self._timeout_s:g} s; see `dmesg`") from None
+            return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
+        except InventoryError:
+            self._running = None
+            raise
+        self._running = None
+        self._last = reading
+        return reading
+
+    # ---- in the thread
+
+    def _run(self, answer: Future[Reading]) -> None:
+        try:
+            answer.set_result(self._read())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    def _read(self) -> Reading:
+        nvml = self._open()
+        try:
+            count = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            self._initialised = False
+            raise InventoryError(f"cannot count the GPUs: {error}") from None
+        if count > MAX_GPUS:
+            raise InventoryError(f"this node has {count} GPUs; at most {MAX_GPUS} are supported")
+        handles: dict[str, Any] = {}
+        gpus: list[Gpu] = []
+        processes: list[Process] = []
+        for index in range(count):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = str(nvml.nvmlDeviceGetUUID(handle))
+            except nvml.NVMLError as error:
+                lost = self._lost(index, str(error))
+                if lost is not None:
+                    gpus.append(lost)
+                continue
+            if not is_gpu_uuid(uuid):
+                continue
+            handles[uuid] = handle
+            gpu, found = self._read_gpu(nvml, index, uuid, handle)
+            gpus.append(gpu)
+            processes.extend(found)
+        links = {uuid: self._links_of(nvml, uuid, handles) for uuid in handles}
+        return Reading(
+            gpus=tuple(gpu.model_copy(update={"links": links.get(gpu.uuid, ())}) for gpu in gpus),
+            processes=tuple(processes),
+        )
+
+    def _open(self) -> Any:
+        if self._nvml is None:
+            import pynvml  # loads nothing of the driver until nvmlInit
+
+            self._nvml = pynvml
+        if not self._initialised:
+            try:
+                self._nvml.nvmlInit()
+            except self._nvml.NVMLError as error:
+                raise InventoryError(
+                    f"NVML does not start: {error}; is the NVIDIA driver installed, and its library in the container "
+                    "(runtimeClassName nvidia, NVIDIA_DRIVER_CAPABILITIES=utility)?"
+                ) from None
+            self._initialised = True
+        return self._nvml
+
+    def _lost(self, index: int, reason: str) -> Gpu | None:
+        """A GPU that does not even say who it is: as it was last known."""
+        known = {gpu.index: gpu for gpu in self._last.gpus} if self._last is not None else {}
+        return _sick(known[index], reason) if index in known else None
+
+    def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process]]:
+        troubles: list[str] = []
+
+        def ask(what: str, call: Callable[[], Any], default: Any) -> Any:
+            try:
+                return call()
+            except nvml.NVMLError as error:
+                if getattr(error, "value", None) != nvml.NVML_ERROR_NOT_SUPPORTED:
+                    troubles.append(f"cannot read {what}: {error}")
+                return default
+
+        def capacity() -> int:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            return int(memory.total) - int(memory.reserved)
+
+        model = str(ask("its name", lambda: nvml.nvmlDeviceGetName(handle), "unknown"))
+        memory = int(ask("its memory", capacity, 0))
+        if memory <= 0 and not troubles:
+            troubles.append("its memory is not told")
+        mig = ask("its MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
+        remapping = ask("its remapped rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle), None)
+        if remapping is not None and remapping[3]:
+            troubles.append("remapping of memory rows has failed; the GPU needs service")
+        found: dict[int, int] = {}
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            call = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")
+            for process in ask("its processes", lambda call=call: call(handle), []):  # type: ignore[misc]
+                used = int(process.usedGpuMemory or 0)
+                found[int(process.pid)] = max(found.get(int(process.pid), 0), used)
+        gpu = Gpu(
+            uuid=uuid,
+            index=index,
+            model=model,
+            memory=max(0, memory),
+            numa_node=self._numa_node(nvml, handle),
+            shareable=not mig,
+            reason="MIG is on; a GPU in MIG mode is not shared" if mig else "",
+        )
+        if troubles:
+            gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
+        return gpu, [Process(pid, uuid, used) for pid, used in sorted(found.items())]
+
+    @staticmethod
+    def _numa_node(nvml: Any, handle: Any) -> int | None:
+        """From sysfs, which knows the PCI device's node on every platform; not known is -1 there."""
+        try:
+            bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
+            name = (bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)).lower()
+            domain, rest = name.split(":", 1)
+            node = int((_SYS_PCI / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+        except (nvml.NVMLError, OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    def _links_of(self, nvml: Any, uuid: str, handles: dict[str, Any]) -> tuple[Link, ...]:
+        links = []
+        for other in handles:
+            if other == uuid:
+                continue
+            pair = frozenset((uuid, other))
+            if pair not in self._links:
+                kind = _kind_of(nvml, handles[uuid], handles[other])
+                if kind is not None:
+                    self._links[pair] = kind
+            if pair in self._links:
+                links.append(Link(uuid=other, kind=self._links[pair]))
+        return tuple(links)
+
+
+def _kind_of(nvml: Any, one: Any, other: Any) -> str | None:
+    """How two GPUs are connected, the nearest way; None if NVML does not say."""
+    try:
+        if nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
+            return "NVLINK"
+    except nvml.NVMLError:
+        pass
+    kinds = {
+        nvml.NVML_TOPOLOGY_INTERNAL: "PIX",
+        nvml.NVML_TOPOLOGY_SINGLE: "PIX",
+        nvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+        nvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+        nvml.NVML_TOPOLOGY_NODE: "NODE",
+        nvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+    }
+    try:
+        return kinds.get(nvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    except nvml.NVMLError:
+        return None
+
+
+def _sick(gpu: Gpu, reason: str) -> Gpu:
+    return gpu.model_copy(update={"health": Health.UNHEALTHY, "reason": reason})
+
+
+def _unhealthy(reading: Reading, reason: str) -> Reading:
+    return Reading(tuple(_sick(gpu, reason) for gpu in reading.gpus), reading.processes)

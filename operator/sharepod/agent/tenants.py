@@ -1,0 +1,317 @@
+"""The node's tenants: what the ledger says is made so, and what became of it is told.
+
+`apply` is the only way in. A tenant whose row says Releasing is refused and watched until nothing of it is left; a
+row that is gone leaves its directory until then, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from sharepod.api.gpunode import MemoryIsolation, Mode, Tenant, TenantState, TenantStatus
+from sharepod.timeshare import Usage
+
+from .inventory import Process, Reading, is_gpu_uuid
+from .served import ServedTenant
+from .settings import Settings
+from .statedir import StateDir
+from .tokens import Tokens
+
+log = structlog.get_logger(__name__)
+
+Residue = Callable[[str], str | None]
+OwnerOf = Callable[[int], str | None]
+
+_RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
+
+
+@dataclass
+class _Entry:
+    """A row in force. `served` None: nothing is served (Exclusive, refused, or not servable); then `trouble` may say
+    why."""
+
+    row: Tenant
+    served: ServedTenant | None = None
+    directory: Path | None = None
+    trouble: str | None = None
+    drained: bool = False
+    seen: frozenset[int] = field(default_factory=frozenset)
+    """Pids that the driver showed on its GPUs at the last reading."""
+
+
+class Tenants:
+    """`start`, then `apply` whenever the ledger changed. `changed` is called when `status` may have become
+    different."""
+
+    def __init__(self, settings: Settings, *, changed: Callable[[], None]) -> None:
+        self._settings = settings
+        self._changed = changed
+        self._state = StateDir(settings.state_dir, settings.hook_file)
+        self._tokens = Tokens(settings.timeshare())
+        self._entries: dict[str, _Entry] = {}
+        self._leftovers: set[str] = set()
+        self._applying = asyncio.Lock()
+        self._removing: asyncio.Task[None] | None = None
+        self._known = False
+
+    async def start(self) -> None:
+        """Prepares the state directory and the hook. Raises `StateDirError`."""
+        digest = await asyncio.to_thread(self._state.prepare)
+        log.info("hook", file=str(self._settings.hook_file), sha256=digest)
+
+    async def close(self) -> None:
+        """Closes every socket; directories stay, for pods outlive the agent."""
+        if self._removing is not None:
+            await asyncio.gather(self._removing, return_exceptions=True)
+        for entry in self._entries.values():
+            if entry.served is not None:
+                entry.served.close()
+        self._tokens.close()
+
+    async def apply(self, rows: Sequence[Tenant]) -> None:
+        """Makes these rows, and no others, the tenants of this node. When it returns they are in force.
+
+        New: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has no
+        hook and no socket. Changed: limits replaced, clients told. Releasing: socket closed, clients refused. Gone:
+        closed; the directory goes once nothing is left of the tenant. A row that cannot be served is logged and has
+        no directory. Raises `OSError` where the state directory does not take what has to be written; applying the
+        same rows again goes on from there.
+        """
+        async with self._applying:
+            wanted = {row.id: row for row in rows}
+            for tenant_id in [tenant_id for tenant_id in self._entries if tenant_id not in wanted]:
+                self._drop(tenant_id)
+            for row in wanted.values():
+                await self._apply_row(row)
+            self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted}
+            if not self._known:
+                self._known = True
+                self._leftovers.update(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
+        self._changed()
+
+    def directory(self, tenant_id: str) -> Path | None:
+        """The directory to publish to the tenant's pod; None if the tenant is unknown, Releasing or cannot be
+        served."""
+        entry = self._entries.get(tenant_id)
+        return None if entry is None else entry.directory
+
+    def row(self, tenant_id: str) -> Tenant | None:
+        """The row in force, in whatever state."""
+        entry = self._entries.get(tenant_id)
+        return None if entry is None else entry.row
+
+    def trouble(self, tenant_id: str) -> str | None:
+        """Why a row cannot be served, or None."""
+        entry = self._entries.get(tenant_id)
+        return None if entry is None else entry.trouble
+
+    def status(self) -> tuple[TenantStatus, ...]:
+        """One entry per row in force, in the ledger's order."""
+        return tuple(self._status(entry) for entry in self._entries.values())
+
+    def usage(self, tenant_id: str) -> Usage | None:
+        """Token time of a tenant that is being served."""
+        entry = self._entries.get(tenant_id)
+        if entry is None or entry.served is None or entry.row.state is TenantState.RELEASING:
+            return None
+        return self._tokens.usage(tenant_id)
+
+    def served(self) -> tuple[ServedTenant, ...]:
+        """Those that are being served."""
+        entries = self._entries.values()
+        return tuple(e.served for e in entries if e.served is not None and e.row.state is TenantState.RESERVED)
+
+    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> None:
+        """Takes note of what a reading of the inventory says about the tenants. Called once per inventory interval."""
+        memory: dict[str, dict[str, int]] = {}
+        pids: dict[str, set[int]] = {}
+        for process in reading.processes:
+            owner = self._owner(process, owner_of)
+            if owner is None:
+                continue
+            pids.setdefault(owner, set()).add(process.pid)
+            by_gpu = memory.setdefault(owner, {})
+            by_gpu[process.uuid] = by_gpu.get(process.uuid, 0) + process.memory
+        for tenant_id, entry in self._entries.items():
+            entry.seen = frozenset(pids.get(tenant_id, ()))
+            if entry.served is not None and entry.row.state is TenantState.RESERVED:
+                entry.served.observe(memory.get(tenant_id, {}))
+            self._judge(entry, residue)
+        self._remove_leftovers(residue)
+
+    def knows(self, process: Process) -> bool:
+        """Whether a process on a GPU is one of a tenant's clients, or can only be that of an Exclusive tenant."""
+        return self._owner(process, lambda pid: None) is not None
+
+    # ---- inside
+
+    async def _apply_row(self, row: Tenant) -> None:
+        entry = self._entries.get(row.id)
+        if entry is not None and entry.row == row and (entry.directory is not None or entry.trouble or entry.drained):
+            return
+        if entry is not None and (entry.row.gpus, entry.row.mode) != (row.gpus, row.mode):
+            log.error("a tenant moved in the ledger; its clients have to connect anew", tenant=row.id)
+            self._close(entry)
+            entry = None
+        trouble = _not_servable(row)
+        if trouble is not None:
+            if entry is None or entry.trouble != trouble:
+                log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=trouble)
+            self._entries[row.id] = _Entry(row, trouble=trouble)
+        elif row.state is TenantState.RELEASING:
+            await self._release(row, entry)
+        elif entry is None or entry.directory is None:
+            await self._serve(row, entry)
+        else:
+            await self._change(row, entry)
+
+    async def _serve(self, row: Tenant, entry: _Entry | None) -> None:
+        if entry is not None:
+            self._close(entry)
+        self._leftovers.discard(row.id)
+        await self._removals()
+        limits = None if row.mode is Mode.EXCLUSIVE else limits_text(row)
+        directory = await asyncio.to_thread(self._state.create, row.id, limits)
+        served = None
+        if row.mode is Mode.SHARED:
+            listener = await asyncio.to_thread(self._state.listen, row.id)
+            served = ServedTenant(row, listener, self._tokens, self._settings, self._changed)
+        self._entries[row.id] = _Entry(row, served=served, directory=directory)
+        log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
+
+    async def _change(self, row: Tenant, entry: _Entry) -> None:
+        if entry.served is not None and limits_text(row) != limits_text(entry.row):
+            await asyncio.to_thread(self._state.write_limits, row.id, limits_text(row))
+            entry.served.update(row)
+            log.info(
+                "tenant changed", tenant=row.id, request=row.request_milli, limit=row.limit_milli, memory=row.memory
+            )
+        elif entry.served is not None:
+            entry.served.row = row
+        entry.row = row
+
+    async def _release(self, row: Tenant, entry: _Entry | None) -> None:
+        if entry is None:
+            entry = self._entries[row.id] = _Entry(row)
+            if row.id not in await asyncio.to_thread(self._state.existing):
+                return
+        if entry.row.state is not TenantState.RELEASING or entry.directory is not None:
+            log.info("tenant is being released", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}")
+        entry.row, entry.directory = row, None
+        if entry.served is not None:
+            entry.served.stop(_RELEASING)
+        await asyncio.to_thread(self._state.shut, row.id)
+
+    def _drop(self, tenant_id: str) -> None:
+        entry = self._entries.pop(tenant_id)
+        self._close(entry)
+        if self._state.serves(tenant_id):
+            self._leftovers.add(tenant_id)
+        log.info("tenant is gone from the ledger", tenant=tenant_id)
+
+    @staticmethod
+    def _close(entry: _Entry) -> None:
+        if entry.served is not None:
+            entry.served.close()
+            entry.served = None
+
+    def _owner(self, process: Process, owner_of: OwnerOf) -> str | None:
+        for tenant_id, entry in self._entries.items():
+            if entry.served is not None and process.pid in entry.served.processes:
+                return tenant_id
+        owner = owner_of(process.pid)
+        if owner is not None:
+            return owner
+        for tenant_id, entry in self._entries.items():
+            if entry.row.mode is Mode.EXCLUSIVE and process.uuid in entry.row.gpus:
+                return tenant_id
+        return None
+
+    def _judge(self, entry: _Entry, residue: Residue) -> None:
+        """Whether a tenant that is being released has left nothing behind. Once it has, it stays so."""
+        if entry.row.state is not TenantState.RELEASING or entry.drained:
+            return
+        clients = len(entry.served.processes) if entry.served is not None else 0
+        left = f"{clients} of its processes run" if clients else None
+        if entry.seen:
+            left = f"process {min(entry.seen)} is on its GPU"
+        left = left or residue(entry.row.id)
+        if left is None:
+            entry.drained = True
+            log.info("tenant is drained", tenant=entry.row.id)
+        elif left != entry.trouble:
+            log.info("tenant is not drained yet", tenant=entry.row.id, left=left)
+        entry.trouble = left
+
+    def _remove_leftovers(self, residue: Residue) -> None:
+        if not self._leftovers or (self._removing is not None and not self._removing.done()):
+            return
+        free = [tenant_id for tenant_id in sorted(self._leftovers) if residue(tenant_id) is None]
+        if free:
+            self._leftovers.difference_update(free)
+            self._removing = asyncio.create_task(self._remove(free), name="remove-tenants")
+
+    async def _remove(self, tenant_ids: list[str]) -> None:
+        for tenant_id in tenant_ids:
+            try:
+                await asyncio.to_thread(self._state.remove, tenant_id)
+                log.info("tenant's directory removed", tenant=tenant_id)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("cannot remove a tenant's directory, trying again", tenant=tenant_id, error=str(error))
+                self._leftovers.add(tenant_id)
+
+    async def _removals(self) -> None:
+        if self._removing is not None:
+            await asyncio.gather(self._removing, return_exceptions=True)
+
+    def _status(self, entry: _Entry) -> TenantStatus:
+        served, row = entry.served, entry.row
+        clients = served.processes.pids if served is not None else frozenset()
+        usage = self.usage(row.id)
+        return TenantStatus(
+            id=row.id,
+            processes=len(clients | entry.seen),
+            memory=served.used() if served is not None and row.state is TenantState.RESERVED else 0,
+            held_milli=usage.held_milli if usage is not None else 0,
+            connected=served is not None and served.greeted_ever,
+            enforced=self._enforced(entry, clients),
+            drained=entry.drained,
+        )
+
+    @staticmethod
+    def _enforced(entry: _Entry, clients: frozenset[int]) -> bool | None:
+        if entry.row.mode is Mode.EXCLUSIVE:
+            return None
+        if entry.seen - clients:
+            return False
+        return True if entry.served is not None and entry.served.greeted_ever else None
+
+
+def limits_text(row: Tenant) -> str:
+    """The file `limits`, as the hook reads it."""
+    enforced = int(row.memory_isolation is MemoryIsolation.ENFORCED)
+    return "".join(
+        f"gpu {gpu} request {row.request_milli} limit {row.limit_milli} memory {row.memory} enforced {enforced}\n"
+        for gpu in row.gpus
+    )
+
+
+def _not_servable(row: Tenant) -> str | None:
+    """What is wrong with a row, in words, or None."""
+    if not StateDir.serves(row.id):
+        return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
+    for gpu in row.gpus:
+        if not is_gpu_uuid(gpu):
+            return f"gpus: {gpu!r} is not the UUID of a GPU"
+    if len(set(row.gpus)) != len(row.gpus):
+        return "gpus: a GPU stands there twice"
+    if row.mode is Mode.SHARED and row.request_milli > row.limit_milli:
+        return f"requestMilli {row.request_milli} is more than limitMilli {row.limit_milli}"
+    return None

@@ -1,0 +1,185 @@
+"""The token scheduler on the event loop: one token per tenant, shared by the processes of the tenant that want it.
+
+A tenant wants the token while any of its processes does, and has drained when each process that was told of the grant
+has. A process that is gone has drained. Every call takes effect at once; what has to happen later is one timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from sharepod import protocol
+from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler, Usage
+
+log = structlog.get_logger(__name__)
+
+_JOIN_NS = 1_000_000
+"""A process that comes when less than this is left of its tenant's quantum waits for the next one."""
+_HINTS_S = 0.5
+
+
+class TokenClient(Protocol):
+    """A process, as far as the token goes."""
+
+    def send(self, frame: protocol.DaemonFrame) -> None:
+        """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
+
+
+@dataclass
+class _Token:
+    gpu_mask: int
+    contended: Callable[[bool], None]
+    wanting: set[TokenClient] = field(default_factory=set)
+    undrained: set[TokenClient] = field(default_factory=set)
+    grant_id: int | None = None
+    hinted: bool = False
+
+
+class Tokens:
+    """All tokens of the node. `clock`: nanoseconds that never go back."""
+
+    def __init__(self, config: Config, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._scheduler = Scheduler(config)
+        self._clock = clock
+        self._tokens: dict[str, _Token] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def set_tenant(
+        self,
+        tenant_id: str,
+        gpus: tuple[str, ...],
+        *,
+        request_milli: int,
+        limit_milli: int,
+        contended: Callable[[bool], None],
+    ) -> None:
+        """Adds a tenant or changes its rates. `contended` is told when others begin or cease to want its GPUs."""
+        self._scheduler.set_tenant(self._clock(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli)
+        self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended))
+        self._pump()
+
+    def remove(self, tenant_id: str) -> None:
+        """Forgets a tenant; its GPUs are free at once."""
+        if self._tokens.pop(tenant_id, None) is not None:
+            self._scheduler.remove(self._clock(), tenant_id)
+            self._pump()
+
+    def want(self, tenant_id: str, client: TokenClient) -> None:
+        """A process waits at its gate."""
+        token = self._tokens[tenant_id]
+        if client in token.undrained:
+            return
+        now = self._clock()
+        running = self._scheduler.remaining(now, tenant_id)
+        if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
+            token.undrained.add(client)
+            self._tell(token, client, running)
+            return
+        token.wanting.add(client)
+        if token.grant_id is None:
+            self._scheduler.want(now, tenant_id)
+            self._hint_neighbours(tenant_id)
+            self._pump()
+
+    def attend(self, tenant_id: str, *, present: bool) -> None:
+        """Whether any process of the tenant is connected."""
+        if tenant_id in self._tokens:
+            self._scheduler.attend(self._clock(), tenant_id, present=present)
+
+    def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
+        """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
+        ours."""
+        token = self._tokens[tenant_id]
+        if frame.grant_id != token.grant_id or client not in token.undrained:
+            if frame.wanting:
+                self.want(tenant_id, client)
+            return
+        token.undrained.discard(client)
+        if frame.wanting:
+            token.wanting.add(client)
+        self._maybe_drained(tenant_id, token)
+
+    def vanished(self, tenant_id: str, client: TokenClient) -> None:
+        """A process is gone, and with it what it held."""
+        token = self._tokens.get(tenant_id)
+        if token is None:
+            return
+        token.wanting.discard(client)
+        if client in token.undrained:
+            token.undrained.discard(client)
+            self._maybe_drained(tenant_id, token)
+        elif not token.wanting and token.grant_id is None:
+            self._scheduler.unwant(self._clock(), tenant_id)
+            self._pump()
+
+    def usage(self, tenant_id: str) -> Usage:
+        """What the tenant held up to now."""
+        return self._scheduler.usage(self._clock(), tenant_id)
+
+    def close(self) -> None:
+        """Stops the timers."""
+        for timer in (self._timer, self._sweep):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._sweep = None
+
+    def _maybe_drained(self, tenant_id: str, token: _Token) -> None:
+        if token.undrained:
+            return
+        token.grant_id = None
+        self._scheduler.drained(self._clock(), tenant_id, wanting=bool(token.wanting))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Carries out what is due, and sets the timer to what will be."""
+        now = self._clock()
+        for action in self._scheduler.tick(now):
+            token = self._tokens[action.tenant]
+            if isinstance(action, Grant):
+                token.grant_id = action.grant_id
+                token.undrained, token.wanting = token.wanting, set()
+                for client in token.undrained:
+                    self._tell(token, client, action)
+            elif isinstance(action, Revoke):
+                for client in token.undrained:
+                    client.send(protocol.Revoke(action.grant_id))
+            elif isinstance(action, Overdue):
+                log.warning("holder is overdue and was overtaken", tenant=action.tenant, grant=action.grant_id)
+        due = self._scheduler.next_deadline()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
+
+    @staticmethod
+    def _tell(token: _Token, client: TokenClient, grant: Grant) -> None:
+        client.send(protocol.Grant(grant.grant_id, grant.quantum_ns, token.gpu_mask, grant.metered))
+
+    def _hint_neighbours(self, tenant_id: str) -> None:
+        """Hints go up at once and come down by a sweep."""
+        for other in self._scheduler.sharing_with(tenant_id):
+            self._set_hint(self._tokens[other], True)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints)
+
+    def _sweep_hints(self) -> None:
+        now = self._clock()
+        for tenant_id, token in self._tokens.items():
+            self._set_hint(token, self._scheduler.contended(now, tenant_id))
+        lit = any(token.hinted for token in self._tokens.values())
+        self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints) if lit else None
+
+    @staticmethod
+    def _set_hint(token: _Token, contended: bool) -> None:
+        if token.hinted != contended:
+            token.hinted = contended
+            token.contended(contended)

@@ -1,0 +1,497 @@
+"""The agent on a real API server, as its own process, with its own ServiceAccount's rights and a token bound to its
+node.
+
+There is no kubelet here: where one is needed the test plays it, over the agent's own sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from harness.api import Api, ApiError, Object
+from harness.cluster import Cluster, suppress_reason, wait_until
+from harness.services import Service
+from sharepod.agent.csi import csi_pb2 as csi
+from sharepod.agent.csi import registration_pb2 as registration
+
+ROOT = Path(__file__).parents[2]
+GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases"
+GPUS = [f"GPU-{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}" for digit in "12"]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+def install(cluster: Cluster) -> None:
+    """What an agent needs of `manifests/`."""
+    cluster.namespace("sharepod-system")
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", ROOT / "crds" / "gpunodes.yaml")
+    cluster.kubectl("apply", "-n", "sharepod-system", "-f", ROOT / "manifests" / "rbac" / "agent.yaml")
+    cluster.kubectl("apply", "-f", ROOT / "manifests" / "policies" / "agent-own-node.yaml")
+    cluster.await_service_account("sharepod-system", "sharepod-agent")
+
+    def served() -> bool:
+        try:
+            cluster.api.get(GPUNODES)
+        except ApiError:
+            return False
+        return True
+
+    wait_until(served, what="the API of GPUNodes", timeout=30)
+
+
+def row(tenant_id: str, **changes: Any) -> Object:
+    return {
+        "id": tenant_id,
+        "namespace": "default",
+        "podName": f"pod-of-{tenant_id}",
+        "state": "Reserved",
+        "gpus": [GPUS[0]],
+        "requestMilli": 400,
+        "limitMilli": 1000,
+        "memory": 1 << 30,
+        "memoryIsolation": "Enforced",
+        "mode": "Shared",
+        "labels": {},
+        **changes,
+    }
+
+
+class OneNode:
+    """A Node of the cluster, its GPUNode, and the agent that a test starts, kills and starts again."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.path = f"{GPUNODES}/{name}"
+        self.root = Path(tempfile.mkdtemp(prefix="shp-"))
+        cluster.services.undo("rm", "-rf", self.root)
+        (self.root / "hook.so").write_bytes(b"a hook")
+        gpus = [
+            {"uuid": uuid, "index": index, "model": "Fake A100", "memory": "40Gi"} for index, uuid in enumerate(GPUS)
+        ]
+        (self.root / "inventory.yaml").write_text(yaml.safe_dump({"gpus": gpus}))
+        cluster.add_fake_nodes(1, prefix=name.removesuffix("-0"), labels={"sharepod.dev/pool": "dedicated"})
+        self.token = cluster.service_account_token("sharepod-system", "sharepod-agent", bound_node=name)
+        self.starts = 0
+
+    @property
+    def api(self) -> Api:
+        return self.cluster.api
+
+    def make_gpunode(self, *rows: Object) -> Object:
+        body: Object = {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "GPUNode",
+            "metadata": {"name": self.name},
+            "spec": {"pool": "dedicated", "tenants": list(rows)},
+        }
+        return self.api.create(GPUNODES, body)
+
+    def reserve(self, *rows: Object) -> int:
+        """Makes these the ledger; returns its generation."""
+        generation: int = self.api.patch(self.path, {"spec": {"tenants": list(rows)}})["metadata"]["generation"]
+        return generation
+
+    def start_agent(self, *, name: str | None = None) -> Service:
+        """In a mount namespace of its own, which takes its mounts with it."""
+        self.starts += 1
+        private = ["unshare", "--mount", "--propagation", "private", "--"] if os.geteuid() == 0 else []
+        settings = {
+            "NODE_NAME": self.name,
+            "STATE_DIR": self.root / "state",
+            "KUBELET_ROOT": self.root / "kubelet",
+            "KUBECONFIG": self.cluster.kubeconfig_for(self.token),
+            "INVENTORY_FILE": self.root / "inventory.yaml",
+            "INVENTORY_INTERVAL_S": "0.1",
+            "HOOK_FILE": self.root / "hook.so",
+            "HTTP_BIND": "127.0.0.1",
+            "HTTP_PORT": "0",
+        }
+        environment = {f"SHAREPOD_AGENT_{key}": str(value) for key, value in settings.items()}
+        return self.cluster.services.start(
+            name or f"agent-{self.name}-{self.starts}",
+            [*private, sys.executable, "-m", "sharepod.agent.main"],
+            env={**os.environ, **environment},
+        )
+
+    def await_status(self, holds: Callable[[Object], Any], what: str, timeout: float = 30.0) -> Object:
+        """The status, once it holds."""
+        found = self.cluster.wait_for(
+            self.path, lambda seen: seen and holds(seen.get("status") or {}), what=what, timeout=timeout
+        )
+        assert found is not None
+        status: Object = found["status"]
+        return status
+
+    def await_observed(self, generation: int) -> Object:
+        return self.await_status(
+            lambda status: status.get("observedGeneration", 0) >= generation, f"generation {generation} observed"
+        )
+
+    def tenant_directory(self, tenant_id: str) -> Path:
+        return self.root / "state" / "tenants" / tenant_id
+
+    def connects(self, tenant_id: str) -> bool:
+        """Whether somebody listens on the tenant's socket. From a process that ends: processes are counted."""
+        program = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
+        command: list[str | Path] = [
+            sys.executable,
+            "-IS",
+            "-c",
+            program,
+            self.tenant_directory(tenant_id) / "agent.sock",
+        ]
+        return subprocess.run(command, capture_output=True, check=False, timeout=10).returncode == 0
+
+    # The kubelet's part
+
+    @property
+    def csi_socket(self) -> Path:
+        return self.root / "kubelet/plugins/gpu.sharepod.dev/csi.sock"
+
+    def call(self, socket_path: Path, method: str, request: Any, response: Any) -> Any:
+        with grpc.insecure_channel(f"unix:{socket_path}") as channel:
+            call = channel.unary_unary(
+                method, request_serializer=type(request).SerializeToString, response_deserializer=response.FromString
+            )
+            return call(request, timeout=20)
+
+    def target(self, pod: Object) -> Path:
+        uid: str = pod["metadata"]["uid"]
+        return self.root / "kubelet" / "pods" / uid / "volumes" / "kubernetes.io~csi" / "sharepod-gpu" / "mount"
+
+    def publish(self, pod: Object, **context: str) -> None:
+        metadata = pod["metadata"]
+        about_pod = {
+            "ephemeral": "true",
+            "pod.namespace": metadata["namespace"],
+            "pod.name": metadata["name"],
+            "pod.uid": metadata["uid"],
+        }
+        request = csi.NodePublishVolumeRequest(
+            volume_id="csi-1",
+            target_path=str(self.target(pod)),
+            volume_context={**{f"csi.storage.k8s.io/{key}": value for key, value in about_pod.items()}, **context},
+        )
+        self.target(pod).parent.mkdir(parents=True, exist_ok=True)
+        self.call(self.csi_socket, "/csi.v1.Node/NodePublishVolume", request, csi.NodePublishVolumeResponse)
+
+    def unpublish(self, pod: Object) -> None:
+        request = csi.NodeUnpublishVolumeRequest(volume_id="csi-1", target_path=str(self.target(pod)))
+        self.call(self.csi_socket, "/csi.v1.Node/NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse)
+
+    def make_pod(self, name: str, owner_uid: str | None = None, node: str | None = None) -> Object:
+        owner = {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "SharePod",
+            "name": name,
+            "uid": owner_uid,
+            "controller": True,
+        }
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "ownerReferences": [owner] if owner_uid else []},
+            "spec": {"nodeName": node or self.name, "containers": [{"name": "main", "image": "none"}]},
+        }
+        return self.api.create("/api/v1/namespaces/default/pods", body)
+
+
+_made = iter(range(1000))
+
+
+def one_node(cluster: Cluster) -> OneNode:
+    install(cluster)
+    return OneNode(cluster, f"agent{next(_made)}-0")
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Iterator[OneNode]:
+    made = one_node(cluster)
+    yield made
+    for number in range(1, made.starts + 1):
+        cluster.services.ask(do="stop", name=f"agent-{made.name}-{number}", grace=5.0)
+    for path in (made.path, f"/api/v1/nodes/{made.name}"):
+        with suppress_reason("NotFound"):
+            cluster.api.delete(path)
+
+
+def condition(status: Object, kind: str = "AgentReady") -> Object:
+    found: Object = next((each for each in status.get("conditions", []) if each["type"] == kind), {})
+    return found
+
+
+def test_rows_of_the_ledger_become_tenants_and_the_status_says_so(node: OneNode) -> None:
+    generation = node.make_gpunode(row("a"), row("b", mode="Exclusive", gpus=[GPUS[1]]))["metadata"]["generation"]
+    node.start_agent()
+    status = node.await_observed(generation)
+    assert [(gpu["uuid"], gpu["index"], gpu["model"], gpu["memory"]) for gpu in status["gpus"]] == [
+        (uuid, index, "Fake A100", 40 << 30) for index, uuid in enumerate(GPUS)
+    ]
+    assert [tenant["id"] for tenant in status["tenants"]] == ["a", "b"]
+    assert status["simulated"] is True
+    assert status["agentVersion"]
+    assert node.connects("a")
+    assert (node.tenant_directory("a") / "limits").read_text().startswith(f"gpu {GPUS[0]} request 400 limit 1000")
+    generation = node.reserve(row("a", requestMilli=500), row("b", mode="Exclusive", gpus=[GPUS[1]]), row("c"))
+    node.await_observed(generation)
+    assert node.connects("c")
+    assert (node.tenant_directory("a") / "limits").read_text().startswith(f"gpu {GPUS[0]} request 500 limit 1000")
+
+
+def test_an_agent_that_comes_before_its_gpunode_waits_for_it(node: OneNode) -> None:
+    service = node.start_agent()
+    wait_until(lambda: node.csi_socket.exists(), what="the agent's CSI socket", timeout=30)
+    generation = node.make_gpunode(row("a"))["metadata"]["generation"]
+    node.await_observed(generation)
+    assert service.running()
+
+
+def test_readiness_follows_the_kubelets_registration_and_the_agents_end(node: OneNode) -> None:
+    node.make_gpunode()
+    service = node.start_agent()
+    status = node.await_status(condition, "a condition")
+    assert (condition(status)["status"], condition(status)["reason"]) == ("Unknown", "Starting")
+    node.call(
+        node.root / "kubelet/plugins_registry/gpu.sharepod.dev-reg.sock",
+        "/pluginregistration.Registration/NotifyRegistrationStatus",
+        registration.RegistrationStatus(plugin_registered=True),
+        registration.RegistrationStatusResponse,
+    )
+    status = node.await_status(lambda seen: condition(seen).get("status") == "True", "AgentReady")
+    assert condition(status)["reason"] == "Serving"
+    since = condition(status)["lastTransitionTime"]
+    other = {
+        "type": "AgentAlive",
+        "status": "True",
+        "reason": "LeaseRenewed",
+        "message": "",
+        "lastTransitionTime": since,
+    }
+    node.api.patch(f"{node.path}/status", {"status": {"conditions": [condition(status), other]}})
+    node.await_observed(node.reserve(row("a")))
+    assert service.stop() == 0
+    status = node.await_status(lambda seen: condition(seen).get("status") == "False", "AgentReady False")
+    assert condition(status)["reason"] == "Stopped"
+    assert condition(status, "AgentAlive") == other, "another writer's condition"
+
+
+def test_the_lease_is_renewed_and_belongs_to_the_gpunode(node: OneNode) -> None:
+    gpunode = node.make_gpunode()
+    node.start_agent()
+    path = f"{LEASES}/sharepod-agent-{node.name}"
+    first = node.cluster.wait_for(path, bool, what="the lease")
+    assert first is not None
+    assert first["spec"]["holderIdentity"] == node.name
+    assert first["spec"]["leaseDurationSeconds"] == 20
+    assert [owner["uid"] for owner in first["metadata"]["ownerReferences"]] == [gpunode["metadata"]["uid"]]
+
+    def renewed(lease: Object | None) -> bool:
+        return lease is not None and lease["spec"]["renewTime"] > first["spec"]["renewTime"]
+
+    second = node.cluster.wait_for(path, renewed, what="a renewal", timeout=15)
+    assert second is not None
+    times = [datetime.fromisoformat(lease["spec"]["renewTime"]) for lease in (first, second)]
+    assert 4 < (times[1] - times[0]).total_seconds() < 10
+    node.api.delete(path)
+    again = node.cluster.wait_for(path, bool, what="the lease, made again", timeout=15)
+    assert again is not None
+
+
+def test_an_agent_may_write_nothing_but_its_own_status_and_lease(node: OneNode) -> None:
+    node.make_gpunode()
+    other = one_node(node.cluster)
+    other.make_gpunode(row("x"))
+    mine = node.cluster.api_for(node.token)
+    mine.patch(f"{node.path}/status", {"status": {"agentVersion": "by hand"}})
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    attempts: list[Callable[[], Any]] = [
+        lambda: mine.patch(f"{other.path}/status", {"status": {"tenants": [{"id": "x", "drained": True}]}}),
+        lambda: mine.patch(node.path, {"spec": {"tenants": []}}),
+        lambda: mine.delete(node.path),
+        lambda: mine.create(
+            GPUNODES,
+            {"apiVersion": "sharepod.dev/v1alpha1", "kind": "GPUNode", "metadata": {"name": "new"}, "spec": {}},
+        ),
+        lambda: mine.create(LEASES, {**lease, "metadata": {"name": f"sharepod-agent-{other.name}"}}),
+        lambda: mine.create(LEASES, {**lease, "metadata": {"name": "sharepod-operator"}}),
+        lambda: mine.get("/api/v1/namespaces/default/pods"),
+        lambda: mine.get("/api/v1/namespaces/default/secrets"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ApiError) as refused:
+            attempt()
+        assert refused.value.code in (403, 422), refused.value
+    for gpunode in (node.path, other.path):
+        node.api.delete(gpunode)
+    node.api.delete(f"/api/v1/nodes/{other.name}")
+
+
+@needs_root
+def test_drained_is_told_once_the_volume_is_unpublished_and_not_before(node: OneNode) -> None:
+    pod = node.make_pod("pod-of-a", "a")
+    node.make_gpunode(row("a"), row("never-published"))
+    node.start_agent()
+    node.await_observed(1)
+    node.publish(pod)
+    releasing = row("a", state="Releasing")
+    generation = node.reserve(releasing, row("never-published", state="Releasing"))
+
+    def drained(status: Object) -> list[str]:
+        assert all(not each.get("drained") or status["observedGeneration"] >= generation for each in status["tenants"])
+        return [each["id"] for each in status.get("tenants", []) if each.get("drained")]
+
+    node.await_observed(generation)
+    node.await_status(lambda status: drained(status) == ["never-published"], "the unpublished tenant drained")
+    assert not node.connects("a")
+    with pytest.raises(grpc.RpcError, match="is being released"):
+        node.publish(pod)
+    node.unpublish(pod)
+    status = node.await_status(lambda status: drained(status) == ["a", "never-published"], "both drained")
+    assert status["observedGeneration"] == generation
+    assert node.tenant_directory("a").exists()
+    node.await_observed(node.reserve())
+    wait_until(lambda: not node.tenant_directory("a").exists(), what="the tenant's directory removed", timeout=10)
+    node.api.delete("/api/v1/namespaces/default/pods/pod-of-a", grace=0)
+
+
+@needs_root
+def test_a_volume_goes_to_the_pod_that_the_api_server_knows_and_to_no_other(node: OneNode) -> None:
+    mine = node.make_pod("pod-of-a", "a")
+    stranger = node.make_pod("pod-of-b", "somebody-else")
+    unreserved = node.make_pod("pod-of-c", "c")
+    elsewhere = node.make_pod("pod-of-d", "d", node="another-node")
+    node.make_gpunode(row("a"), row("b"), row("d"))
+    node.start_agent()
+    node.await_observed(1)
+    node.publish(mine, tenant="b")
+    node.publish(mine)
+    gone = {"metadata": {**mine["metadata"], "name": "pod-of-z"}}
+    reborn = {"metadata": {**mine["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
+    for pod, says in (
+        (stranger, "this pod's owner is somebody-else"),
+        (unreserved, "no share of a GPU is reserved on node"),
+        (elsewhere, "belongs to node another-node"),
+        (gone, "does not exist any more"),
+        (reborn, "is now another one"),
+    ):
+        with pytest.raises(grpc.RpcError, match=says):
+            node.publish(pod)
+    # The row comes a moment after the kubelet's call.
+    waiting = node.make_pod("pod-of-e", "e")
+    node.reserve(row("a"), row("b"), row("d"), row("e"))
+    node.publish(waiting)
+    for pod in (mine, stranger, unreserved, elsewhere, waiting):
+        node.api.delete(f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", grace=0)
+
+
+def test_a_killed_agent_comes_back_to_its_tenants(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    killed = node.start_agent()
+    node.await_observed(1)
+    directory = node.tenant_directory("a").stat().st_ino
+    killed.signal(signal.SIGKILL)
+    killed.wait(10)
+    assert not node.connects("a")
+    generation = node.reserve(row("a"), row("b"))
+    node.start_agent()
+    node.await_observed(generation)
+    assert node.connects("a")
+    assert node.connects("b")
+    assert node.tenant_directory("a").stat().st_ino == directory, "a mounted directory is never made anew"
+
+
+def test_a_second_agent_on_the_same_node_does_not_start(node: OneNode) -> None:
+    node.make_gpunode()
+    node.start_agent()
+    node.await_observed(1)
+    second = node.start_agent()
+    assert second.wait(20) == 1
+    assert "another agent uses" in second.log.read_text()
+
+
+def test_a_vanished_ledger_takes_nothing_from_running_tenants_and_a_new_one_rules(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    service = node.start_agent()
+    node.await_observed(1)
+    node.api.delete(node.path)
+    wait_until(lambda: "no ledger" in service.log.read_text(), what="the agent seeing it", timeout=10)
+    assert node.connects("a")
+    node.make_gpunode(row("b"))
+    node.await_observed(1)
+    wait_until(lambda: node.connects("b") and not node.connects("a"), what="the new ledger in force", timeout=10)
+    lease = f"{LEASES}/sharepod-agent-{node.name}"
+    uid = node.api.get(node.path)["metadata"]["uid"]
+
+    def adopted(found: Object | None) -> bool:
+        return found is not None and found["metadata"]["ownerReferences"][0]["uid"] == uid
+
+    node.cluster.wait_for(lease, adopted, what="the lease under the new GPUNode", timeout=15)
+
+
+def test_many_changes_make_few_writes(node: OneNode) -> None:
+    node.make_gpunode()
+    node.start_agent()
+    node.await_observed(1)
+    version = node.api.get(node.path)["metadata"]["resourceVersion"]
+    begun = time.monotonic()
+    generation = 0
+    for number in range(60):
+        generation = node.reserve(row("a", requestMilli=number + 1))
+    node.await_observed(generation)
+    lasted = time.monotonic() - begun
+    query = {"fieldSelector": f"metadata.name={node.name}", "resourceVersion": version}
+    statuses: list[Object] = []
+    for event in node.api.watch(GPUNODES, timeout=1.0, **query):
+        status = event["object"].get("status")
+        if status and (not statuses or statuses[-1] != status):
+            statuses.append(status)
+    assert 1 <= len(statuses) <= lasted + 3, "facts are written at most each second"
+    assert statuses[-1]["observedGeneration"] == generation
+    versions = [node.api.get(node.path)["metadata"]["resourceVersion"]]
+    time.sleep(3)  # nothing happens, and nothing may be written
+    versions.append(node.api.get(node.path)["metadata"]["resourceVersion"])
+    assert versions[0] == versions[1]
+
+
+@needs_root
+def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = cluster_factory(scheduler=False, controller_manager=True)
+    node = one_node(cluster)
+    pod = node.make_pod("pod-of-a", "a")
+    node.make_gpunode(row("a"))
+    service = node.start_agent()
+    node.await_observed(1)
+    node.publish(pod)
+    cluster.restart_apiserver(down=1.0)
+    node.await_observed(node.reserve(row("a"), row("b")))
+    cluster.stop_apiserver()
+    assert node.connects("a")
+    with pytest.raises(grpc.RpcError) as refused:
+        node.publish(pod)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert service.stop() == 0
+    # Started while there is no API server: who runs is served, whose volume is to go gets rid of it.
+    node.start_agent()
+    wait_until(lambda: node.connects("a") and node.connects("b"), what="the tenants' sockets", timeout=20)
+    wait_until(node.csi_socket.exists, what="the CSI socket", timeout=10)
+    node.unpublish(pod)
+    cluster.start_apiserver()
+    generation = node.reserve(row("a", state="Releasing"), row("b"))
+    status = node.await_status(
+        lambda seen: any(each.get("drained") for each in seen.get("tenants", [])), "the tenant drained", timeout=40
+    )
+    assert status["observedGeneration"] == generation

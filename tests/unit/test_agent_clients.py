@@ -1,0 +1,331 @@
+"""What a tenant's processes meet at their socket."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sharepod import protocol
+from sharepod.agent.settings import Settings
+from sharepod.agent.tenants import Tenants
+from sharepod.api.gpunode import MemoryIsolation, TenantState
+from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+    async with tenants_with(settings, [row("a", 400, 700), row("b", 600)]) as tenants:
+        yield tenants
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what has to become so by itself."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the loop is what has to turn
+            await asyncio.sleep(0.005)
+
+
+async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    [terms] = client.welcome.gpus if client.welcome else ()
+    assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (400, 700, 4 * GI, True)
+    assert terms.uuid.hex() in GPU0.replace("-", "").lower()
+    client.close()
+
+
+async def test_the_hints_page_tells_of_contention(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    assert a.hints_fd is not None
+    with mmap.mmap(a.hints_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+        assert int.from_bytes(page[8:12], sys.byteorder) == 0
+        await b.granted()
+        assert int.from_bytes(page[8:12], sys.byteorder) == 1
+    a.close()
+    b.close()
+
+
+async def test_one_token_goes_round(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    grant = await a.granted()
+    assert grant.metered
+    b.send(protocol.Want(1))
+    assert await b.nothing_comes(0.05)
+    a.send(protocol.Drained(grant.grant_id, wanting=True))
+    second = await b.expect(protocol.Grant)
+    assert second.grant_id != grant.grant_id
+    b.send(protocol.Drained(second.grant_id))
+    await a.expect(protocol.Grant)
+    a.close()
+    b.close()
+
+
+async def test_a_holder_without_quantum_is_revoked_when_another_wants(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    grant = await b.granted()
+    assert grant.quantum_ns == 0
+    a.send(protocol.Want(1))
+    assert (await b.expect(protocol.Revoke)).grant_id == grant.grant_id
+    b.send(protocol.Drained(grant.grant_id))
+    await a.expect(protocol.Grant)
+    a.close()
+    b.close()
+
+
+async def test_processes_of_one_tenant_share_the_token(tenants: Tenants) -> None:
+    first, second = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("b"))
+    other = await Client.connect(tenants.directory("a"))
+    grant = await first.granted()
+    assert (await second.granted()).grant_id == grant.grant_id
+    other.send(protocol.Want(1))
+    for client in (first, second):
+        await client.expect(protocol.Revoke)
+    first.send(protocol.Drained(grant.grant_id))
+    assert await other.nothing_comes(0.05), "the token is drained when every process is"
+    second.send(protocol.Drained(grant.grant_id))
+    await other.expect(protocol.Grant)
+    for client in (first, second, other):
+        client.close()
+
+
+async def test_a_holder_that_vanishes_gives_the_token_and_its_bytes_back_at_once(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    sibling = await Client.connect(tenants.directory("b"))
+    assert await b.reserve(4 * GI) == 4 * GI
+    await b.granted()
+    a.send(protocol.Want(1))
+    await b.expect(protocol.Revoke)
+    b.close()
+    await a.expect(protocol.Grant, timeout_s=0.5)
+    assert await sibling.reserve(4 * GI) == 4 * GI
+    a.close()
+    sibling.close()
+
+
+async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_its_socket(tenants: Tenants) -> None:
+    directory = tenants.directory("b")
+    program = (
+        "import os,socket,sys,time;from sharepod import protocol as p;"
+        "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.connect(sys.argv[1]);"
+        "s.send(p.encode(p.Hello(1,1)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
+        "os.set_inheritable(s.fileno(),True);"
+        "c=os.fork();"
+        "(sys.stdout.write(f'{c}\\n'),sys.stdout.flush(),sys.stdin.read(),os._exit(0)) if c else time.sleep(60)"
+    )
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, f"{directory}/agent.sock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await asyncio.to_thread(parent.stdout.readline))
+    try:
+        a = await Client.connect(tenants.directory("a"))
+        a.send(protocol.Want(1))
+        assert await a.nothing_comes(0.05)
+        parent.kill()
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        a.close()
+    finally:
+        os.kill(child, 9)
+        await asyncio.to_thread(parent.wait)
+
+
+async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_credits(tenants: Tenants) -> None:
+    first, second = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    assert await first.reserve(3 * GI) == 3 * GI
+    second.send(protocol.Reserve(9, 0, 2 * GI))
+    recall = await first.expect(protocol.Recall)
+    assert recall.bytes == 1 * GI
+    first.send(protocol.Release(0, 1 * GI, recalled=True))
+    assert (await second.expect(protocol.Reserved)).bytes == 2 * GI
+    second.send(protocol.Reserve(10, 0, 1))
+    await first.expect(protocol.Recall)
+    assert (await second.expect(protocol.Reserved)).bytes == 0, "nobody answered within the bounded time"
+    second.send(protocol.MemInfo(3, 0, idle=1 * GI))
+    answer = await second.expect(protocol.Memory)
+    assert (answer.seq, answer.limit, answer.used) == (3, 4 * GI, 3 * GI)
+    first.close()
+    second.close()
+
+
+async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(5 * GI, handover=True) == 5 * GI, "it is in use, whatever the limit"
+    assert await client.reserve(1) == 0
+    client.send(protocol.Reserve(1, 0, 1, handover=True))
+    assert await client.ends(), "later it would be a way round the limit"
+    client.close()
+
+
+async def test_changed_terms_reach_the_clients_and_the_file(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    await tenants.apply([row("a", 300, 800, memory=2 * GI, memory_isolation=MemoryIsolation.NONE), row("b", 600)])
+    limits = await client.expect(protocol.Limits)
+    [terms] = limits.gpus
+    assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (300, 800, 2 * GI, False)
+    directory = tenants.directory("a")
+    assert directory is not None
+    assert (directory / "limits").read_text() == f"gpu {GPU0} request 300 limit 800 memory {2 * GI} enforced 0\n"
+    client.close()
+
+
+async def test_a_tenant_that_is_being_released_is_refused(tenants: Tenants) -> None:
+    holder, other = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("a"))
+    directory = tenants.directory("b")
+    await holder.granted()
+    other.send(protocol.Want(1))
+    await holder.expect(protocol.Revoke)
+    await tenants.apply([row("a", 400, 700), row("b", 600, state=TenantState.RELEASING)])
+    refused = await holder.expect(protocol.Refused)
+    assert refused.reason == protocol.RefusedReason.RELEASING
+    assert await holder.ends()
+    await other.expect(protocol.Grant)
+    with pytest.raises(OSError):
+        await Client.connect(directory)
+    holder.close()
+    other.close()
+
+
+async def test_a_gang_has_one_token_for_all_its_gpus(settings: Settings) -> None:
+    rows = [row("gang", 500, gpus=(GPU0, GPU1)), row("single", 500, gpus=(GPU1,))]
+    async with tenants_with(settings, rows) as tenants:
+        gang, single = (
+            await Client.connect(tenants.directory("gang")),
+            await Client.connect(tenants.directory("single")),
+        )
+        first = await single.granted()
+        gang.send(protocol.Want(3))
+        await single.expect(protocol.Revoke)
+        assert await gang.nothing_comes(0.02)
+        single.send(protocol.Drained(first.grant_id))
+        assert (await gang.expect(protocol.Grant)).gpu_mask == 3
+        gang.close()
+        single.close()
+
+
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"xx",
+    "huge": bytes(4096),
+    "not ours": bytes(32),
+    "someone else's gpu": protocol.encode(protocol.Want(2)),
+    "a gpu that is not there": protocol.encode(protocol.Reserve(1, 5, 10)),
+    "a second hello": protocol.encode(protocol.Hello(1, 1)),
+    "a daemon's frame": protocol.encode(protocol.Revoke(1)),
+    "more than it has": protocol.encode(protocol.Release(0, 1 << 40)),
+    "an answer to nothing": protocol.encode(protocol.Release(0, 0, recalled=True)),
+}
+
+
+@pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(tenants: Tenants, packet: bytes) -> None:
+    good, bad = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    bad.send_raw(packet)
+    assert await bad.ends()
+    await good.granted()
+    good.close()
+    bad.close()
+
+
+async def test_nothing_is_answered_before_hello(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"), hello=False)
+    client.send(protocol.Want(1))
+    assert await client.ends()
+    client.close()
+
+
+async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"), hello=False)
+    client.send(protocol.Hello(protocol.VERSION_MAX + 1, protocol.VERSION_MAX + 3))
+    refused = await client.expect(protocol.Refused)
+    assert refused.reason == protocol.RefusedReason.VERSION
+    assert "restart the pod" in refused.text
+    assert await client.ends()
+    client.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None:
+    good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    [served] = [served for served in tenants.served() if served.row.id == "a"]
+    asked = 0
+    while served.connected == 2:
+        try:
+            deaf.send(protocol.MemInfo(asked, 0))
+        except OSError:
+            break
+        asked += 1
+        if asked % 16 == 0:
+            await asyncio.sleep(0)
+        assert asked < 100_000
+    await until(lambda: served.connected == 1)
+    await good.granted()
+    good.close()
+    deaf.close()
+
+
+async def test_descriptors_that_a_client_sends_are_dropped(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("b"))
+    before = open_descriptors()
+    for _ in range(20):
+        socket.send_fds(client.sock, [protocol.encode(protocol.MemInfo(1, 0))], [0])
+        await client.expect(protocol.Memory)
+    assert open_descriptors() == before
+    client.close()
+
+
+async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, connections_max=2), [row("a")]) as tenants:
+        clients = [await Client.connect(tenants.directory("a")) for _ in range(2)]
+        extra = await Client.connect(tenants.directory("a"), hello=False)
+        assert await extra.ends()
+        clients[0].close()
+        [served] = tenants.served()
+        await until(lambda: served.connected == 1)
+        again = await Client.connect(tenants.directory("a"))
+        for client in (*clients, extra, again):
+            client.close()
+
+
+async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a")]) as tenants:
+        directory = tenants.directory("a")
+        assert directory is not None
+        inode, old = directory.stat().st_ino, await Client.connect(directory)
+    assert await old.ends()
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert tenants.directory("a") == directory
+        assert directory.stat().st_ino == inode, "mounts pin the directory"
+        again = await Client.connect(directory)
+        await again.granted()
+        again.close()
+    old.close()
+
+
+async def test_usage_and_processes_are_reported(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("b"))
+    await client.reserve(1 * GI)
+    grant = await client.granted()
+    await asyncio.sleep(0.2)
+    client.send(protocol.Drained(grant.grant_id))
+    client.send(protocol.MemInfo(1, 0))
+    await client.expect(protocol.Memory)
+    tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+    _, status = tenants.status()
+    assert (status.id, status.processes, status.memory, status.connected, status.enforced) == ("b", 1, GI, True, True)
+    assert 15 <= status.held_milli <= 60
+    client.close()

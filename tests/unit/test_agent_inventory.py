@@ -1,0 +1,245 @@
+"""Inventories: simulated from a file, and from NVML as a stand-in for its module gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sharepod.agent.inventory import InventoryError, Process, SimulatedInventory
+from sharepod.agent.nvml import NvmlInventory
+from sharepod.api.gpunode import Health
+from unit.agent_client import GI, GPU0, GPU1
+
+FILE = f"""
+gpus:
+- {{uuid: {GPU1}, index: 1, model: Simulated, memory: 80Gi, numaNode: 1}}
+- {{uuid: {GPU0}, index: 0, model: Simulated, memory: 16Gi, links: [{{uuid: {GPU1}, kind: NVLINK}}]}}
+processes:
+- {{pid: 42, uuid: {GPU0}, memory: 1Gi}}
+"""
+
+
+def replace(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+async def test_a_simulated_inventory_is_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE)
+    inventory = SimulatedInventory(path)
+    reading = await inventory.read()
+    assert inventory.simulated
+    assert [(gpu.index, gpu.memory, gpu.numa_node) for gpu in reading.gpus] == [(0, 16 * GI, None), (1, 80 * GI, 1)]
+    assert reading.gpus[0].links[0].kind == "NVLINK"
+    assert reading.processes == (Process(42, GPU0, GI),)
+
+
+async def test_a_simulated_inventory_follows_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE)
+    inventory = SimulatedInventory(path)
+    await inventory.read()
+    replace(path, FILE.replace("pid: 42", "pid: 43"))
+    assert (await inventory.read()).processes[0].pid == 43
+    replace(path, "gpus: nonsense")
+    for _ in range(2):
+        with pytest.raises(InventoryError, match=r"inventory\.yaml is not valid"):
+            await inventory.read()
+    replace(path, FILE)
+    assert (await inventory.read()).processes[0].pid == 42
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("uuid: GPU-0", "uuid: GPU-x"), "is not the UUID of a GPU"),
+        (("16Gi", "16 apples"), "is not a quantity"),
+        (("index: 1", "index: 0"), "index 0 stands there twice"),
+        ((f"uuid: {GPU1}, index", f"uuid: {GPU0}, index"), "stands there twice"),
+        (("model", "colour"), "colour"),
+        (("pid: 42, uuid: GPU-0", "pid: 42, uuid: GPU-2"), "is no GPU of the file"),
+        (("gpus:", "gpus: ["), "is not valid"),
+    ],
+)
+async def test_a_wrong_file_is_refused_in_words(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE.replace(*change))
+    with pytest.raises(InventoryError, match=words):
+        await SimulatedInventory(path).read()
+
+
+async def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="No such file"):
+        await SimulatedInventory(tmp_path / "none.yaml").read()
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int, text: str = "Unknown Error") -> None:
+        super().__init__(text)
+        self.value = value
+
+
+class FakeNvml:
+    """As much of the module `pynvml` as the inventory uses, for two GPUs. `broken`: calls that fail, by name and
+    index."""
+
+    NVMLError = NvmlError
+    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_STATUS_OK = 0
+    NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
+    NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 30, 40, 50
+    nvmlMemory_v2 = 2  # noqa: N815
+
+    def __init__(self) -> None:
+        self.uuids = [GPU0, GPU1]
+        self.broken: dict[tuple[str, int], int] = {}
+        self.mig = [0, 0]
+        self.nvlink = True
+        self.processes: dict[tuple[str, int], list[Any]] = {}
+        self.hang = threading.Event()
+        self.hang.set()
+
+    def _call(self, name: str, handle: int) -> None:
+        self.hang.wait(30)
+        if (name, handle) in self.broken:
+            raise NvmlError(self.broken[name, handle], f"{name} failed")
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self._call("init", 0)
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        self._call("handle", index)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return self.uuids[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H100"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> Any:  # noqa: N802
+        self._call("memory", handle)
+        assert version == self.nvmlMemory_v2
+        return SimpleNamespace(total=80 * GI, reserved=1 * GI)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        self._call("mig", handle)
+        return [self.mig[handle], 0]
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> list[int]:  # noqa: N802
+        self._call("rows", handle)
+        return [0, 0, 0, 0]
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        return self.processes.get(("compute", handle), [])
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        return self.processes.get(("graphics", handle), [])
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, index: int) -> int:  # noqa: N802
+        return self.NVML_P2P_STATUS_OK if self.nvlink else 1
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: int, other: int) -> int:  # noqa: N802
+        return self.NVML_TOPOLOGY_HOSTBRIDGE
+
+
+@pytest.fixture
+def nvml() -> Iterator[FakeNvml]:
+    fake = FakeNvml()
+    yield fake
+    fake.hang.set()
+
+
+async def test_capacity_is_the_total_less_what_the_driver_keeps(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    reading = await inventory.read()
+    assert not inventory.simulated
+    assert [gpu.memory for gpu in reading.gpus] == [79 * GI] * 2
+    assert all(gpu.health is Health.HEALTHY and gpu.shareable for gpu in reading.gpus)
+    assert reading.gpus[0].links[0].kind == "NVLINK"
+
+
+async def test_gpus_without_nvlink_are_linked_by_their_common_ancestor(nvml: FakeNvml) -> None:
+    nvml.nvlink = False
+    assert (await NvmlInventory(5, nvml).read()).gpus[1].links[0].kind == "PHB"
+
+
+async def test_a_gpu_in_mig_mode_is_not_shared(nvml: FakeNvml) -> None:
+    nvml.mig[1] = 1
+    gpu = (await NvmlInventory(5, nvml).read()).gpus[1]
+    assert (gpu.shareable, gpu.health) == (False, Health.HEALTHY)
+    assert "MIG" in gpu.reason
+
+
+async def test_what_a_gpu_does_not_support_is_no_trouble(nvml: FakeNvml) -> None:
+    nvml.broken = {("mig", 0): nvml.NVML_ERROR_NOT_SUPPORTED, ("rows", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
+    assert (await NvmlInventory(5, nvml).read()).gpus[0].health is Health.HEALTHY
+
+
+async def test_a_gpu_that_cannot_be_read_is_unhealthy_and_no_other(nvml: FakeNvml) -> None:
+    nvml.broken = {("memory", 0): 999}
+    first, second = (await NvmlInventory(5, nvml).read()).gpus
+    assert (first.health, second.health) == (Health.UNHEALTHY, Health.HEALTHY)
+    assert "cannot read its memory" in first.reason
+
+
+async def test_a_gpu_that_is_lost_stays_in_the_inventory_as_unhealthy(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.broken = {("handle", 1): 15}
+    second = (await inventory.read()).gpus[1]
+    assert (second.uuid, second.health) == (GPU1, Health.UNHEALTHY)
+
+
+async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: FakeNvml) -> None:
+    nvml.processes = {
+        ("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=5)],
+        ("graphics", 0): [SimpleNamespace(pid=8, usedGpuMemory=9)],
+    }
+    assert (await NvmlInventory(5, nvml).read()).processes == (Process(7, GPU0, 0), Process(8, GPU0, 9))
+
+
+async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(0.05, nvml)
+    await inventory.read()
+    nvml.hang.clear()
+    for _ in range(2):
+        assert {gpu.health for gpu in (await inventory.read()).gpus} == {Health.UNHEALTHY}
+    assert sum(thread.name == "nvml" for thread in threading.enumerate()) == 1, "no second call joins one that hangs"
+    nvml.hang.set()
+    async with asyncio.timeout(10):
+        while (await inventory.read()).gpus[0].health is not Health.HEALTHY:
+            pass
+
+
+async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:
+    nvml.broken = {("init", 0): 9}
+    inventory = NvmlInventory(5, nvml)
+    with pytest.raises(InventoryError, match="is the NVIDIA driver installed"):
+        await inventory.read()
+    nvml.broken = {}
+    assert len((await inventory.read()).gpus) == 2
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")  # noqa: PTH110
+async def test_the_real_module_without_a_driver_is_an_inventory_error() -> None:
+    with pytest.raises(InventoryError, match="NVML does not start"):
+        await NvmlInventory(30).read()

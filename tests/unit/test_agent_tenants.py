@@ -1,0 +1,229 @@
+"""What becomes of the node's ledger on the node: directories, files, and what is reported back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sharepod.agent.inventory import Process
+from sharepod.agent.settings import Settings
+from sharepod.agent.statedir import StateDirError
+from sharepod.agent.tenants import Tenants
+from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
+from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+    async with tenants_with(settings, [row("a", 400, 700)]) as tenants:
+        yield tenants
+
+
+def observe(tenants: Tenants, *processes: Process, residue: str | None = None, owner: str | None = None) -> None:
+    tenants.observe(reading(*processes), residue=lambda _: residue, owner_of=lambda _: owner)
+
+
+def status_of(tenants: Tenants, tenant_id: str) -> TenantStatus:
+    return next(status for status in tenants.status() if status.id == tenant_id)
+
+
+async def directory_goes(directory: Path) -> None:
+    async with asyncio.timeout(10):
+        while directory.exists():  # noqa: ASYNC110, ASYNC240 - removed by another task
+            await asyncio.sleep(0.005)
+
+
+async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenants: Tenants) -> None:
+    directory = tenants.directory("a")
+    assert directory is not None
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "agent.sock",
+        "ld.so.preload",
+        "libsharepod.so",
+        "limits",
+    ]
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert (directory / "agent.sock").stat().st_mode & 0o777 == 0o666
+    assert (directory / "ld.so.preload").read_text() == "/run/sharepod/libsharepod.so\n"
+    assert (directory / "limits").read_text() == f"gpu {GPU0} request 400 limit 700 memory {4 * GI} enforced 1\n"
+
+
+async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
+        directory = tenants.directory("whole")
+        assert directory is not None
+        assert [path.name for path in directory.iterdir()] == ["ld.so.preload"]
+        assert (directory / "ld.so.preload").read_bytes() == b""
+
+
+async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: Settings) -> None:
+    def pinned(tenants: Tenants) -> tuple[int, ...]:
+        directory = tenants.directory("a")
+        assert directory is not None
+        return tuple(
+            path.stat().st_ino for path in (directory, directory / "ld.so.preload", directory / "libsharepod.so")
+        )
+
+    async with tenants_with(settings, [row("a")]) as tenants:
+        before = pinned(tenants)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert pinned(tenants) == before
+
+
+async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobody_has_it(settings: Settings) -> None:
+    hooks = settings.state_dir / "hooks"
+    async with tenants_with(settings, [row("a")]) as tenants:
+        directory = tenants.directory("a")
+        assert directory is not None
+        [old] = hooks.iterdir()
+        assert (directory / "libsharepod.so").samefile(old)
+        content = old.read_bytes()
+    with (directory / "libsharepod.so").open("rb") as running:
+        settings.hook_file.write_bytes(b"a newer hook")
+        async with tenants_with(settings, [row("a")]):
+            assert (directory / "libsharepod.so").read_bytes() == b"a newer hook"
+            assert running.read() == content, "who has it open keeps what it had"
+        async with tenants_with(settings, [row("a")]):
+            assert len(list(hooks.iterdir())) == 1
+
+
+async def test_a_damaged_hook_is_put_right_at_the_start(settings: Settings) -> None:
+    async with tenants_with(settings, []):
+        [installed] = (settings.state_dir / "hooks").iterdir()
+    installed.write_bytes(b"half")
+    async with tenants_with(settings, []):
+        assert installed.read_bytes() == settings.hook_file.read_bytes()
+
+
+async def test_a_hook_that_was_not_built_is_said_so(settings: Settings) -> None:
+    settings.hook_file.unlink()
+    with pytest.raises(StateDirError, match="make shim"):
+        await Tenants(settings, changed=lambda: None).start()
+
+
+async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    assert tenants.directory("a") is None
+    [alive] = [status.processes for status in tenants.status()]
+    assert alive == 1, "this very process has connected and runs"
+    observe(tenants)
+    assert not status_of(tenants, "a").drained
+    client.close()
+
+
+async def test_residue_keeps_a_tenant_from_being_drained(tenants: Tenants) -> None:
+    releasing = row("a", 400, 700, state=TenantState.RELEASING)
+    await tenants.apply([releasing])
+    assert not status_of(tenants, "a").drained, "nobody has looked yet"
+    observe(tenants, residue="volume still published at /pods/x")
+    assert not status_of(tenants, "a").drained
+    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    assert not status_of(tenants, "a").drained
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+    await tenants.apply([releasing])
+    assert status_of(tenants, "a").drained, "once seen it stays so"
+
+
+async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: Tenants) -> None:
+    directory = tenants.directory("a")
+    assert directory is not None
+    await tenants.apply([])
+    assert tenants.status() == ()
+    observe(tenants, residue="volume still published")
+    await asyncio.sleep(0)
+    assert directory.exists()
+    observe(tenants)
+    await directory_goes(directory)
+
+
+async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_removed(settings: Settings) -> None:
+    async with tenants_with(settings, [row("old"), row("kept")]) as tenants:
+        old, kept = tenants.directory("old"), tenants.directory("kept")
+    assert old is not None
+    assert kept is not None
+    async with tenants_with(settings, [row("kept")]) as tenants:
+        observe(tenants)
+        await directory_goes(old)
+        assert kept.exists()
+
+
+async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has_one(tenants: Tenants) -> None:
+    for _ in range(20):
+        await tenants.apply([])
+        observe(tenants)
+        await tenants.apply([row("a")])
+        client = await Client.connect(tenants.directory("a"))
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (row("../etc"), "is not a name"),
+        (row("x" * 200), "is not a name"),
+        (row("a", gpus=("GPU-7",)), "not the UUID of a GPU"),
+        (row("a", gpus=(GPU0, GPU0)), "twice"),
+        (row("a", 600, 500), "more than limitMilli"),
+    ],
+)
+async def test_a_row_that_cannot_be_served_harms_no_other(settings: Settings, bad: Tenant, words: str) -> None:
+    async with tenants_with(settings, [bad, row("good")]) as tenants:
+        assert tenants.directory(bad.id) is None
+        assert words in (tenants.trouble(bad.id) or "")
+        client = await Client.connect(tenants.directory("good"))
+        client.close()
+        assert [status.id for status in tenants.status()] == [bad.id, "good"]
+
+
+async def test_a_row_that_was_mended_is_served(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
+        await tenants.apply([row("a", 500, 500)])
+        client = await Client.connect(tenants.directory("a"))
+        client.close()
+
+
+async def test_a_bad_row_can_still_be_released(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
+        await tenants.apply([row("a", 600, 500, state=TenantState.RELEASING)])
+        observe(tenants)
+        assert status_of(tenants, "a").drained
+
+
+async def test_a_process_that_never_connected_means_not_enforced(tenants: Tenants) -> None:
+    assert status_of(tenants, "a").enforced is None
+    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    status = status_of(tenants, "a")
+    assert (status.enforced, status.processes, status.connected) == (False, 1, False)
+
+
+async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants) -> None:
+    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    assert status_of(tenants, "a").memory == 3 * GI
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(2 * GI) == 0
+    assert await client.reserve(1 * GI) == 1 * GI
+    client.close()
+
+
+async def test_a_process_of_nobodys_is_known_as_such(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
+        assert not tenants.knows(Process(4242, GPU0, 0))
+        assert tenants.knows(Process(4242, GPU1, 0)), "on a GPU of an Exclusive tenant it can only be the tenant's"
+
+
+async def test_a_long_state_directory_is_no_obstacle(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90) / ("e" * 90)
+    deep.mkdir(parents=True)
+    async with tenants_with(settings_in(deep), [row("a")]) as tenants:
+        client = await Client.connect(tenants.directory("a"))
+        client.close()

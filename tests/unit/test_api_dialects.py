@@ -1,0 +1,154 @@
+"""Annotations say what the gpu block says, and what they cannot mean is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cluster.malformed import CASES, Case
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.dialects import FIELD_OF, FOREIGN_PREFIXES, KEYS, NATIVE_PREFIX, PREFIXES, annotations_of, effective
+from sharepod.api.gpunode import MemoryIsolation, Mode
+from sharepod.api.pod import PodSettings, check_pod_fields
+from sharepod.api.sharepod import GpuRequest, GpuSpec, PlacementPolicy, SpecError
+
+UUIDS = ("GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002")
+
+SCHEMA_ONLY = {"fraction as text", "misspelt field", "no containers"}
+"""What only the CRD's schema refuses, by type or by strictness."""
+
+
+def annotated(**annotations: str) -> dict[str, Any]:
+    return {"metadata": {"name": "x", "annotations": annotations}, "spec": {"containers": []}}
+
+
+def said(**annotations: str) -> GpuRequest:
+    return effective(annotated(**annotations))
+
+
+def refusal(check: Callable[[dict[str, Any]], object], sharepod: dict[str, Any]) -> str:
+    """Where `check` finds fault, the field; it raises nothing but SpecError."""
+    try:
+        check(sharepod)
+    except SpecError as error:
+        return error.field
+    return ""
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.title not in SCHEMA_ONLY], ids=lambda case: case.title)
+def test_the_operator_refuses_what_admission_refuses(case: Case) -> None:
+    sharepod = case.manifest()
+    assert any(refusal(check, sharepod) for check in (effective, lambda given: check_pod_fields(given, PodSettings())))
+
+
+def test_every_field_of_the_block_has_an_annotation_and_every_prefix_carries_every_key() -> None:
+    aliases = {field.alias for field in GpuSpec.model_fields.values()}
+    assert {key.field for key in KEYS} == aliases
+    carried = [{name.removeprefix(prefix) for name in FIELD_OF if name.startswith(prefix)} for prefix in PREFIXES]
+    assert carried[0] == carried[1] == carried[2] == {name for key in KEYS for name in (key.native, *key.foreign)}
+
+
+def test_native_annotations_say_all_that_the_block_says() -> None:
+    block = {
+        "request": 0.25,
+        "limit": 0.5,
+        "memory": "4Gi",
+        "count": 2,
+        "mode": "Shared",
+        "memoryIsolation": "None",
+        "affinity": "a",
+        "antiAffinity": "b",
+        "exclusion": "c",
+        "placement": "Spread",
+        "uuids": list(UUIDS),
+        "models": ["A100", "H100 80GB"],
+    }
+    by_annotations = said(
+        **{
+            f"{NATIVE_PREFIX}request": "0.25",
+            f"{NATIVE_PREFIX}limit": "0.50",
+            f"{NATIVE_PREFIX}memory": "4Gi",
+            f"{NATIVE_PREFIX}count": "2",
+            f"{NATIVE_PREFIX}mode": "Shared",
+            f"{NATIVE_PREFIX}memory-isolation": "None",
+            f"{NATIVE_PREFIX}affinity": "a",
+            f"{NATIVE_PREFIX}anti-affinity": "b",
+            f"{NATIVE_PREFIX}exclusion": "c",
+            f"{NATIVE_PREFIX}placement": "Spread",
+            f"{NATIVE_PREFIX}uuids": ", ".join(UUIDS),
+            f"{NATIVE_PREFIX}models": "A100,H100 80GB",
+        }
+    )
+    assert by_annotations == effective({"metadata": {}, "spec": {"gpu": block}})
+    assert by_annotations.memory_isolation is MemoryIsolation.NONE
+    assert by_annotations.placement is PlacementPolicy.SPREAD
+
+
+@pytest.mark.parametrize("prefix", FOREIGN_PREFIXES)
+def test_foreign_manifests_mean_what_they_meant(prefix: str) -> None:
+    request = said(
+        **{
+            f"{prefix}gpu_request": "0.5",
+            f"{prefix}gpu_limit": "1.0",
+            f"{prefix}gpu_mem": "1073741824",
+            f"{prefix}sched_anti-affinity": "red",
+            f"{prefix}sched_exclusion": "blue",
+            f"{prefix}GPUID": "abcde",
+        }
+    )
+    assert (request.request, request.limit, request.memory, request.count) == (500, 1000, 1 << 30, 1)
+    assert (request.labels.affinity, request.labels.anti_affinity, request.labels.exclusion) == ("abcde", "red", "blue")
+    assert request.mode is Mode.SHARED
+
+
+def test_dialects_may_be_mixed_as_long_as_each_field_is_said_once() -> None:
+    request = said(**{"gemini/gpu_request": "0.5", f"{NATIVE_PREFIX}count": "2"})
+    assert (request.request, request.count) == (500, 2)
+
+
+def test_other_annotations_are_none_of_ours() -> None:
+    request = said(**{"gemini/gpu_request": "0.5", "sharepod.dev/note": "x", "kubesharing/gpu_request": "9", "a": "b"})
+    assert request.request == 500
+    assert annotations_of(annotated(a="b")) == {}
+
+
+def test_node_name_is_taken_beside_a_gpuid_only() -> None:
+    sharepod = annotated(**{"kubeshare/gpu_request": "0.5", "kubeshare/GPUID": "a"})
+    sharepod["spec"]["nodeName"] = "node-0"
+    assert effective(sharepod).labels.affinity == "a"
+    del sharepod["metadata"]["annotations"]["kubeshare/GPUID"]
+    with pytest.raises(SpecError, match="remove it and use a nodeSelector") as refused:
+        effective(sharepod)
+    assert refused.value.field == "spec.nodeName"
+
+
+def test_an_error_about_what_is_missing_names_the_annotation_of_the_dialect_in_use() -> None:
+    for given_, missing in (
+        ({"gemini/gpu_limit": "0.5"}, "gemini/gpu_request"),
+        ({f"{NATIVE_PREFIX}count": "2"}, f"{NATIVE_PREFIX}request"),
+        ({"kubeshare/gpu_request": "0"}, "kubeshare/gpu_mem"),
+        ({f"{NATIVE_PREFIX}request": "0"}, f"{NATIVE_PREFIX}memory"),
+    ):
+        with pytest.raises(SpecError) as refused:
+            said(**given_)
+        assert refused.value.field == f"metadata.annotations[{missing}]"
+
+
+@given(
+    st.integers(0, 1000), st.sampled_from(["gemini/gpu_request", "kubeshare/gpu_request", f"{NATIVE_PREFIX}request"])
+)
+def test_every_thousandth_is_read_exactly(milli: int, name: str) -> None:
+    memory = {"gemini/gpu_mem": "1073741824"}
+    assert said(**{name: f"{milli / 1000:.3f}"}, **memory).request == milli
+    assert said(**{name: f"{milli // 1000}.{milli % 1000:03d}000"}, **memory).request == milli
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIELD_OF)), st.text(max_size=20), max_size=4))
+def test_whatever_annotations_say_the_answer_is_a_request_or_a_spec_error(annotations: dict[str, str]) -> None:
+    try:
+        request = said(**annotations)
+    except SpecError:
+        return
+    assert 0 <= request.request <= request.limit <= 1000

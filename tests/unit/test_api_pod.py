@@ -1,0 +1,249 @@
+"""The Pod that is made for a SharePod sees its GPUs and no others, wherever the user's spec tries to lead it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.pod import PodSettings, build_pod, requested_pod_spec, require_node
+from sharepod.api.sharepod import SpecError
+
+UUIDS = ["GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002"]
+SETTINGS = PodSettings()
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def sharepod(gpu: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "a", "namespace": "team", "uid": "uid-1", **(metadata or {})},
+        "spec": {"gpu": gpu or {"request": 0.5}, "containers": [{"name": "main", "image": "x"}], **spec},
+    }
+
+
+def env(container: dict[str, Any]) -> list[tuple[str, str | None]]:
+    return [(variable["name"], variable.get("value")) for variable in container["env"]]
+
+
+def mounts(container: dict[str, Any]) -> list[str]:
+    return [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_the_pod_belongs_to_the_sharepod_and_carries_its_name() -> None:
+    pod = build_pod(sharepod(), "node-0", UUIDS[:1], SETTINGS)
+    assert pod["metadata"]["name"] == "a"
+    assert pod["metadata"]["namespace"] == "team"
+    assert pod["metadata"]["labels"] == {"sharepod.dev/tenant": "uid-1"}
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert owner == {
+        "apiVersion": "sharepod.dev/v1alpha1",
+        "kind": "SharePod",
+        "name": "a",
+        "uid": "uid-1",
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    assert "gpu" not in pod["spec"]
+
+
+def test_labels_and_annotations_are_copied_but_for_kubectls_the_dialects_and_ours() -> None:
+    metadata = {
+        "labels": {"app": "a", "sharepod.dev/tenant": "another", "sharepod.dev/x": "y"},
+        "annotations": {
+            "kubectl.kubernetes.io/last-applied-configuration": "{}",
+            "sharepod.dev/gpu-request": "0.5",
+            "gemini/note": "x",
+            "prometheus.io/scrape": "true",
+        },
+    }
+    body = sharepod(metadata=metadata)
+    del body["spec"]["gpu"]
+    del body["metadata"]["annotations"]["gemini/note"]
+    pod = build_pod(body, "node-0", UUIDS[:1], SETTINGS)
+    assert pod["metadata"]["labels"] == {"app": "a", "sharepod.dev/tenant": "uid-1"}
+    assert pod["metadata"]["annotations"] == {"prometheus.io/scrape": "true"}
+
+
+def test_every_container_gets_the_gpus_the_volume_and_the_hook() -> None:
+    body = sharepod(
+        {"request": 0.5, "count": 2},
+        initContainers=[{"name": "init", "image": "x"}, {"name": "side", "image": "x", "restartPolicy": "Always"}],
+    )
+    pod = build_pod(body, "node-0", UUIDS, SETTINGS)
+    (volume,) = pod["spec"]["volumes"]
+    assert volume == {"name": "sharepod-gpu", "csi": {"driver": "gpu.sharepod.dev", "readOnly": True}}
+    for container in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
+        assert env(container) == [
+            ("NVIDIA_VISIBLE_DEVICES", ",".join(UUIDS)),
+            ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
+        ]
+        assert container["volumeMounts"] == [
+            {"name": "sharepod-gpu", "mountPath": "/run/sharepod", "readOnly": True},
+            {"name": "sharepod-gpu", "mountPath": "/etc/ld.so.preload", "subPath": "ld.so.preload", "readOnly": True},
+        ]
+
+
+def test_what_the_user_says_of_visible_devices_is_replaced_and_of_capabilities_kept() -> None:
+    own = [
+        {"name": "A", "value": "$(NVIDIA_VISIBLE_DEVICES)"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ]
+    body = sharepod(containers=[{"name": "main", "image": "x", "env": own}])
+    (container,) = build_pod(body, "node-0", UUIDS[:1], SETTINGS)["spec"]["containers"]
+    assert env(container) == [
+        ("NVIDIA_VISIBLE_DEVICES", UUIDS[0]),
+        ("A", "$(NVIDIA_VISIBLE_DEVICES)"),
+        ("NVIDIA_DRIVER_CAPABILITIES", "all"),
+    ]
+
+
+def test_an_exclusive_pod_has_the_volume_and_no_hook() -> None:
+    pod = build_pod(sharepod({"mode": "Exclusive"}), "node-0", UUIDS[:1], SETTINGS)
+    assert mounts(pod["spec"]["containers"][0]) == ["/run/sharepod"]
+
+
+def test_the_users_volumes_and_mounts_stay() -> None:
+    container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": "/run"}]}
+    pod = build_pod(sharepod(volumes=[{"name": "w", "emptyDir": {}}], containers=[container]), "n", UUIDS[:1], SETTINGS)
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["w", "sharepod-gpu"]
+    assert mounts(pod["spec"]["containers"][0]) == ["/run", "/run/sharepod", "/etc/ld.so.preload"]
+
+
+@pytest.mark.parametrize(
+    ("field", "spec"),
+    [
+        ("spec.volumes[0].name", {"volumes": [{"name": "sharepod-gpu", "emptyDir": {}}]}),
+        ("spec.volumes[0].csi.driver", {"volumes": [{"name": "a", "csi": {"driver": "gpu.sharepod.dev"}}]}),
+        ("spec.runtimeClassName", {"runtimeClassName": "kata"}),
+        ("spec.ephemeralContainers", {"ephemeralContainers": [{"name": "d"}]}),
+    ],
+)
+def test_what_contradicts_the_pod_is_refused_by_field(field: str, spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as refused:
+        build_pod(sharepod(**spec), "n", UUIDS[:1], SETTINGS)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/run/sharepod", "/run/sharepod/", "/run/sharepod/limits", "/var/run/sharepod", "/etc/ld.so.preload"],
+)
+def test_no_mount_of_the_user_hides_ours(path: str) -> None:
+    container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
+    with pytest.raises(SpecError, match="mount this volume elsewhere"):
+        build_pod(sharepod(initContainers=[container]), "n", UUIDS[:1], SETTINGS)
+
+
+@pytest.mark.parametrize("path", ["/run/sharepods", "/etc/ldXsoXpreload", "/data/run/sharepod", "/etc"])
+def test_mounts_beside_ours_are_the_users_own_affair(path: str) -> None:
+    container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
+    build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
+def test_gpus_of_the_device_plugin_are_refused(resource: str) -> None:
+    container = {"name": "main", "image": "x", "resources": {"limits": {resource: "1"}}}
+    with pytest.raises(SpecError, match="takes GPUs from the device plugin"):
+        build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+
+
+def test_other_resources_of_the_vendor_are_not_gpus() -> None:
+    container = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/hostdev": "1"}}}
+    build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+
+
+def test_a_runtime_class_of_the_user_that_is_the_configured_one_is_no_conflict() -> None:
+    assert (
+        build_pod(sharepod(runtimeClassName="nvidia"), "n", UUIDS[:1], SETTINGS)["spec"]["runtimeClassName"] == "nvidia"
+    )
+    default_runtime = PodSettings(runtime_class="")
+    assert "runtimeClassName" not in build_pod(sharepod(), "n", UUIDS[:1], default_runtime)["spec"]
+    assert (
+        build_pod(sharepod(runtimeClassName="kata"), "n", UUIDS[:1], default_runtime)["spec"]["runtimeClassName"]
+        == "kata"
+    )
+
+
+def test_configured_tolerations_are_added_once() -> None:
+    own = [{"key": "team", "operator": "Exists"}, dict(SETTINGS.tolerations[0])]
+    assert requested_pod_spec(sharepod(tolerations=own), SETTINGS)["tolerations"] == own
+    assert requested_pod_spec(sharepod(), SETTINGS)["tolerations"] == [dict(SETTINGS.tolerations[0])]
+
+
+def test_node_name_beside_a_gpuid_becomes_required_affinity() -> None:
+    body = sharepod(
+        metadata={"annotations": {"kubeshare/gpu_request": "0.5", "kubeshare/GPUID": "v"}}, nodeName="node-7"
+    )
+    del body["spec"]["gpu"]
+    spec = requested_pod_spec(body, SETTINGS)
+    assert "nodeName" not in spec
+    assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]}
+    ]
+
+
+def matches(spec: dict[str, Any], name: str, labels: dict[str, str]) -> bool:
+    """What kube-scheduler makes of required node affinity with the operator In: terms are ORed, an empty one
+    matches nothing.
+    """
+    required = spec.get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED)
+    if required is None:
+        return True
+    for term in required["nodeSelectorTerms"]:
+        fields, expressions = term.get("matchFields") or [], term.get("matchExpressions") or []
+        if not fields and not expressions:
+            continue
+        if all(name in field["values"] for field in fields) and all(
+            labels.get(expression["key"]) in expression["values"] for expression in expressions
+        ):
+            return True
+    return False
+
+
+_expression = st.fixed_dictionaries(
+    {"key": st.sampled_from("ab"), "operator": st.just("In"), "values": st.lists(st.sampled_from("xyz"), min_size=1)}
+)
+_field = st.fixed_dictionaries(
+    {
+        "key": st.just("metadata.name"),
+        "operator": st.just("In"),
+        "values": st.lists(st.sampled_from(["n0", "n1"]), min_size=1),
+    }
+)
+_term = st.fixed_dictionaries(
+    {}, optional={"matchExpressions": st.lists(_expression, max_size=2), "matchFields": st.lists(_field, max_size=1)}
+)
+
+
+@given(
+    st.lists(_term, min_size=1, max_size=3) | st.none(),
+    st.sampled_from(["n0", "n1", "n2"]),
+    st.dictionaries(st.sampled_from("ab"), st.sampled_from("xyz")),
+)
+def test_the_pin_narrows_the_users_node_affinity_and_never_widens_it(
+    terms: list[dict[str, Any]] | None, name: str, labels: dict[str, str]
+) -> None:
+    spec: dict[str, Any] = {}
+    if terms is not None:
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+    before = copy.deepcopy(spec)
+    require_node(spec, "n1")
+    assert matches(spec, name, labels) == (matches(before, name, labels) and name == "n1")
+
+
+def test_the_sharepod_itself_is_left_as_it_was() -> None:
+    body = sharepod(
+        affinity={
+            "nodeAffinity": {
+                REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]}
+            }
+        },
+        initContainers=[{"name": "i", "image": "x", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}],
+    )
+    before = copy.deepcopy(body)
+    build_pod(body, "n", UUIDS[:1], SETTINGS)
+    assert body == before

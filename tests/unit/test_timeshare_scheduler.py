@@ -1,0 +1,213 @@
+"""Single promises of the token scheduler, at moments that a simulation hardly meets."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+
+MS = 1_000_000
+S = 1_000_000_000
+
+
+def scheduler_with(*tenants: tuple[str, int, int], gpus: tuple[str, ...] = ("g0",)) -> Scheduler:
+    scheduler = Scheduler()
+    for name, request, limit in tenants:
+        scheduler.set_tenant(0, name, gpus, request_milli=request, limit_milli=limit)
+    return scheduler
+
+
+def granted(scheduler: Scheduler, now: int) -> Grant:
+    [action] = scheduler.tick(now)
+    assert isinstance(action, Grant)
+    return action
+
+
+def test_alone_and_unlimited_is_granted_without_quantum_and_unmetered() -> None:
+    scheduler = scheduler_with(("a", 500, 1000))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    assert (grant.quantum_ns, grant.metered) == (0, False)
+    assert scheduler.next_deadline() is None
+
+
+def test_what_was_launched_alone_drains_at_no_cost_for_the_grace_period() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    granted(scheduler, 1)
+    scheduler.want(10 * S, "b")
+    scheduler.tick(10 * S)
+    scheduler.drained(10 * S + 900 * MS, "a", wanting=True)
+    usage = scheduler.usage(10 * S + 900 * MS, "a")
+    assert usage.borrowed_ns >= usage.held_ns // 2
+    assert granted(scheduler, 10 * S + 900 * MS).tenant == "b"
+    scheduler.drained(11 * S, "b", wanting=True)
+    assert granted(scheduler, 11 * S).tenant == "b", "it has had nothing for a second"
+    scheduler.drained(11 * S + 100 * MS, "b", wanting=False)
+    assert granted(scheduler, 11 * S + 100 * MS).tenant == "a", "no debt keeps it from its turn"
+
+
+def test_in_company_launches_are_metered_although_nobody_waits() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.attend(0, "b", present=True)
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    assert (grant.quantum_ns, grant.metered) == (0, True)
+
+
+def test_alone_under_a_limit_is_metered_and_has_a_quantum() -> None:
+    scheduler = scheduler_with(("a", 500, 700))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    assert (grant.quantum_ns, grant.metered) == (100 * MS, True)
+
+
+def test_a_holder_without_quantum_is_revoked_when_another_wants_the_gpu() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    scheduler.want(5 * S, "b")
+    assert scheduler.tick(5 * S) == [Revoke("a", grant.grant_id)]
+    scheduler.drained(5 * S + 2 * MS, "a", wanting=True)
+    assert granted(scheduler, 5 * S + 2 * MS).tenant == "b"
+
+
+def test_a_newcomer_gets_at_most_the_quantum_to_wait_for() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    scheduler.want(30 * MS, "b")
+    assert scheduler.tick(30 * MS) == []
+    assert scheduler.next_deadline() == 100 * MS + 1
+    assert scheduler.tick(100 * MS + 1) == [Revoke("a", grant.grant_id)]
+
+
+def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    scheduler.want(2, "b")
+    scheduler.tick(2)
+    end = 1 + 100 * MS
+    assert scheduler.tick(end) == [Revoke("a", grant.grant_id)]
+    assert scheduler.tick(end + 1 * S - 1) == []
+    overdue, grant_b = scheduler.tick(end + 1 * S)
+    assert overdue == Overdue("a", grant.grant_id)
+    assert isinstance(grant_b, Grant)
+    assert grant_b.tenant == "b"
+    later = end + 2 * S
+    assert scheduler.usage(later, "b").held_ns == 0, "the overdue holder pays"
+    assert scheduler.usage(later, "a").held_ns == later - 1
+    scheduler.drained(later, "a", wanting=False)
+    assert scheduler.usage(later + 5 * MS, "b").held_ns == 5 * MS
+
+
+def test_a_tenant_that_is_removed_frees_its_gpu_at_once() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "a")
+    granted(scheduler, 1)
+    scheduler.want(2, "b")
+    scheduler.tick(2)
+    scheduler.remove(3, "a")
+    assert granted(scheduler, 3).tenant == "b"
+
+
+def test_a_lowered_limit_takes_effect_on_who_holds_without_quantum() -> None:
+    scheduler = scheduler_with(("a", 300, 1000))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    scheduler.set_tenant(2 * S, "a", ("g0",), request_milli=300, limit_milli=500)
+    assert scheduler.tick(2 * S) == [Revoke("a", grant.grant_id)]
+
+
+def test_a_raised_limit_takes_effect_on_who_waits_for_it() -> None:
+    scheduler = scheduler_with(("a", 0, 100))
+    scheduler.want(1, "a")
+    granted(scheduler, 1)
+    scheduler.drained(1 + 100 * MS, "a", wanting=True)
+    assert scheduler.tick(1 + 100 * MS) == []
+    before = scheduler.next_deadline()
+    scheduler.set_tenant(1 + 100 * MS, "a", ("g0",), request_milli=0, limit_milli=1000)
+    after = scheduler.next_deadline()
+    assert before is not None
+    assert after is not None
+    assert after < before
+
+
+def test_limit_zero_never_runs_and_needs_no_timer() -> None:
+    scheduler = scheduler_with(("a", 0, 0))
+    scheduler.want(1, "a")
+    assert scheduler.tick(100 * S) == []
+    assert scheduler.next_deadline() is None
+
+
+def test_a_gang_is_granted_all_its_gpus_or_none() -> None:
+    scheduler = Scheduler()
+    scheduler.set_tenant(0, "single", ("g1",), request_milli=500, limit_milli=1000)
+    scheduler.set_tenant(0, "gang", ("g0", "g1"), request_milli=500, limit_milli=1000)
+    scheduler.want(1, "single")
+    assert granted(scheduler, 1).tenant == "single"
+    scheduler.want(2, "gang")
+    assert [type(action) for action in scheduler.tick(2)] == []
+    assert scheduler.holding("gang") is None
+    scheduler.tick(100 * MS + 1)
+    scheduler.drained(101 * MS, "single", wanting=True)
+    assert granted(scheduler, 101 * MS).tenant == "gang"
+
+
+def test_a_gpu_kept_for_a_gang_is_lent_to_who_is_done_in_time() -> None:
+    scheduler = Scheduler()
+    scheduler.set_tenant(0, "gang", ("g0", "g1"), request_milli=500, limit_milli=1000)
+    scheduler.set_tenant(0, "right", ("g1",), request_milli=500, limit_milli=1000)
+    scheduler.set_tenant(0, "left", ("g0",), request_milli=0, limit_milli=1000)
+    scheduler.want(1, "right")
+    granted(scheduler, 1)
+    scheduler.want(20 * MS, "gang")
+    scheduler.tick(20 * MS)
+    scheduler.want(30 * MS, "left")
+    lent = granted(scheduler, 30 * MS)
+    assert lent.tenant == "left"
+    assert 30 * MS + lent.quantum_ns <= 100 * MS + 1
+
+
+def test_a_second_process_may_join_with_what_is_left_of_the_quantum() -> None:
+    scheduler = scheduler_with(("a", 500, 700))
+    scheduler.want(1, "a")
+    grant = granted(scheduler, 1)
+    assert scheduler.remaining(40 * MS + 1, "a") == Grant("a", grant.grant_id, 60 * MS, True)
+    assert scheduler.remaining(100 * MS + 1, "a") is None
+
+
+def test_others_count_as_contending_for_a_while_after_they_left() -> None:
+    scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
+    scheduler.want(1, "b")
+    granted(scheduler, 1)
+    scheduler.drained(10 * MS, "b", wanting=False)
+    assert scheduler.contended(10 * MS, "a")
+    assert not scheduler.contended(10 * MS + Config().quiet_ns, "a")
+
+
+def test_time_that_goes_back_counts_as_no_time() -> None:
+    scheduler = scheduler_with(("a", 500, 1000))
+    scheduler.want(5 * S, "a")
+    granted(scheduler, 5 * S)
+    scheduler.drained(1 * S, "a", wanting=False)
+    assert scheduler.usage(0, "a").held_ns == 0
+
+
+@pytest.mark.parametrize(("request_milli", "limit_milli"), [(-1, 5), (600, 500), (500, 1001)])
+def test_impossible_rates_are_refused(request_milli: int, limit_milli: int) -> None:
+    with pytest.raises(ValueError, match="request <= limit <= 1000"):
+        Scheduler().set_tenant(0, "a", ("g0",), request_milli=request_milli, limit_milli=limit_milli)
+
+
+def test_a_tenant_never_moves() -> None:
+    scheduler = scheduler_with(("a", 500, 1000))
+    with pytest.raises(ValueError, match="never moves"):
+        scheduler.set_tenant(1, "a", ("g1",), request_milli=500, limit_milli=1000)
+
+
+def test_a_config_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="quantum_min_ns"):
+        Config(quantum_min_ns=2, quantum_max_ns=1)
+    with pytest.raises(ValueError, match="grace_ns is 0"):
+        Config(grace_ns=0)
