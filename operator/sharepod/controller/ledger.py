@@ -1,0 +1,179 @@
+"""Writes the ledgers: `spec` of the GPUNodes.
+
+Guarantees: one write is in flight for a GPUNode, and whatever is decided meanwhile goes into the next; each write is a
+JSON Patch that holds only for the very GPUNode, and the very generation of its spec, that it was worked out from, so
+that a stale writer changes nothing; a write that is refused though nothing had moved is a defect, which is reported
+and not repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from sharepod.api.gpunode import KIND, Pool, Tenant
+from sharepod.api.units import TenantId
+
+from . import metrics
+from .client import GPUNODES, ApiError, Client, InvalidError, Json, NotFoundError, NotLeadingError
+from .events import Events
+from .facts import GpuNodeFacts
+from .model import Model
+from .workqueue import Queue
+
+log = logging.getLogger(__name__)
+
+
+class LedgerWriter:
+    """Brings the ledgers to what placement's model has decided. `add` and `remove` return at once; what became of it
+    is told by the model, as every change of a ledger is.
+    """
+
+    def __init__(self, model: Model, client: Client, events: Events, workers: int) -> None:
+        self._model = model
+        self._client = client
+        self._events = events
+        self._queue: Queue[str] = Queue("ledger", self._write, workers)
+        self._leaving: dict[str, set[str]] = {}
+        self._defects: dict[str, str] = {}
+        self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        await self._queue.run()
+
+    def add(self, node: str) -> None:
+        """Something was decided for this node."""
+        self._queue.add(node)
+
+    def remove(self, node: str, tenant: str) -> None:
+        """This row is to go. Its share is given away once it is gone."""
+        self._leaving.setdefault(node, set()).add(tenant)
+        self._queue.add(node)
+
+    def leaving(self, node: str, tenant: str) -> bool:
+        """Whether a removal of this row is under way."""
+        return tenant in self._leaving.get(node, ())
+
+    def abandon(self) -> None:
+        """This process leads no more: nothing that was not written is, and what was decided is forgotten."""
+        self._queue.clear()
+        self._leaving.clear()
+        for node in [*self._model.cluster.nodes()]:
+            for decided in self._model.cluster.pending(node.name):
+                self._model.cluster.revert(node.name, decided.tenant)
+
+    async def _write(self, node: str) -> None:
+        base = self._model.gpunodes.named(node)
+        if base is None or base.error is not None:
+            self._drop(node, "its GPUNode is gone" if base is None else base.error or "")
+            return
+        leaving = self._leaving.get(node, set())
+        operations = patch(
+            base,
+            changed=[row.row() for row in self._model.cluster.pending(node)],
+            leaving=leaving,
+            pool=self._pool(node, base),
+        )
+        if not operations:
+            self._removed(node, leaving - base.rows.keys())
+            return
+        try:
+            answer = await self._client.patch_json(GPUNODES, node, operations)
+        except InvalidError as error:
+            await self._refused(base, error)
+        except NotFoundError:
+            await self._read(base)
+        except NotLeadingError:
+            self.abandon()
+            raise
+        except ApiError:
+            metrics.LEDGER_WRITES.labels("unknown").inc()
+            await self._read(base)
+            raise
+        else:
+            metrics.LEDGER_WRITES.labels("written").inc()
+            metrics.LEDGER_CHANGES.inc(len(operations) - 2)
+            self._defects.pop(node, None)
+            self._model.put_gpunode(answer)
+            self._removed(node, leaving - {str(row["id"]) for row in answer["spec"].get("tenants") or ()})
+        if self._model.cluster.pending(node) or self._leaving.get(node):
+            self._queue.add(node)
+
+    def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
+        node = self._model.nodes.named(name)
+        return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
+
+    async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> None:
+        """The patch was refused: because the spec has moved on, or because the patch is wrong."""
+        await self._read(base)
+        now = self._model.gpunodes.named(base.name)
+        if now is None or now.uid != base.uid or now.generation != base.generation:
+            metrics.LEDGER_WRITES.labels("conflict").inc()
+            return
+        metrics.LEDGER_WRITES.labels("defect").inc()
+        log.error("ledger of %s: a write was refused though nothing had moved: %s", base.name, error)
+        self._events.warning(
+            KIND, base, "LedgerWriteRefused", "Reserve", f"the API server refused a reservation: {error.message}"
+        )
+        self._drop(base.name, error.message)
+
+    async def _read(self, base: GpuNodeFacts) -> None:
+        try:
+            self._model.put_gpunode(await self._client.get(GPUNODES, base.name))
+        except NotFoundError:
+            self._model.drop_gpunode(base.uid)
+
+    def _drop(self, node: str, why: str) -> None:
+        """What was to be written to this node is not; the tenants concerned are looked at again."""
+        leaving = self._leaving.pop(node, set())
+        for decided in self._model.cluster.pending(node):
+            log.warning("ledger of %s: the decision for %s is dropped: %s", node, decided.tenant, why)
+            self._model.cluster.revert(node, decided.tenant)
+            self._model.on_tenant(decided.tenant)
+        for tenant in leaving:
+            self._model.on_tenant(tenant)
+
+    def _removed(self, node: str, tenants: Iterable[str]) -> None:
+        for tenant in list(tenants):
+            self._leaving.get(node, set()).discard(tenant)
+            self._model.cluster.release(node, TenantId(tenant))
+            self.on_removed(node, tenant)
+            self._model.on_tenant(tenant)
+            self._model.on_room()
+        if not self._leaving.get(node):
+            self._leaving.pop(node, None)
+
+
+def patch(base: GpuNodeFacts, *, changed: Sequence[Tenant], leaving: Iterable[str], pool: Pool) -> list[Json]:
+    """The JSON Patch that brings `base` to where `changed` rows are as given, `leaving` ones are gone and the pool is
+    `pool`; empty if it is there already.
+    """
+    leaving = set(leaving)
+    known = base.rows
+    operations: list[Json] = []
+    if base.spec.pool is not pool:
+        operations.append({"op": "add", "path": "/spec/pool", "value": pool.value})
+    places: Mapping[str, int] = {row.id: place for place, row in enumerate(base.spec.tenants)}
+    fresh = [row for row in changed if row.id not in known and row.id not in leaving]
+    operations += [
+        {"op": "replace", "path": f"/spec/tenants/{places[row.id]}", "value": row.dump()}
+        for row in changed
+        if row.id in known and row.id not in leaving and known[row.id] != row
+    ]
+    operations += [
+        {"op": "remove", "path": f"/spec/tenants/{place}"}
+        for row, place in sorted(places.items(), key=lambda item: -item[1])
+        if row in leaving
+    ]
+    if base.has_tenants:
+        operations += [{"op": "add", "path": "/spec/tenants/-", "value": row.dump()} for row in fresh]
+    elif fresh:
+        operations.append({"op": "add", "path": "/spec/tenants", "value": [row.dump() for row in fresh]})
+    if not operations:
+        return []
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": base.uid},
+        {"op": "test", "path": "/metadata/generation", "value": base.generation},
+        *operations,
+    ]

@@ -1,0 +1,327 @@
+"""`sharepod-operator`: the operator's process.
+
+Guarantees: it acts only while it leads and only after it has listed everything since it began to lead; a part that
+fails ends the process, with exit status 1, and the Deployment starts it again; on SIGTERM it stops acting, gives up
+its Lease and exits with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import kopf
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from sharepod.api.objects import TENANT_LABEL
+from sharepod.api.pod import PodSettings
+
+from . import feed, logs, metrics
+from .agents import AgentLeases
+from .binder import Binder
+from .client import LEASES, PODS, ApiError, Client, configuration
+from .events import Events
+from .lease import Leadership
+from .ledger import LedgerWriter
+from .lists import Lists
+from .loop import PlacementLoop
+from .model import Model
+from .nodes import Nodes
+from .notes import Notes
+from .settings import Settings, SettingsError, load
+from .slimwatch import SlimWatch
+from .tenants import Tenants
+
+_OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+_TICK = 1.0
+_STALLED = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Operator:
+    """All parts, wired."""
+
+    def __init__(self, settings: Settings, config: Any) -> None:
+        clock = time.monotonic
+        self._settings = settings
+        self._config = config
+        self._active = False
+        self._stale = False
+        self._ticked = clock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._activation: asyncio.Task[None] | None = None
+        pods = PodSettings(
+            runtime_class=settings.runtime_class or "",
+            tolerations=tuple(toleration.manifest() for toleration in settings.tolerations),
+        )
+        self.lease_client = Client(config, read_timeout=settings.write_timeout, write_timeout=settings.write_timeout)
+        self.leadership = Leadership(
+            self.lease_client,
+            namespace=settings.namespace,
+            identity=settings.identity,
+            duration=settings.lease_duration,
+            renew_deadline=settings.renew_deadline,
+            retry_period=settings.retry_period,
+            on_gained=self._gained,
+            on_lost=self._lost,
+            clock=clock,
+        )
+        self.client = Client(
+            config,
+            read_timeout=settings.read_timeout,
+            write_timeout=settings.write_timeout,
+            page_size=settings.page_size,
+            may_write=self.leadership.acting,
+        )
+        self.model = Model(pods, AgentLeases(settings.agent_duration, clock))
+        self.notes = Notes()
+        self.events = Events(self.client, settings.identity, clock)
+        self.lists = Lists(self.model, self.client)
+        self.ledger = LedgerWriter(self.model, self.client, self.events, settings.writers)
+        binder = Binder(self.model, self.client, self.events, pods)
+        self.tenants = Tenants(self.model, self.client, self.ledger, binder, self.events, self.notes, settings, clock)
+        self.loop = PlacementLoop(
+            self.model,
+            self.notes,
+            may_act=lambda: self._active and self.leadership.acting(),
+            decided=lambda _tenant, node: self.ledger.add(node),
+            answered=self._look_at_tenant,
+            clock=clock,
+        )
+        self.tenants.loop = self.loop
+        self.nodes = Nodes(self.model, self.client, self.ledger, self.events, settings, clock)
+        self.ledger.on_removed = lambda node, _tenant: self._look_at_node(node)
+        self.model.on_tenant = self._look_at_tenant
+        self.model.on_node = self._look_at_node
+        self.model.on_room = self.loop.room_changed
+        self.other_pods = SlimWatch(
+            self.client,
+            PODS,
+            put=self.model.put_other_pod,
+            drop=self.model.drop_other_pod,
+            labels=f"!{TENANT_LABEL}",
+            fields=_OTHER_PODS,
+        )
+        self.agent_leases = SlimWatch(
+            self.client,
+            LEASES,
+            put=self.model.agents.put,
+            drop=self.model.agents.drop,
+            namespace=settings.namespace,
+        )
+
+    # Who is told
+
+    def _look_at_tenant(self, tenant: str) -> None:
+        if self._active:
+            self.tenants.queue.add(tenant)
+
+    def _look_at_node(self, name: str) -> None:
+        if self._active:
+            self.nodes.queue.add(name)
+
+    def _gained(self) -> None:
+        self._activation = asyncio.create_task(self._activate(), name="activation")
+
+    def _lost(self) -> None:
+        if self._activation is not None:
+            self._activation.cancel()
+        self._active = False
+        self.tenants.queue.clear()
+        self.nodes.queue.clear()
+        self.loop.clear()
+        self.ledger.abandon()
+        self.notes.clear()
+
+    async def _activate(self) -> None:
+        """Begins to act: everything is listed anew, then everybody is looked at."""
+        while True:
+            try:
+                await self.lists.resync()
+                await self.other_pods.listed.wait()
+                await self.agent_leases.listed.wait()
+                break
+            except ApiError as error:
+                log.warning("listing: %s", error)
+                await asyncio.sleep(1)
+        self.nodes.look_at_agents()
+        self._active = True
+        self._look_at_all()
+        log.info("acting: %d SharePods, %d nodes", len(self.model.sharepods), len(self.model.nodes))
+
+    def _look_at_all(self) -> None:
+        for tenant in self.model.tenants():
+            self._look_at_tenant(tenant)
+        for name in {item.name for item in self.model.nodes} | {item.name for item in self.model.gpunodes}:
+            self._look_at_node(name)
+        self.loop.room_changed()
+
+    def gap(self) -> None:
+        """A watch was cut and has listed anew."""
+        if self.lists.complete:
+            self._stale = True
+
+    # Loops
+
+    async def _resync(self) -> None:
+        """Every few minutes, and soon after a gap."""
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(_TICK)
+            if not (self._stale or time.monotonic() - last >= self._settings.resync_interval):
+                continue
+            self._stale = False
+            try:
+                await self.lists.resync()
+            except ApiError as error:
+                log.warning("listing: %s", error)
+                self._stale = True
+                continue
+            last = time.monotonic()
+            self._look_at_all()
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked = time.monotonic()
+            self.nodes.look_at_agents()
+            phases: dict[str, int] = {}
+            for item in self.model.sharepods:
+                phases[item.status.phase.value] = phases.get(item.status.phase.value, 0) + 1
+            for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
+                metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
+            await asyncio.sleep(_TICK)
+
+    def healthy(self) -> str:
+        """Raises when the event loop has stood still."""
+        silent = time.monotonic() - self._ticked
+        if silent > _STALLED:
+            raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")
+        return "leads" if self.leadership.acting() else "stands by"
+
+    async def _serve(self) -> None:
+        """`/metrics` and `/readyz`."""
+
+        async def show_metrics(_: web.Request) -> web.Response:
+            return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+        async def show_ready(_: web.Request) -> web.Response:
+            ready = self.lists.complete
+            return web.Response(status=200 if ready else 503, text="ok\n" if ready else "listing\n")
+
+        app = web.Application()
+        app.add_routes([web.get("/metrics", show_metrics), web.get("/readyz", show_ready)])
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._settings.bind_address, self._settings.metrics_port).start()
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    async def _first_list(self) -> None:
+        """A standby's model is warm, too."""
+        while not self.lists.complete:
+            try:
+                await self.lists.resync()
+            except ApiError as error:
+                log.warning("listing: %s", error)
+                await asyncio.sleep(1)
+        await asyncio.Event().wait()
+
+    async def run(self) -> None:
+        """Runs until a signal, or until a part fails: then raises what it failed with."""
+        stop = asyncio.Event()
+        kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
+        parts: dict[str, Coroutine[Any, Any, None]] = {
+            "lease": self.leadership.run(),
+            "events": self.events.run(),
+            "placement": self.loop.run(),
+            "ledger": self.ledger.run(),
+            "tenants": self.tenants.run(),
+            "nodes": self.nodes.run(),
+            "other pods": self.other_pods.run(),
+            "agent leases": self.agent_leases.run(),
+            "first list": self._first_list(),
+            "resync": self._resync(),
+            "tick": self._tick(),
+        }
+        if self._settings.metrics_port:
+            parts["metrics"] = self._serve()
+        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+        await asyncio.sleep(0)  # Kopf ends every task that it finds begun after its own
+        watching = asyncio.create_task(self._watch(kopf_stop, kopf_ready), name="kopf")
+        stopped = asyncio.create_task(self._signalled(stop, kopf_ready), name="signals")
+        try:
+            await asyncio.wait([*tasks, watching, stopped], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            stopped.cancel()
+            kopf_stop.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([watching], timeout=10)
+                watching.cancel()
+            await self.client.close()
+            await self.lease_client.close()
+        for task in [*tasks, watching]:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise RuntimeError(f"{task.get_name()} failed") from error
+        if not stop.is_set():
+            raise RuntimeError("a part of the operator ended by itself")
+
+    async def _watch(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
+        port = self._settings.health_port
+        await kopf.operator(
+            registry=feed.registry(self.model, lambda: feed.credentials(self._config), self.gap, self.healthy),
+            settings=feed.settings(),
+            standalone=True,
+            clusterwide=True,
+            liveness_endpoint=f"http://{self._settings.bind_address}:{port}/healthz" if port else None,
+            stop_flag=stop,
+            ready_flag=ready,
+        )
+
+    @staticmethod
+    async def _signalled(stop: asyncio.Event, ready: asyncio.Event) -> None:
+        """Kopf takes the signals when it starts; they are taken back, so that the Lease is given up first."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await ready.wait()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await stop.wait()
+        log.info("stopping")
+
+
+async def _run(settings: Settings) -> None:
+    config = await configuration(settings.kubeconfig)
+    await Operator(settings, config).run()
+
+
+def main() -> None:
+    """Entry point of `sharepod-operator`."""
+    try:
+        settings = load()
+    except SettingsError as error:
+        sys.exit(f"sharepod-operator: {error}")
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        asyncio.run(_run(settings))
+    except ConnectionError as error:
+        sys.exit(f"sharepod-operator: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:
+        log.exception("sharepod-operator ends")
+        sys.exit(1)

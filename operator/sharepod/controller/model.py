@@ -1,0 +1,338 @@
+"""Everything the operator knows of the cluster, in memory.
+
+Guarantees: fed by watches and lists alike, in any order, it ends at the newest of each object; feeding it writes
+nothing and waits for nothing; whoever is concerned by a change is told by key (`on_tenant`, `on_node`, `on_room`),
+never with the change itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sharepod.api.gpunode import Gpu, Health, Pool
+from sharepod.api.pod import PodSettings
+from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.placement.cluster import Cluster
+from sharepod.placement.model import GpuState, NodeState, Reservation, Resources
+
+from . import metrics
+from .agents import AgentLeases
+from .facts import (
+    GpuNodeFacts,
+    NodeFacts,
+    PodFacts,
+    SharePodFacts,
+    gpunode_facts,
+    node_facts,
+    other_pod,
+    pod_facts,
+    sharepod_facts,
+)
+from .store import Store
+
+Json = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def _version(raw: Json) -> tuple[str, int]:
+    return str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
+
+
+def _nobody(_key: str) -> None:
+    return None
+
+
+class Model:
+    """The facts, and placement's view of them."""
+
+    def __init__(self, settings: PodSettings, agents: AgentLeases) -> None:
+        self._settings = settings
+        self.agents = agents
+        self.sharepods: Store[SharePodFacts] = Store()
+        self.pods: Store[PodFacts] = Store()
+        self.nodes: Store[NodeFacts] = Store()
+        self.gpunodes: Store[GpuNodeFacts] = Store()
+        self.cluster = Cluster()
+        self.lost_pods: dict[str, PodFacts] = {}
+        """By tenant: its Pod as it was last seen, once it is gone."""
+        self.gone_nodes: set[str] = set()
+        """Nodes with a ledger of which the API server said that they do not exist."""
+        self.priorities: dict[str, int] = {}
+        self.default_priority = 0
+        self._pods_of: dict[str, set[str]] = {}
+        self.on_tenant: Callable[[str], None] = _nobody
+        self.on_node: Callable[[str], None] = _nobody
+        self.on_room: Callable[[], None] = lambda: None
+
+    # SharePods
+
+    def put_sharepod(self, raw: Json) -> None:
+        if self.sharepods.knows(*_version(raw)):
+            return
+        item = sharepod_facts(raw, self._settings)
+        taken, _, replaced = self.sharepods.put(item)
+        if replaced is not None:
+            self.on_tenant(replaced.uid)
+        if taken:
+            self.on_tenant(item.uid)
+
+    def drop_sharepod(self, uid: str) -> None:
+        self.sharepods.drop(uid)
+        self.on_tenant(uid)
+
+    def priority(self, sharepod: SharePodFacts) -> int:
+        """The priority that its Pod will have, by its PriorityClass."""
+        if sharepod.priority_class is None:
+            return self.default_priority
+        return self.priorities.get(sharepod.priority_class, 0)
+
+    # Pods with our label
+
+    def pod_of(self, tenant: str) -> PodFacts | None:
+        """The Pod whose controller is this tenant."""
+        found = [pod for uid in self._pods_of.get(tenant, ()) if (pod := self.pods.get(uid)) is not None]
+        return max(found, key=lambda pod: pod.version, default=None)
+
+    def put_pod(self, raw: Json, *, sure: bool = False) -> None:
+        """A Pod as it was read; `sure`: by a GET just now, so that it is there, whatever the watch said (which also
+        says "deleted" of a Pod that lost our label).
+        """
+        if sure:
+            self.pods.revive(str(raw["metadata"]["uid"]))
+        if self.pods.knows(*_version(raw)):
+            return
+        item = pod_facts(raw)
+        taken, before, replaced = self.pods.put(item)
+        if replaced is not None:
+            self._pod_gone(replaced)
+        if not taken:
+            return
+        if item.tenant is not None:
+            self._pods_of.setdefault(item.tenant, set()).add(item.uid)
+            self.lost_pods.pop(item.tenant, None)
+        self._count_pod(item)
+        if item.tenant is not None and (before is None or _told(before) != _told(item)):
+            self.on_tenant(item.tenant)
+
+    def drop_pod(self, uid: str, last: Json | None = None) -> None:
+        """A Pod that is gone; `last`: its last state, where the watch brought it."""
+        if last is not None:
+            self.pods.put(pod_facts(last))
+        pod = self.pods.drop(uid)
+        if pod is not None:
+            self._pod_gone(pod)
+
+    def _pod_gone(self, pod: PodFacts) -> None:
+        self.cluster.remove_pod(pod.uid)
+        if pod.tenant is not None:
+            mine = self._pods_of.get(pod.tenant, set())
+            mine.discard(pod.uid)
+            if not mine:
+                self._pods_of.pop(pod.tenant, None)
+            self.lost_pods[pod.tenant] = pod
+            self.on_tenant(pod.tenant)
+        self.on_room()
+
+    def _count_pod(self, pod: PodFacts) -> None:
+        node = pod.node or (pod.pin if pod.tenant is not None else None)
+        if node is None or pod.ended:
+            self.cluster.remove_pod(pod.uid)
+        else:
+            tenant = TenantId(pod.tenant) if pod.tenant is not None else None
+            self.cluster.set_pod_usage(node, pod.uid, pod.needs, tenant=tenant)
+
+    # Other pods
+
+    def put_other_pod(self, raw: Json) -> None:
+        node, needs = other_pod(raw)
+        if node:
+            self.cluster.set_pod_usage(node, str(raw["metadata"]["uid"]), needs)
+
+    def drop_other_pod(self, uid: str) -> None:
+        self.cluster.remove_pod(uid)
+        self.on_room()
+
+    # Nodes
+
+    def put_node(self, raw: Json) -> None:
+        if self.nodes.knows(*_version(raw)):
+            return
+        item = node_facts(raw)
+        taken, _, _ = self.nodes.put(item)
+        if taken:
+            self.gone_nodes.discard(item.name)
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+
+    def node_is_gone(self, name: str) -> None:
+        """The API server itself says that there is no such Node: nothing runs there."""
+        if name not in self.gone_nodes:
+            self.gone_nodes.add(name)
+            for row in self.cluster.reservations(name):
+                self.on_tenant(row.tenant)
+
+    def drop_node(self, uid: str) -> None:
+        item = self.nodes.drop(uid)
+        if item is not None:
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+
+    # GPUNodes
+
+    def put_gpunode(self, raw: Json) -> None:
+        if self.gpunodes.knows(*_version(raw)):
+            return
+        item = gpunode_facts(raw)
+        taken, before, replaced = self.gpunodes.put(item)
+        if not taken:
+            return
+        if replaced is not None:
+            self._ledger_gone(replaced)
+        if before is None or before.generation != item.generation:
+            self._load(item)
+        if before is None or (before.status.gpus, before.error, before.spec.pool) != (
+            item.status.gpus,
+            item.error,
+            item.spec.pool,
+        ):
+            self.refresh_node(item.name)
+        for tenant in _concerned(before, item):
+            self.on_tenant(tenant)
+        if before is None or (before.spec.pool, before.forced) != (item.spec.pool, item.forced):
+            self.on_node(item.name)
+
+    def drop_gpunode(self, uid: str) -> None:
+        item = self.gpunodes.drop(uid)
+        if item is not None:
+            self._ledger_gone(item)
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+
+    def _ledger_gone(self, item: GpuNodeFacts) -> None:
+        tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
+        self.cluster.drop_ledger(item.name)
+        for tenant in tenants:
+            self.on_tenant(tenant)
+
+    def _load(self, item: GpuNodeFacts) -> None:
+        """Brings a ledger into placement's model. What was decided here and does not fit beside what another wrote is
+        taken back: the write on its way carries a precondition that no longer holds.
+        """
+        rows = []
+        for row in item.spec.tenants:
+            sharepod = self.sharepods.get(row.id)
+            owner = sharepod.owner if sharepod else None
+            needs = sharepod.needs.resources if sharepod else Resources()
+            rows.append(Reservation.of_row(row, owner=owner, needs=needs))
+        faults = self.cluster.load(item.name, rows, item.generation, uid=item.uid)
+        written = item.rows
+        for decided in self.cluster.pending(item.name):
+            row_now = written.get(decided.tenant)
+            if row_now is not None and tuple(row_now.gpus) != decided.gpus:
+                self._take_back(item.name, decided)
+        for fault in faults:
+            for decided in self.cluster.pending(item.name):
+                over = any(left.gpu == fault.gpu for left in self.cluster.overcommits(item.name))
+                if over and fault.gpu in decided.gpus and not decided.releasing:
+                    self._take_back(item.name, decided)
+        for left in self.cluster.overcommits(item.name):
+            log.error("%s", left.text)
+        metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
+        self.on_room()
+
+    def _take_back(self, node: str, decided: Reservation) -> None:
+        log.info("%s: another operator wrote before us; the decision for %s is taken back", node, decided.tenant)
+        self.cluster.revert(node, decided.tenant)
+        self.on_tenant(decided.tenant)
+
+    # Placement's view of a node
+
+    def refresh_node(self, name: str) -> None:
+        """Brings a node into placement's model: from its Node, its GPUNode and its agent's Lease."""
+        node, gpunode = self.nodes.named(name), self.gpunodes.named(name)
+        if node is None:
+            self.cluster.remove_node(name)
+        else:
+            state = NodeState(
+                name=name,
+                labels=node.labels,
+                taints=node.taints,
+                unavailable=self._unavailable(node, gpunode),
+                allocatable=node.allocatable,
+                pods=node.pods,
+                gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
+            )
+            account = self.cluster.node(name)
+            if account is not None and account.state == state:
+                return
+            self.cluster.upsert_node(state)
+        self.on_room()
+
+    def agent_away(self, name: str) -> bool:
+        """Whether a node of the pool has no living agent."""
+        return self.nodes.named(name) is not None and not self.agents.alive(name)
+
+    def _unavailable(self, node: NodeFacts, gpunode: GpuNodeFacts | None) -> str | None:
+        if node.error is not None:
+            return node.error
+        if node.pool not in tuple(Pool):
+            known = " or ".join(Pool)
+            return f'has the label sharepod.dev/pool "{node.pool}", which is neither {known}'
+        if gpunode is None:
+            return "has no GPUNode yet"
+        if gpunode.error is not None:
+            return gpunode.error
+        if node.pool == Pool.DEVICE_PLUGIN:
+            return "is in pool device-plugin, which takes no tenants yet"
+        if not node.ready:
+            return "is not ready"
+        if not self.agents.alive(node.name):
+            return "has no agent that renews its Lease"
+        return None
+
+    # All of it
+
+    def tenants(self) -> set[str]:
+        """Whoever has a SharePod, a Pod or a reservation."""
+        rows = {row for gpunode in self.gpunodes for row in gpunode.rows}
+        decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
+        return self.sharepods.uids() | set(self._pods_of) | rows | decided
+
+
+def _told(pod: PodFacts) -> tuple[object, ...]:
+    """What of a Pod concerns its tenant."""
+    return (pod.uid, *(getattr(pod, name) for name in PodFacts.__slots__))
+
+
+def _gpu_state(gpu: Gpu) -> GpuState:
+    available = gpu.health is Health.HEALTHY and gpu.shareable and gpu.held is not False
+    reason = ""
+    if not available:
+        reason = gpu.reason or (
+            "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
+        )
+    return GpuState(
+        uuid=GpuUuid(gpu.uuid),
+        index=gpu.index,
+        model=gpu.model,
+        memory=Bytes(gpu.memory),
+        available=available,
+        reason=reason,
+    )
+
+
+def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
+    """Tenants whose row, report or release is not as it was."""
+    rows = now.rows
+    if before is None:
+        return set(rows)
+    old = before.rows
+    tenants = {tenant for tenant in {*old, *rows} if old.get(tenant) != rows.get(tenant)}
+    seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
+    tenants |= {tenant for tenant in {*seen, *was} if seen.get(tenant) != was.get(tenant)}
+    if before.status.observed_generation != now.status.observed_generation:
+        tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
+    return tenants | (before.forced ^ now.forced)

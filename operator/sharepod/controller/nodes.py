@@ -1,0 +1,185 @@
+"""Keeps a GPUNode for every Node of the pool, and tells admins of what needs them.
+
+Guarantees: a GPUNode is made for every Node with the pool label and never for another; it goes only when its Node is
+gone, or has left the pool, and its ledger is empty; force-release is honoured for tenants that have ended, and
+refused, with an Event, for others.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable
+
+from sharepod.api.gpunode import KIND, GPUNodeSpec, Pool, manifest
+from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION
+
+from . import metrics
+from .agents import PREFIX
+from .client import GPUNODES, NODES, AlreadyExistsError, Client, ConflictError, InvalidError, Json, NotFoundError
+from .events import Events
+from .facts import GpuNodeFacts, NodeFacts
+from .ledger import LedgerWriter
+from .model import Model
+from .settings import Settings
+from .workqueue import Queue
+
+CONDITION_AGENT_ALIVE = "AgentAlive"
+
+log = logging.getLogger(__name__)
+
+
+class Nodes:
+    """Works on nodes by name. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        model: Model,
+        client: Client,
+        ledger: LedgerWriter,
+        events: Events,
+        settings: Settings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._client = client
+        self._ledger = ledger
+        self._events = events
+        self._settings = settings
+        self._clock = clock
+        self._away: dict[str, float] = {}
+        self.queue: Queue[str] = Queue("node", self._work, settings.writers)
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.queue.run()
+
+    def look_at_agents(self) -> None:
+        """Takes in which agents have come or gone; to be called about each second."""
+        names = [node.name for node in self._model.nodes]
+        for name in self._model.agents.turned(names):
+            log.info("agent of %s is %s", name, "away" if self._model.agent_away(name) else "there")
+            self._model.refresh_node(name)
+            self.queue.add(name)
+        metrics.AGENTS_AWAY.set(sum(self._model.agent_away(name) for name in names))
+
+    async def _work(self, name: str) -> None:
+        node, gpunode = self._model.nodes.named(name), self._model.gpunodes.named(name)
+        if gpunode is not None:
+            await self._forced(gpunode)
+        if node is None:
+            await self._without_node(name, gpunode)
+        elif gpunode is None:
+            if node.pool in tuple(Pool):
+                await self._make(node)
+        else:
+            if node.pool in tuple(Pool) and gpunode.spec.pool != node.pool:
+                self._ledger.add(name)
+            await self._advise(node, gpunode)
+
+    async def _make(self, node: NodeFacts) -> None:
+        try:
+            made = await self._client.create(GPUNODES, manifest(node.name, GPUNodeSpec(pool=Pool(node.pool))))
+        except AlreadyExistsError:
+            made = await self._client.get(GPUNODES, node.name)
+        else:
+            log.info("made GPUNode %s", node.name)
+        self._model.put_gpunode(made)
+
+    async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
+        """The Node was deleted, or left the pool."""
+        self._away.pop(name, None)
+        try:
+            raw = await self._client.get(NODES, name)
+        except NotFoundError:
+            self._model.node_is_gone(name)
+        else:
+            if "sharepod.dev/pool" in (raw["metadata"].get("labels") or {}):
+                self._model.put_node(raw)
+                return
+        if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._model.cluster.reservations(name):
+            return
+        try:
+            await self._client.delete(GPUNODES, name, uid=gpunode.uid, resource_version=str(gpunode.version))
+        except (ConflictError, NotFoundError):
+            self.queue.add_after(name, 1.0)
+        else:
+            log.info("deleted GPUNode %s: its Node is gone and its ledger is empty", name)
+
+    async def _forced(self, gpunode: GpuNodeFacts) -> None:
+        """The annotation force-release: the tenants themselves are removed where they are worked on; here it is said
+        which cannot be, and the annotation goes once it has done its work.
+        """
+        if not gpunode.forced:
+            return
+        live = []
+        for tenant in sorted(gpunode.forced & gpunode.rows.keys()):
+            sharepod, pod = self._model.sharepods.get(tenant), self._model.pod_of(tenant)
+            if (
+                sharepod is not None
+                and not sharepod.ended
+                and not sharepod.deleting
+                and (pod is None or not pod.deleting)
+            ):
+                live.append(f"{sharepod.namespace}/{sharepod.name}")
+            self._model.on_tenant(tenant)
+        if live:
+            text = f"force-release does not end what runs: delete the SharePod first: {', '.join(live)}"
+            self._events.warning(KIND, gpunode, "ForceReleaseRefused", "Release", text)
+            return
+        if gpunode.forced & gpunode.rows.keys():
+            return
+        pointer = FORCE_RELEASE_ANNOTATION.replace("/", "~1")
+        operations: list[Json] = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": str(gpunode.version)},
+            {"op": "remove", "path": f"/metadata/annotations/{pointer}"},
+        ]
+        try:
+            self._model.put_gpunode(await self._client.patch_json(GPUNODES, gpunode.name, operations))
+        except (InvalidError, ConflictError, NotFoundError):
+            self.queue.add_after(gpunode.name, 1.0)
+
+    async def _advise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
+        """A Node that is ready without its agent gets a condition with advice; it is taken back when the agent is
+        there.
+        """
+        known = next((item for item in gpunode.status.conditions if item.type == CONDITION_AGENT_ALIVE), None)
+        away = node.ready and self._model.agent_away(node.name)
+        if not away:
+            self._away.pop(node.name, None)
+        else:
+            # An agent of a new node needs a while to start; this process, to see the Leases.
+            due = self._away.setdefault(node.name, self._clock()) + self._settings.agent_duration
+            if self._clock() < due:
+                self.queue.add_after(node.name, due - self._clock() + 0.1)
+                return
+        if away == (known is not None and known.status == "False"):
+            return
+        namespace, lease = self._settings.namespace, f"{PREFIX}{node.name}"
+        text = (
+            f"the node is ready, but its agent does not renew Lease {namespace}/{lease}: no SharePod is placed there, "
+            f"and the shares of those that end are not given away. Look at: kubectl -n {namespace} get pods -o wide "
+            f"--field-selector spec.nodeName={node.name}. To give away the share of a tenant that is surely gone: "
+            f"kubectl annotate gpunode {node.name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+        )
+        condition: Json = {
+            "type": CONDITION_AGENT_ALIVE,
+            "status": "False" if away else "True",
+            "reason": "LeaseNotRenewed" if away else "LeaseRenewed",
+            "message": text if away else "",
+            "lastTransitionTime": self._now(),
+            "observedGeneration": gpunode.generation,
+        }
+        body: Json = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": node.name, "uid": gpunode.uid},
+            "status": {"conditions": [condition]},
+        }
+        self._model.put_gpunode(await self._client.apply_status(GPUNODES, node.name, body))
+        if away:
+            self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
+
+    @staticmethod
+    def _now() -> str:
+        return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,92 @@
+"""A watch of many objects of which little is kept: other pods' requests, agents' Leases.
+
+Guarantees: `put` and `drop` see every object that matches, in the API server's order; after a gap (410, cut
+connection, server away) everything is listed anew and what is no longer there is dropped; `listed` is set once the
+first list was taken in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from .client import ApiError, Client, GoneError, Json, Resource
+
+_PAUSE = 0.2
+_LONGEST_PAUSE = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class SlimWatch:
+    """Follows the objects of one resource; keeps nothing of them but their uids."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        put: Callable[[Json], None],
+        drop: Callable[[str], None],
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._put = put
+        self._drop = drop
+        self._namespace = namespace
+        self._labels = labels
+        self._fields = fields
+        self._known: set[str] = set()
+        self.listed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Lists and watches until cancelled."""
+        pause = _PAUSE
+        while True:
+            try:
+                since = await self._list()
+                pause = _PAUSE
+                while True:
+                    since = await self._follow(since)
+            except GoneError:
+                log.debug("watch of %s begins anew", self._resource.plural)
+            except ApiError as error:
+                log.warning("watch of %s: %s; again in %.1f s", self._resource.plural, error, pause)
+                await asyncio.sleep(pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
+
+    async def _list(self) -> str:
+        items, since = await self._client.list_all(
+            self._resource, self._namespace, labels=self._labels, fields=self._fields
+        )
+        present = {str(item["metadata"]["uid"]) for item in items}
+        for uid in self._known - present:
+            self._drop(uid)
+        self._known = present
+        for item in items:
+            self._put(item)
+        self.listed.set()
+        return since
+
+    async def _follow(self, since: str) -> str:
+        """One watch, from `since` until the server ends it; the version to go on from."""
+        async for event in self._client.watch(
+            self._resource, self._namespace, since=since, labels=self._labels, fields=self._fields
+        ):
+            item = event["object"]
+            since = str(item["metadata"]["resourceVersion"])
+            if event["type"] == "BOOKMARK":
+                continue
+            uid = str(item["metadata"]["uid"])
+            if event["type"] == "DELETED":
+                self._known.discard(uid)
+                self._drop(uid)
+            else:
+                self._known.add(uid)
+                self._put(item)
+        await asyncio.sleep(_PAUSE)
+        return since

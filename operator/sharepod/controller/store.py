@@ -1,0 +1,78 @@
+"""Facts of one kind of object.
+
+Guarantees: what is older than what is known is not taken; an object that is known to be gone does not come back by a
+list that was begun before; of two objects of one name the newer is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from .facts import Facts
+
+F = TypeVar("F", bound=Facts)
+
+_REMEMBERED = 20_000
+
+
+class Store(Generic[F]):
+    """Facts by uid and by name."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, F] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        self._ended: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[F]:
+        return iter(list(self._items.values()))
+
+    def get(self, uid: str) -> F | None:
+        return self._items.get(uid)
+
+    def named(self, name: str, namespace: str = "") -> F | None:
+        uid = self._names.get((namespace, name))
+        return self._items.get(uid) if uid is not None else None
+
+    def uids(self) -> set[str]:
+        return set(self._items)
+
+    def knows(self, uid: str, version: int) -> bool:
+        """Whether this version of an object, or a later one, or its end, is known."""
+        known = self._items.get(uid)
+        return uid in self._ended or (known is not None and known.version >= version)
+
+    def revive(self, uid: str) -> None:
+        """The API server says that this object is there: what was taken for its end was none."""
+        self._ended.pop(uid, None)
+
+    def put(self, item: F) -> tuple[bool, F | None, F | None]:
+        """Takes in an object. Returns whether it was taken, what was known of it, and the object of the same name that
+        it has taken the place of.
+        """
+        known = self._items.get(item.uid)
+        if item.uid in self._ended or (known is not None and known.version >= item.version):
+            return False, known, None
+        key = (item.namespace, item.name)
+        other = self._items.get(self._names.get(key, ""))
+        replaced = other if other is not None and other.uid != item.uid else None
+        if replaced is not None:
+            if replaced.version > item.version:
+                return False, known, None
+            self.drop(replaced.uid)
+        self._items[item.uid] = item
+        self._names[key] = item.uid
+        return True, known, replaced
+
+    def drop(self, uid: str) -> F | None:
+        """Takes out an object that is gone; returns what was known of it."""
+        self._ended[uid] = None
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        item = self._items.pop(uid, None)
+        if item is not None and self._names.get((item.namespace, item.name)) == uid:
+            del self._names[(item.namespace, item.name)]
+        return item

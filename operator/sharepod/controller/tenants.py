@@ -1,0 +1,394 @@
+"""Brings one tenant a step further: looks, lets `lifecycle` decide, acts, shows.
+
+Guarantees: one tenant is worked on at most once at a time; everything done can be done again, so that a crash between
+any two calls leaves nothing that the next look does not mend; absence is confirmed by a GET before anything is
+concluded from it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable
+
+from sharepod.api.gpunode import Mode, TenantState
+from sharepod.api.sharepod import KIND, GpuRequest, Phase, SharePodStatus
+from sharepod.api.units import TenantId
+
+from . import lifecycle, metrics, status
+from .binder import Binder
+from .client import GPUNODES, PRIORITY_CLASSES, SHAREPODS, Client, ConflictError, ForbiddenError, Json, NotFoundError
+from .events import Events
+from .facts import GpuNodeFacts, SharePodFacts
+from .ledger import LedgerWriter
+from .lifecycle import Finish, Held, View
+from .loop import PlacementLoop
+from .model import Model
+from .notes import Note, Notes
+from .settings import Settings
+from .workqueue import Queue
+
+_LOOK_AGAIN = 1.0
+_LONGEST_PAUSE = 600.0
+
+log = logging.getLogger(__name__)
+
+
+class Tenants:
+    """Works on tenants by key, the SharePod's uid. `loop` is set once, before `run`. `clock`: monotonic seconds."""
+
+    loop: PlacementLoop
+
+    def __init__(
+        self,
+        model: Model,
+        client: Client,
+        ledger: LedgerWriter,
+        binder: Binder,
+        events: Events,
+        notes: Notes,
+        settings: Settings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._client = client
+        self._ledger = ledger
+        self._binder = binder
+        self._events = events
+        self._notes = notes
+        self._settings = settings
+        self._clock = clock
+        self.queue: Queue[str] = Queue("tenant", self._work, settings.writers)
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        await self.queue.run()
+
+    # Looking
+
+    async def _work(self, tenant: str) -> None:
+        note = self._notes.of(tenant)
+        view = self._view(tenant, note)
+        if (
+            view.sharepod is None
+            and (view.held or view.pod is not None)
+            and not await self._sharepod_is_gone(view, tenant)
+        ):
+            return
+        step = lifecycle.decide(view)
+        log.debug("tenant %s: %s", tenant, step)
+        finish = await self._act(view, tenant, note, step)
+        if isinstance(step, lifecycle.Forget):
+            return
+        view = self._view(tenant, note)
+        if view.sharepod is not None and not view.sharepod.deleting and not self._undecided(view, note, step):
+            await self._show(view, view.sharepod, note, finish)
+
+    @staticmethod
+    def _undecided(view: View, note: Note, step: lifecycle.Step) -> bool:
+        """There is nothing to show yet: placement has not answered, or its answer is on its way to the ledger."""
+        if isinstance(step, lifecycle.Place):
+            return note.refusal is None
+        return view.pod is None and bool(view.held) and all(held.written is None for held in view.held)
+
+    def _view(self, tenant: str, note: Note) -> View:
+        sharepod, pod = self._model.sharepods.get(tenant), self._model.pod_of(tenant)
+        held = tuple(
+            self._held(node, tenant, note) for node, _ in self._model.cluster.reservations_of(TenantId(tenant))
+        )
+        now = self._clock()
+        if pod is None or pod.node is not None or pod.gated or not pod.unschedulable:
+            note.unbound = None
+        elif note.unbound is None or note.unbound[0] != pod.uid:
+            note.unbound = (pod.uid, now)
+        if not held:
+            note.give_back = False
+        elif note.blocked is not None and now >= note.blocked.since + self._settings.bind_timeout:
+            self._hold_off(note, now)
+        return View(
+            sharepod=sharepod,
+            pod=pod,
+            held=held,
+            lost=self._model.lost_pods.get(tenant),
+            returned=frozenset(note.returned),
+            unbound_since=note.unbound[1] if note.unbound is not None else None,
+            give_back=note.give_back,
+            blocked_until=note.blocked.until if note.blocked is not None else 0.0,
+            now=now,
+            bind_timeout=self._settings.bind_timeout,
+        )
+
+    def _held(self, node: str, tenant: str, note: Note) -> Held:
+        wanted = next(row for name, row in self._model.cluster.reservations_of(TenantId(tenant)) if name == node)
+        gpunode = self._model.gpunodes.named(node)
+        written = gpunode.rows.get(tenant) if gpunode is not None else None
+        if gpunode is None or written is None:
+            return Held(node=node, wanted=wanted, written=None)
+        drained = False
+        if written.state is TenantState.RELEASING:
+            since = note.release_generation.setdefault(node, gpunode.generation)
+            seen = next((item for item in gpunode.status.tenants if item.id == tenant), None)
+            drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
+        return Held(
+            node=node,
+            wanted=wanted,
+            written=written,
+            drained=drained,
+            override=self._override(node),
+            forced=tenant in gpunode.forced,
+        )
+
+    def _override(self, name: str) -> str | None:
+        node = self._model.nodes.named(name)
+        if node is not None:
+            return "the node is out of service" if node.out_of_service else None
+        return "the Node is gone" if name in self._model.gone_nodes else None
+
+    def _hold_off(self, note: Note, now: float) -> None:
+        """Its Pod cannot be made for long: others get the share, and it is placed again later."""
+        note.give_back = True
+        note.not_before = now + self._pause(note)
+        note.blocked = None
+
+    def _pause(self, note: Note) -> float:
+        """How long to stay away after one more failure."""
+        note.given_back += 1
+        return min(_LONGEST_PAUSE, self._settings.bind_timeout * 2.0 ** min(note.given_back - 1, 10))
+
+    async def _sharepod_is_gone(self, view: View, tenant: str) -> bool:
+        """Confirmed by a GET; where it is there after all, it is taken in."""
+        name, namespace = self._name(view)
+        try:
+            raw = await self._client.get(SHAREPODS, name, namespace)
+        except NotFoundError:
+            return True
+        if str(raw["metadata"]["uid"]) != tenant:
+            return True
+        self._model.sharepods.revive(tenant)
+        self._model.put_sharepod(raw)
+        return False
+
+    @staticmethod
+    def _name(view: View) -> tuple[str, str]:
+        """Name and namespace of the tenant's SharePod, which are its Pod's too."""
+        known = view.sharepod or view.pod
+        if known is not None:
+            return known.name, known.namespace
+        return view.held[0].wanted.pod_name, view.held[0].wanted.namespace
+
+    # Acting
+
+    async def _act(self, view: View, tenant: str, note: Note, step: lifecycle.Step) -> Finish | None:
+        """Does the step; returns how the SharePod ends, if it does."""
+        sharepod = view.sharepod
+        if not isinstance(step, lifecycle.Place):
+            self._resize_or_leave(view, tenant, note)
+        match step:
+            case lifecycle.Forget():
+                self._model.lost_pods.pop(tenant, None)
+                self._notes.forget(tenant)
+            case lifecycle.Wait(until=float(until)):
+                self.queue.add_after(tenant, until - view.now)
+            case lifecycle.Place():
+                if sharepod is not None and sharepod.priority_class is not None:
+                    await self._learn_priority(sharepod.priority_class)
+                self.loop.want_place(tenant)
+            case lifecycle.CreatePod(node=node, row=row):
+                assert sharepod is not None
+                finish = await self._binder.create(sharepod, node, row, note, view.now)
+                if note.blocked is not None:
+                    self.queue.add_after(tenant, note.blocked.until - view.now)
+                return finish
+            case lifecycle.DeletePod(pod=pod):
+                await self._binder.delete(pod)
+            case lifecycle.TakeBack():
+                await self._take_back(view, note, step)
+                self.queue.add(tenant)
+            case lifecycle.ClearPod():
+                note.give_back = True
+            case lifecycle.Unreserve(node=node):
+                self._model.cluster.release(node, TenantId(tenant))
+                self._model.on_room()
+                self.queue.add(tenant)
+            case lifecycle.BeginRelease(node=node):
+                name, namespace = self._name(view)
+                if await self._binder.absent(name, namespace, tenant):
+                    self._model.cluster.set_releasing(node, TenantId(tenant))
+                    self._ledger.add(node)
+                else:
+                    self.queue.add_after(tenant, _LOOK_AGAIN)
+            case lifecycle.Remove(node=node, why=why):
+                self._remove(view, tenant, node, why)
+            case Finish():
+                finish = await self._confirmed(view, tenant, step)
+                if finish is None:
+                    self.queue.add_after(tenant, _LOOK_AGAIN)
+                return finish
+        return None
+
+    async def _learn_priority(self, name: str) -> None:
+        """Looks up a PriorityClass that no list has shown yet; one that does not exist counts as 0, and its Pod will be
+        refused."""
+        if name in self._model.priorities:
+            return
+        try:
+            found = await self._client.get(PRIORITY_CLASSES, name)
+        except (NotFoundError, ForbiddenError):
+            found = {}
+        self._model.priorities.setdefault(name, int(found.get("value") or 0))
+
+    def _resize_or_leave(self, view: View, tenant: str, note: Note) -> None:
+        """Has the loop decide about another share while one is asked for; else it waits for nothing."""
+        sharepod = view.sharepod
+        if sharepod is not None and sharepod.request is not None and self._resizing(view, sharepod.request):
+            self.loop.want_resize(tenant, changed=note.resize_asked != sharepod.generation)
+            note.resize_asked = sharepod.generation
+        else:
+            note.resize_refusal = None
+            self.loop.leave(tenant)
+
+    def _resizing(self, view: View, asked: GpuRequest) -> bool:
+        if len(view.held) != 1 or view.held[0].written is None or view.held[0].releasing:
+            return False
+        row = view.held[0].wanted
+        if row.mode is Mode.EXCLUSIVE or view.sharepod is None or view.sharepod.ended or view.sharepod.deleting:
+            return False
+        if (row.request, row.limit) != (asked.request, asked.limit):
+            return True
+        memory = asked.memory
+        if memory is None:
+            gpunode = self._model.gpunodes.named(view.held[0].node)
+            sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
+            if len(sizes) < len(row.gpus):
+                return False
+            memory = min(asked.memory_on(size) for size in sizes)
+        return memory != row.memory
+
+    async def _take_back(self, view: View, note: Note, step: lifecycle.TakeBack) -> None:
+        pod = step.pod
+        if not await self._binder.take_back(pod, note):
+            return
+        now = self._clock()
+        pause = self._pause(note)
+        note.give_back = True
+        if pod.pin is not None:
+            note.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.why}", now + pause)
+        log.info("pod %s/%s was taken back from %s: %s", pod.namespace, pod.name, pod.pin, step.why)
+        if view.sharepod is not None:
+            text = f"took the pod back from {pod.pin}, it is placed again: {step.why}"
+            self._events.warning(KIND, view.sharepod, "PodTakenBack", "Bind", text)
+
+    def _remove(self, view: View, tenant: str, node: str, why: str) -> None:
+        if self._ledger.leaving(node, tenant):
+            return
+        log.info("tenant %s leaves %s: %s", tenant, node, why)
+        metrics.RELEASES.labels(
+            "agent" if why == "drained" else "override" if why != lifecycle.NEVER_BOUND else "unbound"
+        ).inc()
+        gpunode = self._model.gpunodes.named(node)
+        if why not in ("drained", lifecycle.NEVER_BOUND) and gpunode is not None:
+            name, namespace = self._name(view)
+            text = f"gave away the share of {namespace}/{name} ({tenant}): {why}"
+            self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
+        self._notes.of(tenant).release_generation.pop(node, None)
+        self._ledger.remove(node, tenant)
+
+    async def _confirmed(self, view: View, tenant: str, finish: Finish) -> Finish | None:
+        """An end that follows from something's absence is written once the API server itself says so."""
+        if finish.reason == lifecycle.RESERVATION_LOST and view.pod is not None:
+            place = view.pod.node or view.pod.pin or ""
+            await self._read_gpunode(place)
+            gpunode = self._model.gpunodes.named(place)
+            row = gpunode.rows.get(tenant) if gpunode is not None else None
+            return finish if row is None or row.state is TenantState.RELEASING else None
+        if view.pod is not None:
+            return finish
+        name, namespace = self._name(view)
+        gone = await self._binder.absent(name, namespace, tenant)
+        return finish if gone and self._model.pod_of(tenant) is None else None
+
+    async def _read_gpunode(self, name: str) -> None:
+        known: GpuNodeFacts | None = self._model.gpunodes.named(name)
+        try:
+            self._model.put_gpunode(await self._client.get(GPUNODES, name))
+        except NotFoundError:
+            if known is not None:
+                self._model.drop_gpunode(known.uid)
+
+    # Showing
+
+    async def _show(self, view: View, sharepod: SharePodFacts, note: Note, finish: Finish | None) -> None:
+        held = next((held for held in view.held if held.written is not None), None)
+        gpunode = self._model.gpunodes.named(held.node) if held is not None else None
+        cleared = sharepod.status.pod_uid in note.returned
+        now = self._clock()
+        usage_due = note.usage_written is None or now >= note.usage_written + self._settings.usage_interval
+        resizing = sharepod.request is not None and self._resizing(view, sharepod.request)
+        picture = status.Picture(
+            view=view,
+            node=held.node if held is not None else None,
+            row=held.written if held is not None else None,
+            report=gpunode.status if gpunode is not None else None,
+            refusal=note.refusal,
+            resize_refusal=note.resize_refusal,
+            resizing=resizing,
+            blocked=note.blocked,
+            usage_due=usage_due,
+            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        wanted = status.compose(sharepod, picture, finish)
+        if cleared:
+            wanted = wanted.model_copy(update={"pod_uid": None, "pod_name": None})
+        changes = status.difference(sharepod.raw_status, wanted)
+        if not usage_due and held is not None and self._usage_waits(held, gpunode, sharepod):
+            self.queue.add_after(sharepod.uid, (note.usage_written or now) + self._settings.usage_interval - now)
+        if not changes:
+            return
+        log.debug("status of %s/%s: %s", sharepod.namespace, sharepod.name, changes)
+        metadata: Json = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
+        try:
+            answer = await self._client.patch_status(
+                SHAREPODS, sharepod.name, {"metadata": metadata, "status": changes}, sharepod.namespace
+            )
+        except (ConflictError, NotFoundError):
+            await self._read_sharepod(sharepod)
+            self.queue.add(sharepod.uid)
+            return
+        if "usage" in changes:
+            note.usage_written = now
+        self._model.put_sharepod(answer)
+        self._tell(sharepod, wanted, finish, note)
+
+    def _usage_waits(self, held: Held, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts) -> bool:
+        seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)
+        usage = sharepod.status.usage
+        return seen is not None and (
+            usage is None or (usage.held_milli, usage.memory) != (seen.held_milli, seen.memory)
+        )
+
+    async def _read_sharepod(self, sharepod: SharePodFacts) -> None:
+        try:
+            self._model.put_sharepod(await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace))
+        except NotFoundError:
+            self._model.drop_sharepod(sharepod.uid)
+
+    def _tell(self, sharepod: SharePodFacts, wanted: SharePodStatus, finish: Finish | None, note: Note) -> None:
+        """Events about what the status says now and did not before."""
+        if finish is not None:
+            tell = self._events.normal if finish.phase is Phase.SUCCEEDED else self._events.warning
+            tell(KIND, sharepod, finish.reason, "Finish", finish.message)
+            return
+        for condition in wanted.conditions:
+            if note.said.get(condition.type) == condition.reason + condition.message:
+                continue
+            note.said[condition.type] = condition.reason + condition.message
+            if condition.type == "Placed" and condition.reason != "Waiting":
+                if condition.status == "True":
+                    self._events.normal(KIND, sharepod, "Placed", "Place", condition.message)
+                else:
+                    self._events.warning(KIND, sharepod, condition.reason, "Place", condition.message)
+            elif condition.type == "Resized":
+                tell = self._events.normal if condition.status == "True" else self._events.warning
+                tell(KIND, sharepod, f"Resize{condition.reason}", "Resize", condition.message)
+            elif condition.type == "Enforced" and condition.status == "False":
+                self._events.warning(KIND, sharepod, condition.reason, "Watch", condition.message)

@@ -1,0 +1,200 @@
+"""Plays the agents of all fake nodes from one process: what an agent lets the API server see, and nothing else.
+
+An agent that is there renews its Lease, reports its inventory, takes in its node's ledger (`observedGeneration`) and
+reports a tenant that is being released as drained, unless the test says that something of it is left (`leave_behind`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from harness.api import Api, ApiError, Object, Watch
+
+NAMESPACE = "sharepod-system"
+GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
+GIB = 1 << 30
+
+
+def gpu_uuid(node: str, index: int) -> str:
+    """The UUID of a simulated GPU: it tells node and index apart and looks like NVIDIA's."""
+    number = sum(byte << (8 * place) for place, byte in enumerate(node.encode()[-6:]))
+    return f"GPU-{index:08x}-0000-4000-8000-{number:012x}"
+
+
+class FakeAgents:
+    """`gpus` GPUs of `memory` bytes on each node that is added. Use it in a `with` block."""
+
+    def __init__(
+        self, api: Api, *, gpus: int = 2, memory: int = 16 * GIB, duration: int = 20, renew: float = 1.0
+    ) -> None:
+        self._api = api
+        self._gpus = gpus
+        self._memory = memory
+        self._duration = duration
+        self._renew = renew
+        self._there: set[str] = set()
+        self._namespaces = [NAMESPACE]
+        self._left: set[str] = set()
+        self._usage: dict[str, Object] = {}
+        self._lock = threading.RLock()
+        self._stopped = threading.Event()
+        self._watch: Watch | None = None
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._observe, self._beat)]
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        if self._watch is not None:
+            self._watch.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def start(self, *nodes: str) -> None:
+        """The agents of these nodes are there from now on."""
+        with self._lock:
+            self._there.update(nodes)
+        for node in nodes:
+            self._beat_once(node)
+            self._look(node)
+
+    def also_in(self, namespace: str) -> None:
+        """The agents renew Leases in this namespace, too."""
+        with self._lock:
+            self._namespaces.append(namespace)
+            nodes = sorted(self._there)
+        for node in nodes:
+            self._beat_once(node)
+
+    def stop(self, node: str) -> None:
+        """The agent of this node is away: its Lease runs out, it sees and reports nothing."""
+        with self._lock:
+            self._there.discard(node)
+
+    def leave_behind(self, tenant: str) -> None:
+        """A process of this tenant outlives its pod."""
+        with self._lock:
+            self._left.add(tenant)
+
+    def end(self, tenant: str) -> None:
+        """What was left of this tenant ends."""
+        with self._lock:
+            self._left.discard(tenant)
+            nodes = sorted(self._there)
+        for node in nodes:
+            self._look(node)
+
+    def report(self, tenant: str, **seen: Any) -> None:
+        """What the agent sees of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
+        with self._lock:
+            self._usage[tenant] = {**self._usage.get(tenant, {}), **seen}
+            nodes = sorted(self._there)
+        for node in nodes:
+            self._look(node)
+
+    # The two threads
+
+    def _observe(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                listed = self._api.get(GPUNODES)
+                for item in listed["items"]:
+                    self._report(item)
+                watch = self._watch = self._api.watch(GPUNODES, resourceVersion=listed["metadata"]["resourceVersion"])
+                try:
+                    for event in watch:
+                        if self._stopped.is_set() or event["type"] == "ERROR":
+                            break
+                        if event["type"] != "DELETED":
+                            self._report(event["object"])
+                finally:
+                    watch.close()
+            except (OSError, ApiError, ValueError) as error:  # the API server is away
+                if isinstance(error, ApiError) and error.code not in (404, 409, 410, 429, 500, 503, 504):
+                    self.failures.append(str(error))
+                self._stopped.wait(0.1)
+            except Exception as error:
+                if not self._stopped.is_set():
+                    self.failures.append(repr(error))
+                self._stopped.wait(0.1)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(self._renew):
+            with self._lock:
+                nodes = sorted(self._there)
+            for node in nodes:
+                with suppress(OSError, ApiError):
+                    self._beat_once(node)
+
+    def _beat_once(self, node: str) -> None:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        name = f"sharepod-agent-{node}"
+        for namespace in self._namespaces:
+            body = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"holderIdentity": node, "renewTime": now, "leaseDurationSeconds": self._duration},
+            }
+            path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+            self._api.apply(path, body, manager="agent")
+
+    # What an agent writes
+
+    def _look(self, node: str) -> None:
+        with suppress(ApiError):
+            self._report(self._api.get(f"{GPUNODES}/{node}"))
+
+    def _report(self, gpunode: Object) -> None:
+        name = gpunode["metadata"]["name"]
+        with self._lock:
+            if name not in self._there:
+                return
+            rows = gpunode["spec"].get("tenants") or []
+            status = {
+                "gpus": [
+                    {"uuid": gpu_uuid(name, index), "index": index, "model": "Test GPU", "memory": self._memory,
+                     "health": "Healthy", "shareable": True, "reason": "", "links": []}
+                    for index in range(self._gpus)
+                ],
+                "tenants": [self._tenant(row) for row in rows],
+                "observedGeneration": gpunode["metadata"]["generation"],
+                "simulated": True,
+            }  # fmt: skip
+            known = gpunode.get("status") or {}
+            if all(known.get(key) == value for key, value in status.items()):
+                return
+            try:
+                self._api.patch(f"{GPUNODES}/{name}/status", {"status": status})
+            except ApiError as error:
+                if error.code != 404:
+                    self.failures.append(str(error))
+
+    def _tenant(self, row: Object) -> Object:
+        seen = {"id": row["id"], "processes": 0, "memory": 0, "heldMilli": 0, "connected": False, "drained": False}
+        seen |= self._usage.get(row["id"], {})
+        if row["state"] == "Releasing":
+            left = row["id"] in self._left
+            seen |= {"drained": not left, "processes": 1 if left else 0}
+        return seen
+
+
+def wait(condition: Any, *, what: str, timeout: float = 30.0, interval: float = 0.05) -> Any:
+    """Polls until `condition()` is true; returns what it returned."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s")
+        time.sleep(interval)
+    return found

@@ -1,0 +1,209 @@
+"""SharePod's operator on a test cluster, as a process of its own under its own ServiceAccount, with players for
+kubelets and agents.
+
+The operator's times are set short. Each test uses nodes of its own, which its SharePods select, so that tests of one
+file share one cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from harness.api import ApiError, Object
+from harness.cluster import Cluster
+from harness.fakes import FakeKubelets
+from harness.installation import Installation
+from harness.services import Service
+
+from .fake_agents import GIB, GPUNODES, FakeAgents, gpu_uuid, wait
+
+TIMES = {
+    "SHAREPOD_BIND_TIMEOUT": "3",
+    "SHAREPOD_RESYNC_INTERVAL": "20",
+    "SHAREPOD_USAGE_INTERVAL": "1",
+    "SHAREPOD_AGENT_DURATION": "3",
+    "SHAREPOD_LEASE_DURATION": "6",
+    "SHAREPOD_RENEW_DEADLINE": "3",
+    "SHAREPOD_RETRY_PERIOD": "0.5",
+    "SHAREPOD_WRITE_TIMEOUT": "2",
+    "SHAREPOD_LOG_LEVEL": "debug",
+    "SHAREPOD_LOG_FORMAT": "console",
+}
+AGENT_LEASE = 3
+
+
+class World:
+    """What the tests of the operator share. `stop_operator` and `start_operator` may be used by a test that starts it
+    again.
+    """
+
+    def __init__(self, cluster: Cluster, kubelets: FakeKubelets, agents: FakeAgents) -> None:
+        self.cluster = cluster
+        self.api = cluster.api
+        self.kubelets = kubelets
+        self.agents = agents
+        self.installation = Installation(cluster)
+        self.api.create(
+            "/apis/node.k8s.io/v1/runtimeclasses",
+            {
+                "apiVersion": "node.k8s.io/v1",
+                "kind": "RuntimeClass",
+                "metadata": {"name": "nvidia"},
+                "handler": "nvidia",
+            },
+        )
+        self.operator: Service | None = None
+
+    # The operator's process
+
+    def start_operator(self, name: str = "operator", **env: str) -> Service:
+        self.operator = self.installation.start_operator(name, env=TIMES | env)
+        return self.operator
+
+    def metric(self, name: str, operator: str = "operator") -> float:
+        """A metric of an operator, summed over its labels; 0 while it does not answer."""
+        try:
+            url = f"http://127.0.0.1:{self.installation.ports[operator]}/metrics"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.split()[-1]) for line in lines if line.partition("{")[0].split()[:1] == [name])
+
+    # Nodes
+
+    def nodes(
+        self, prefix: str, count: int = 1, *, agents: bool = True, pool: str = "dedicated", **options: Any
+    ) -> list[str]:
+        """Nodes PREFIX-0 and so on, labelled `test=PREFIX`, of two GPUs with 16Gi each, and their agents."""
+        labels = {"sharepod.dev/pool": pool, "test": prefix}
+        names = self.cluster.add_fake_nodes(count, labels=labels, prefix=prefix, **options)
+        for name in names:
+            self.cluster.wait_for(f"{GPUNODES}/{name}", bool, what=f"GPUNode {name}")
+        if agents:
+            self.agents.start(*names)
+        return names
+
+    def rows(self, node: str) -> list[Object]:
+        """The ledger of a node."""
+        rows: list[Object] = self.api.get(f"{GPUNODES}/{node}")["spec"].get("tenants") or []
+        return rows
+
+    def row(self, node: str, name: str) -> Object | None:
+        """The row of a SharePod, by its name."""
+        return next((row for row in self.rows(node) if row["podName"] == name), None)
+
+    # SharePods
+
+    def apply(
+        self,
+        namespace: str,
+        name: str,
+        gpu: Mapping[str, Any] | None = None,
+        *,
+        on: str | None = None,
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> Object:
+        """Creates a SharePod that asks for `gpu`, on nodes labelled `test=ON`. Returns it."""
+        body: Object = {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "SharePod",
+            "metadata": {"name": name, "annotations": dict(annotations or {}), "labels": dict(labels or {})},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [{"name": "main", "image": "test", "resources": {"requests": {"cpu": "100m"}}}],
+                **({"gpu": dict(gpu)} if gpu is not None else {}),
+                **({"nodeSelector": {"test": on}} if on is not None else {}),
+                **spec,
+            },
+        }
+        return self.api.create(self.path(namespace), body)
+
+    @staticmethod
+    def path(namespace: str, name: str | None = None) -> str:
+        collection = f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/sharepods"
+        return collection if name is None else f"{collection}/{name}"
+
+    def sharepod(self, namespace: str, name: str) -> Object:
+        found: Object = self.api.get(self.path(namespace, name))
+        return found
+
+    def delete(self, namespace: str, name: str) -> None:
+        self.api.delete(self.path(namespace, name))
+
+    def pod(self, namespace: str, name: str) -> Object | None:
+        with suppress(ApiError):
+            found: Object = self.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            return found
+        return None
+
+    def until(
+        self, namespace: str, name: str, condition: Callable[[Object], Any], *, what: str, timeout: float = 20
+    ) -> Object:
+        """Polls a SharePod until `condition` holds of it."""
+        seen: Object = {}
+
+        def holds() -> bool:
+            nonlocal seen
+            seen = self.sharepod(namespace, name)
+            return bool(condition(seen))
+
+        try:
+            wait(holds, what=f"{namespace}/{name}: {what}", timeout=timeout)
+        except AssertionError as error:
+            log = self.operator.log_tail(40) if self.operator is not None else ""
+            raise AssertionError(f"{error}; last seen: {json.dumps(seen)[:3000]}\n{log}") from None
+        return seen
+
+    def phase(self, namespace: str, name: str, phase: str, *, timeout: float = 20) -> Object:
+        """Waits for a phase."""
+        return self.until(
+            namespace, name, lambda seen: (seen.get("status") or {}).get("phase") == phase, what=phase, timeout=timeout
+        )
+
+    def condition(
+        self, namespace: str, name: str, kind: str, *, status: str, reason: str | None = None, timeout: float = 20
+    ) -> str:
+        """Waits for a condition; returns its message."""
+
+        def holds(seen: Object) -> bool:
+            found = condition_of(seen, kind)
+            return bool(found) and found["status"] == status and reason in (None, found["reason"])
+
+        seen = self.until(namespace, name, holds, what=f"{kind}={status} {reason or ''}", timeout=timeout)
+        return str(condition_of(seen, kind).get("message") or "")
+
+    def events(self, namespace: str, name: str) -> list[tuple[str, str]]:
+        """Reason and note of the Events about an object."""
+        items = self.api.get(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")["items"]
+        return [(item["reason"], item.get("note", "")) for item in items if item["regarding"]["name"] == name]
+
+
+def condition_of(seen: Object, kind: str) -> Object:
+    conditions = (seen.get("status") or {}).get("conditions") or []
+    return next((item for item in conditions if item["type"] == kind), {})
+
+
+@contextmanager
+def a_world() -> Iterator[World]:
+    """A cluster with SharePod installed and its operator acting."""
+    with (
+        Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
+        FakeKubelets(cluster.api) as kubelets,
+        FakeAgents(cluster.api, duration=AGENT_LEASE, renew=0.5) as agents,
+    ):
+        world = World(cluster, kubelets, agents)
+        world.start_operator()
+        yield world
+        assert not kubelets.failures
+        assert not agents.failures
+
+
+__all__ = ["GIB", "GPUNODES", "World", "a_world", "condition_of", "gpu_uuid", "wait"]

@@ -1,0 +1,248 @@
+"""The operator killed, cut off, doubled: nothing is lost, nothing runs twice, nothing is promised twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from harness.api import Object
+
+from .operator_world import World, a_world, gpu_uuid, wait
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases/sharepod-operator"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        yield running
+
+
+def kill(world: World) -> None:
+    assert world.operator is not None
+    world.operator.signal(signal.SIGKILL)
+    world.operator.wait(10)
+
+
+def forbid_pods(world: World, namespace: str) -> str:
+    """No pod can be made in this namespace until the returned object is deleted."""
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    world.api.create(path, body)
+    world.cluster.wait_for(f"{path}/none", lambda seen: (seen or {}).get("status", {}).get("hard"), what="the quota")
+    return f"{path}/none"
+
+
+def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
+    """No GPU is over-committed, no tenant has two rows, and a Pod stands on the node and the GPUs of its row."""
+    taken: Counter[str] = Counter()
+    rows: dict[str, tuple[str, Object]] = {}
+    for node in nodes:
+        for row in world.rows(node):
+            assert row["id"] not in rows, f"{row['podName']} has two rows"
+            rows[row["id"]] = (node, row)
+            for gpu in row["gpus"]:
+                taken[gpu] += row["requestMilli"]
+    assert not {gpu: milli for gpu, milli in taken.items() if milli > 1000}
+    for namespace in namespaces:
+        for pod in world.cluster.pods(namespace):
+            node, row = rows[pod["metadata"]["ownerReferences"][0]["uid"]]
+            environment = {item["name"]: item["value"] for item in pod["spec"]["containers"][0]["env"]}
+            assert pod["spec"]["nodeName"] == node
+            assert environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(row["gpus"])
+
+
+def test_killed_between_ledger_and_pod_the_pod_appears_once(world: World) -> None:
+    (node,) = world.nodes("between")
+    namespace = world.cluster.namespace("between")
+    quota = forbid_pods(world, namespace)
+    world.apply(namespace, "one", {"request": 0.4}, on="between")
+    wait(lambda: world.row(node, "one"), what="the row")
+    kill(world)
+    assert world.pod(namespace, "one") is None
+    assert "podUID" not in world.sharepod(namespace, "one").get("status", {})
+    world.api.delete(quota)
+    world.start_operator()
+    seen = world.phase(namespace, "one", "Running")
+    pods = world.cluster.pods(namespace)
+    assert [pod["metadata"]["uid"] for pod in pods] == [seen["status"]["podUID"]]
+    assert len(world.rows(node)) == 1
+
+
+def test_a_pod_lost_while_no_operator_ran_is_not_made_again(world: World) -> None:
+    (node,) = world.nodes("nobody")
+    namespace = world.cluster.namespace("nobody")
+    world.apply(namespace, "one", {"request": 0.4}, on="nobody")
+    world.phase(namespace, "one", "Running")
+    kill(world)
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
+    wait(lambda: world.pod(namespace, "one") is None, what="the pod's end")
+    world.start_operator()
+    world.phase(namespace, "one", "Failed")
+    world.condition(namespace, "one", "PodReady", status="False", reason="PodLost")
+    wait(lambda: not world.rows(node), what="an empty ledger")
+    assert world.pod(namespace, "one") is None
+
+
+def test_what_is_deleted_while_the_watch_is_cut_is_noticed(world: World) -> None:
+    (node,) = world.nodes("cut")
+    namespace = world.cluster.namespace("cut")
+    for name in ("stays", "goes", "pod-goes"):
+        world.apply(namespace, name, {"request": 0.2}, on="cut")
+        world.phase(namespace, name, "Running")
+    assert world.operator is not None
+    world.operator.signal(signal.SIGSTOP)
+    try:
+        world.delete(namespace, "goes")
+        wait(lambda: world.pod(namespace, "goes") is None, what="the pod's end")
+        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/pod-goes", grace=0)
+        world.cluster.restart_apiserver()
+    finally:
+        world.operator.signal(signal.SIGCONT)
+    wait(lambda: {row["podName"] for row in world.rows(node)} == {"stays"}, what="both releases", timeout=40)
+    assert world.sharepod(namespace, "pod-goes")["status"]["phase"] == "Failed"
+    assert world.sharepod(namespace, "stays")["status"]["phase"] == "Running"
+
+
+def test_the_api_server_may_go_and_come_back(world: World) -> None:
+    world.nodes("outage")
+    namespace = world.cluster.namespace("outage")
+    world.apply(namespace, "before", {"request": 0.2}, on="outage")
+    world.phase(namespace, "before", "Running")
+    world.cluster.restart_apiserver(down=4.0)
+    world.apply(namespace, "after", {"request": 0.2}, on="outage")
+    world.phase(namespace, "after", "Running", timeout=60)
+    assert world.operator is not None
+    assert world.operator.running()
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> None:
+    nodes = world.nodes("pair", 2)
+    namespace = world.cluster.namespace("pair")
+    first = world.operator
+    assert first is not None
+    second = world.start_operator("second")
+    try:
+        wait(lambda: world.metric("sharepod_operator_leader", "second") == 0.0 and second.running(), what="a standby")
+        for number in range(6):
+            world.apply(namespace, f"a{number}", {"request": 0.4}, on="pair")
+        wait(lambda: len(world.cluster.pods(namespace)) == 6, what="six pods")
+        assert world.metric("sharepod_operator_leader") == 1.0
+        assert world.metric("sharepod_operator_pods_created_total", "second") == 0.0
+
+        first.signal(signal.SIGKILL)
+        first.wait(10)
+        world.apply(namespace, "late", {"request": 0.4}, on="pair")
+        world.phase(namespace, "late", "Running", timeout=30)
+        assert world.metric("sharepod_operator_leader", "second") == 1.0
+        wait(
+            lambda: all(pod["status"].get("phase") == "Running" for pod in world.cluster.pods(namespace)),
+            what="Running",
+        )
+        assert_kept(world, nodes, [namespace])
+        transitions = world.api.get(LEASE)["spec"]["leaseTransitions"]
+        assert transitions >= 1
+    finally:
+        second.stop()
+        world.start_operator()
+        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again", timeout=20)
+
+
+def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_again(world: World) -> None:
+    (node,) = world.nodes("late")
+    namespace = world.cluster.namespace("late")
+    sleeper = world.operator
+    assert sleeper is not None
+    second = world.start_operator("relief")
+    try:
+        wait(lambda: world.metric("sharepod_operator_sharepods", "relief") > 0, what="a warm standby")
+        sleeper.signal(signal.SIGSTOP)
+        world.apply(namespace, "one", {"request": 0.6}, on="late")
+        world.phase(namespace, "one", "Running", timeout=30)
+        world.apply(namespace, "two", {"request": 0.6}, on="late")
+        world.phase(namespace, "two", "Running")
+        made = world.metric("sharepod_operator_pods_created_total")
+        sleeper.signal(signal.SIGCONT)
+        for number in range(4):
+            world.apply(namespace, f"more{number}", {"request": 0.2}, on="late")
+        wait(lambda: len(world.rows(node)) == 6, what="six rows")
+        wait(lambda: len(world.cluster.pods(namespace)) == 6, what="six pods")
+        assert world.metric("sharepod_operator_leader") == 0.0
+        assert world.metric("sharepod_operator_pods_created_total") == made
+        wait(lambda: all(pod["spec"].get("nodeName") for pod in world.cluster.pods(namespace)), what="all bound")
+        assert_kept(world, [node], [namespace])
+    finally:
+        sleeper.signal(signal.SIGCONT)
+        second.stop()
+        wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again", timeout=20)
+        world.operator = sleeper
+
+
+def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
+    """Both hold a Lease, each in a namespace of its own: as if leader election did not exist."""
+    elsewhere = world.cluster.namespace("elsewhere")
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "metadata": {"name": "sharepod-operator"},
+        "kind": "Role",
+        "rules": [
+            {
+                "apiGroups": ["coordination.k8s.io"],
+                "resources": ["leases"],
+                "verbs": ["get", "list", "watch", "create", "update"],
+            }
+        ],
+    }
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{elsewhere}"
+    world.api.create(f"{rbac}/roles", body)
+    binding: Object = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "sharepod-operator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "sharepod-operator"},
+        "subjects": [{"kind": "ServiceAccount", "name": "sharepod-operator", "namespace": "sharepod-system"}],
+    }
+    world.api.create(f"{rbac}/rolebindings", binding)
+    nodes = world.nodes("two", 3)
+    namespace = world.cluster.namespace("two")
+    first = world.operator
+    second = world.start_operator("rival", SHAREPOD_NAMESPACE=elsewhere)
+    try:
+        world.agents.also_in(elsewhere)
+        wait(lambda: world.metric("sharepod_operator_leader", "rival") == 1.0, what="a second leader")
+        wait(lambda: world.metric("sharepod_operator_agents_away", "rival") == 0.0, what="it sees the agents")
+        for number in range(24):
+            world.apply(namespace, f"p{number}", {"request": 0.4}, on="two")
+            if number % 6 == 5:
+                world.delete(namespace, f"p{number - 3}")
+        rooms = len(nodes) * 2 * 2
+        wait(lambda: sum(len(world.rows(node)) for node in nodes) >= rooms, what="full GPUs", timeout=40)
+        deadline = time.monotonic() + 8
+        while time.monotonic() < deadline:
+            taken: Counter[str] = Counter()
+            for node in nodes:
+                for row in world.rows(node):
+                    taken.update(dict.fromkeys(row["gpus"], row["requestMilli"]))
+            assert all(milli <= 1000 for milli in taken.values())
+            time.sleep(0.2)
+        assert world.metric("sharepod_operator_ledger_writes_total", "rival") > 0
+    finally:
+        second.stop()
+        world.operator = first
+
+    def settled() -> bool:
+        pods = world.cluster.pods(namespace)
+        rows = {row["id"] for node in nodes for row in world.rows(node)}
+        owners = {
+            pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]
+        }
+        return owners == rows and all(pod["spec"].get("nodeName") for pod in pods)
+
+    wait(settled, what="a row for each pod and a pod for each row", timeout=40)
+    assert_kept(world, nodes, [namespace])
+    assert {gpu for node in nodes for row in world.rows(node) for gpu in row["gpus"]} == {
+        gpu_uuid(node, index) for node in nodes for index in range(2)
+    }
