@@ -62,7 +62,7 @@ lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/lint-imports
 
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
-	@$(BIN)/python crds/generate.py
+	@$(BIN)/python crds/generate.py --cluster
 
 bench: bench-hook bench-timeshare bench-apply ## every benchmark: prints tables, writes build/results/
 

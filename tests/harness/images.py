@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,17 +78,19 @@ def image_with_program(
     *,
     directory: Path,
     libraries: Iterable[Path] = (),
+    injected: Collection[str] = (),
     files: Mapping[str, Content] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Path:
     """An image whose entry point is `program` (at /usr/bin/NAME), with what it needs to run.
 
     `libraries`: shared objects that it opens at run time, put where the loader looks, with what they need in turn.
+    `injected`: names of those that it needs and the container runtime will put there, as libcuda.so.1.
     """
     target = f"/usr/bin/{program.name}"
-    content: dict[str, Content] = {target: program, **libraries_of(program)}
+    content: dict[str, Content] = {target: program, **libraries_of(program, injected)}
     for library in libraries:
-        content |= {f"/usr/lib/{library.name}": library, **libraries_of(library)}
+        content |= {f"/usr/lib/{library.name}": library, **libraries_of(library, injected)}
     return make_image(name, content | dict(files or {}), directory=directory, entrypoint=[target], env=env)
 
 
@@ -107,13 +109,16 @@ def base_files() -> dict[str, Content]:
     return files | libraries_of(Path("/bin/sh"))
 
 
-def libraries_of(program: Path) -> dict[str, Content]:
-    """The loader and the shared libraries of a dynamic program, each at the host's path; empty for a static one."""
+def libraries_of(program: Path, injected: Collection[str] = ()) -> dict[str, Content]:
+    """The loader and the shared libraries of a dynamic program but those `injected`, each at the host's path.
+
+    Empty for a static one.
+    """
     found = subprocess.run(["ldd", str(program)], capture_output=True, text=True, timeout=30)
     if found.returncode != 0:
         return {}
-    if missing := re.findall(r"(\S+) => not found", found.stdout):
-        raise HarnessError(f"{program} needs {', '.join(missing)}, which this machine does not have")
+    if missing := set(re.findall(r"(\S+) => not found", found.stdout)) - set(injected):
+        raise HarnessError(f"{program} needs {', '.join(sorted(missing))}, which this machine does not have")
     paths = [Path(path) for path in re.findall(r"(/\S+) \(0x", found.stdout)]
     libc = next((path for path in paths if path.name == "libc.so.6"), None)
     if libc is not None:

@@ -1,0 +1,208 @@
+"""`make demo`: two SharePods share one simulated GPU at the fractions they asked for, a third waits for both GPUs.
+
+Everything but the GPU is real: API server, scheduler, kubelet, containerd, the operator and the agent under their
+ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
+device for a stated time. Exits non-zero if anything that it shows is not so, and leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from harness.build import programs
+from harness.cluster import Cluster
+from harness.errors import HarnessError
+from harness.installation import Installation
+from harness.machines import BareMachine, Machine, RealNode
+from results import Row, write
+from screen import DemoError, Screen
+
+HERE = Path(__file__).resolve().parent
+NAMESPACE = "team-a"
+POINTS = 2.0
+"""How far from what was asked a share may be, in percentage points."""
+WINDOW_S = 20.0
+SETTLE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One SharePod's share of one GPU: asked for, and what the idle rest adds to it (in thousandths)."""
+
+    sharepod: str
+    gpu: str
+    asked: str
+    milli: float
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    screen = Screen()
+    try:
+        with ExitStack() as stack:
+            rows = _show(screen, stack)
+            screen.step("cleaning up")
+        write("demo", rows)
+        missed = [row for row in rows if row.metric == "share_error" and row.value > POINTS]
+        if missed:
+            raise DemoError(f"{missed[0].case} is {missed[0].value:.1f} points off, more than {POINTS}")
+    except (DemoError, HarnessError) as error:
+        print(f"\ndemo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; everything is stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _show(screen: Screen, stack: ExitStack) -> list[Row]:
+    programs()
+    screen.step("starting a Kubernetes control plane")
+    cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
+    machine = _machine(screen, stack, cluster)
+
+    screen.step("installing SharePod: kubectl apply -k manifests (operator and agent run as processes here)")
+    installation = Installation(cluster)
+    installation.start_operator()
+    installation.add_to_pool(machine.node)
+    machine.start_agent(installation)
+    screen.watch_until(cluster, lambda: _gpus_reported(cluster, machine), what="GPUs reported by the agent", timeout=60)
+
+    cluster.namespace(NAMESPACE, labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    screen.step("two SharePods for one GPU, and one that asks half of both GPUs")
+    for name in ("alpha", "beta"):
+        _apply(screen, cluster, name)
+        _await_phase(screen, cluster, machine, name, "Running")
+    _apply(screen, cluster, "gamma")
+    _await_phase(screen, cluster, machine, "gamma", "Pending")
+    screen.watch_until(cluster, lambda: bool(_refusal(cluster, "gamma")), what="gamma's reason", timeout=20)
+    screen.command("kubectl describe sharepod gamma    # condition Placed")
+    print(f"  {_refusal(cluster, 'gamma')}")
+    if _gpu_of(cluster, "alpha") != _gpu_of(cluster, "beta"):
+        raise DemoError("alpha and beta are not on one GPU")
+
+    first = _gpu_of(cluster, "alpha")[0]
+    rows = _measure(
+        screen,
+        machine,
+        "alpha and beta share one GPU",
+        [Expected("alpha", first, "0.4, limit 0.7", 400), Expected("beta", first, "0.6, limit 0.8", 600)],
+    )
+
+    screen.step("beta is deleted: gamma gets both GPUs")
+    screen.command("kubectl delete sharepod beta")
+    cluster.kubectl("delete", "sharepod", "beta", "-n", NAMESPACE, timeout=60)
+    _await_phase(screen, cluster, machine, "gamma", "Running")
+    # Alone on a GPU with 0.1 of it asked by nobody: it is lent in proportion to what each asked.
+    rows += _measure(
+        screen,
+        machine,
+        "alpha and gamma",
+        [
+            Expected("alpha", first, "0.4, limit 0.7", 400 + 100 * 4 / 9),
+            Expected("gamma", first, "0.5 of two GPUs", 500 + 100 * 5 / 9),
+        ],
+    )
+
+    screen.step("alpha is raised to 0.5 while it runs")
+    patch = '{"spec": {"gpu": {"request": 0.5}}}'
+    screen.command(f"kubectl patch sharepod alpha --type merge -p '{patch}'")
+    cluster.kubectl("patch", "sharepod", "alpha", "-n", NAMESPACE, "--type", "merge", "-p", patch)
+    screen.watch_until(cluster, lambda: _granted(cluster, "alpha") == 500, what="alpha's raise", timeout=20)
+    rows += _measure(
+        screen,
+        machine,
+        "alpha raised",
+        [Expected("alpha", first, "0.5, limit 0.7", 500), Expected("gamma", first, "0.5 of two GPUs", 500)],
+    )
+    return rows
+
+
+def _machine(screen: Screen, stack: ExitStack, cluster: Cluster) -> Machine:
+    reason = RealNode.unavailable()
+    if reason is None:
+        screen.step("starting a real node: containerd, kubelet, two simulated GPUs")
+        return stack.enter_context(RealNode(cluster, HERE / "inventory.yaml"))
+    screen.step(f"left out: kubelet and containers ({reason})")
+    print("  The programs run as plain processes under the hook instead; all else is as with a node.")
+    return stack.enter_context(BareMachine(cluster, HERE / "inventory.yaml", NAMESPACE))
+
+
+def _apply(screen: Screen, cluster: Cluster, name: str) -> None:
+    screen.command(f"kubectl apply -f demo/{name}.yaml")
+    print(cluster.kubectl("apply", "-f", HERE / f"{name}.yaml").stdout.rstrip())
+
+
+def _sharepod(cluster: Cluster, name: str) -> dict[str, object]:
+    found: dict[str, object] = cluster.api.get(f"/apis/sharepod.dev/v1alpha1/namespaces/{NAMESPACE}/sharepods/{name}")
+    status = found.get("status")
+    return status if isinstance(status, dict) else {}
+
+
+def _await_phase(screen: Screen, cluster: Cluster, machine: Machine, name: str, phase: str) -> None:
+    def reached() -> bool:
+        machine.follow()
+        return _sharepod(cluster, name).get("phase") == phase
+
+    screen.watch_until(cluster, reached, what=f"{name} {phase}", timeout=60)
+
+
+def _refusal(cluster: Cluster, name: str) -> str:
+    conditions = _sharepod(cluster, name).get("conditions", [])
+    assert isinstance(conditions, list)
+    return next((c["message"] for c in conditions if c["type"] == "Placed" and c["status"] == "False"), "")
+
+
+def _gpu_of(cluster: Cluster, name: str) -> list[str]:
+    gpus = _sharepod(cluster, name).get("gpus", [])
+    assert isinstance(gpus, list)
+    return [gpu["uuid"] for gpu in gpus]
+
+
+def _granted(cluster: Cluster, name: str) -> int | None:
+    granted = _sharepod(cluster, name).get("granted")
+    return granted.get("requestMilli") if isinstance(granted, dict) else None
+
+
+def _gpus_reported(cluster: Cluster, machine: Machine) -> bool:
+    found = cluster.api.get("/apis/sharepod.dev/v1alpha1/gpunodes")["items"]
+    return any(
+        each["metadata"]["name"] == machine.node and len(each.get("status", {}).get("gpus", [])) == len(machine.gpus)
+        for each in found
+    )
+
+
+def _measure(screen: Screen, machine: Machine, case: str, expected: list[Expected]) -> list[Row]:
+    """GPU time that the device itself gave to each, over `WINDOW_S`, beside what was asked."""
+    screen.step(f"measuring GPU time for {WINDOW_S:.0f} s: {case}")
+    time.sleep(SETTLE_S)
+    before, started = machine.busy_ns(), time.monotonic_ns()
+    time.sleep(WINDOW_S)
+    after, elapsed = machine.busy_ns(), time.monotonic_ns() - started
+    rows, shown = [], []
+    for each in expected:
+        key = (each.sharepod, each.gpu)
+        got = 100 * (after.get(key, 0) - before.get(key, 0)) / elapsed
+        error = abs(got - each.milli / 10)
+        rows += [
+            Row(f"{case}: {each.sharepod}", "share_expected", "percent", each.milli / 10),
+            Row(f"{case}: {each.sharepod}", "share", "percent", round(got, 2)),
+            Row(f"{case}: {each.sharepod}", "share_error", "points", round(error, 2)),
+        ]
+        shown.append([each.sharepod, each.asked, f"{each.milli / 10:.1f} %", f"{got:.1f} %", f"{error:.1f}"])
+    screen.table(["SHAREPOD", "ASKED", "DUE", "GOT", "POINTS OFF"], shown)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""A node with simulated GPUs, and what each program got of them by the devices' own account.
+
+Programs run in containers on a real node, or, without root, as plain processes under the hook.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from hook.fakecuda import create_state, read_state
+from sharepod.api.units import parse_quantity
+
+from .cluster import Cluster
+from .fakes import FakeKubelets
+from .images import image_with_program
+from .installation import Installation
+from .node import Gpu, Node
+from .node_packages import why_no_node
+from .services import Service
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIBCUDA = ROOT / "build" / "fakecuda" / "libcuda.so.1"
+PROGRAM = ROOT / "build" / "programs" / "launchloop"
+IMAGE = "sharepod.test/launchloop:1"
+
+
+class Machine(ABC):
+    """A node with the GPUs of `inventory` (the agent's YAML). A context manager; what it started ends with it."""
+
+    node: str
+
+    def __init__(self, cluster: Cluster, inventory: Path) -> None:
+        self._cluster = cluster
+        self._inventory = inventory
+        self._directory = tempfile.TemporaryDirectory(prefix="shp-")
+        self.directory = Path(self._directory.name)
+        self.directory.chmod(0o755)
+        self.gpus: list[dict[str, str]] = yaml.safe_load(inventory.read_text())["gpus"]
+        devices = [(gpu["uuid"], gpu["model"], int(parse_quantity(gpu["memory"]))) for gpu in self.gpus]
+        self.state = create_state(self.directory / "gpus", devices)
+
+    @abstractmethod
+    def start_agent(self, installation: Installation) -> Service:
+        """Starts the node's agent."""
+
+    @abstractmethod
+    def follow(self) -> None:
+        """Brings what runs in line with the Pods. Called while the demo waits."""
+
+    def busy_ns(self) -> dict[tuple[str, str], int]:
+        """(SharePod, GPU) to the device time in ns that it got so far, by the devices' own account."""
+        total: dict[tuple[str, str], int] = {}
+        for client in read_state(self.state).clients:
+            sharepod = client.label.split("/")[1]
+            for gpu, usage in client.usage.items():
+                total[sharepod, gpu] = total.get((sharepod, gpu), 0) + usage.busy_ns
+        return total
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._directory.cleanup()
+
+
+class RealNode(Machine):
+    """A real kubelet with containerd. Needs root."""
+
+    def __init__(self, cluster: Cluster, inventory: Path, name: str = "gpu-node-1") -> None:
+        super().__init__(cluster, inventory)
+        self.real = Node(cluster, name)
+        self.node = self.real.name
+        try:
+            self.real.install_runtime_class()
+            self.real.set_gpus([Gpu(gpu["uuid"], gpu["model"]) for gpu in self.gpus], libcuda=LIBCUDA, state=self.state)
+            image = image_with_program(IMAGE, PROGRAM, directory=self.directory, injected=[LIBCUDA.name])
+            self.real.load_image(image)
+        except BaseException:
+            self.stop()
+            raise
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """Why this machine cannot run a real node, in one line, or None."""
+        return why_no_node()
+
+    def start_agent(self, installation: Installation) -> Service:
+        return installation.start_agent(self.real, self._inventory)
+
+    def follow(self) -> None:
+        """Nothing: the kubelet does that."""
+
+    def stop(self) -> None:
+        self.real.stop()
+        super().stop()
+
+
+class BareMachine(Machine):
+    """No kubelet and no containers, so no root: the agent and the programs are processes of this user.
+
+    A player stands for the kubelet towards the API server; what runs is real: the agent, the hook, the sharing.
+    """
+
+    def __init__(self, cluster: Cluster, inventory: Path, namespace: str) -> None:
+        super().__init__(cluster, inventory)
+        self._namespace = namespace
+        self._tenants = self.directory / "s" / "tenants"
+        self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        (self.node,) = cluster.add_fake_nodes(1, prefix="gpu-node")
+        self._kubelets = FakeKubelets(cluster.api).start()
+
+    def start_agent(self, installation: Installation) -> Service:
+        return installation.start_agent_process(
+            self.node, self._inventory, state=self.directory / "s", kubelet_root=self.directory / "k"
+        )
+
+    def follow(self) -> None:
+        """Starts the containers of Running pods as processes, and ends those whose pod has gone."""
+        wanted: set[tuple[str, str]] = set()
+        for pod in self._cluster.pods(self._namespace):
+            if pod["status"].get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:
+                continue
+            tenant = pod["metadata"]["ownerReferences"][0]["uid"]
+            for container in pod["spec"]["containers"]:
+                key = (pod["metadata"]["uid"], container["name"])
+                wanted.add(key)
+                if key not in self._running:
+                    self._running[key] = self._start(pod["metadata"]["name"], tenant, container)
+        for key in [key for key in self._running if key not in wanted]:
+            self._end(self._running.pop(key))
+
+    def _start(self, pod: str, tenant: str, container: dict[str, Any]) -> subprocess.Popen[bytes]:
+        environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+        return subprocess.Popen(
+            [PROGRAM, *container.get("args", [])],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={
+                "LD_LIBRARY_PATH": str(LIBCUDA.parent),
+                "LD_PRELOAD": str(self._tenants / tenant / "libsharepod.so"),
+                "FAKE_CUDA_STATE": str(self.state),
+                "FAKE_CUDA_VISIBLE": environment["NVIDIA_VISIBLE_DEVICES"],
+                "FAKE_CUDA_LABEL": f"{self._namespace}/{pod}/{container['name']}",
+            },
+        )
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=5)
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            self._end(process)
+        self._kubelets.stop()
+        super().stop()
