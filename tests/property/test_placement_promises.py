@@ -123,8 +123,8 @@ def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
 class Placement(RuleBasedStateMachine):
     """One run: a small cluster, then anything in any order."""
 
-    @initialize(data=st.data(), count=st.sampled_from([3, 2, 1]))
-    def start(self, data: st.DataObject, count: int) -> None:
+    @initialize(data=st.data(), count=st.sampled_from([3, 2, 1]), wave=st.lists(requests(), min_size=4, max_size=10))
+    def start(self, data: st.DataObject, count: int, wave: list[Request]) -> None:
         self.cluster = Cluster()
         self.states: dict[str, NodeState] = {}
         self.ledgers: dict[str, Ledger] = {}
@@ -136,6 +136,7 @@ class Placement(RuleBasedStateMachine):
             self.states[state.name] = state
             self.ledgers[state.name] = Ledger()
             self.cluster.upsert_node(state)
+        self.ask_all(wave)
 
     # What the rules of placement are, once more, over plain rows
 
@@ -213,9 +214,12 @@ class Placement(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(requests=st.lists(requests(), min_size=3, max_size=8))
-    def ask(self, requests: list[Request]) -> None:
-        for request in requests:
+    @rule(wave=st.lists(requests(), min_size=3, max_size=8))
+    def ask(self, wave: list[Request]) -> None:
+        self.ask_all(wave)
+
+    def ask_all(self, wave: list[Request]) -> None:
+        for request in wave:
             self.serial += 1
             self.ask_one(replace(request, tenant=TenantId(f"t{self.serial}"), name=f"p{self.serial}"))
 
@@ -245,12 +249,14 @@ class Placement(RuleBasedStateMachine):
             less = replace(request, gpu=replace(request.gpu, memory=parse_quantity(advised[1])))
             assert list(self.possible(less)), refusal.message
 
-    @rule(data=st.data(), request=shares, memory=sizes)
-    def resize(self, data: st.DataObject, request: int, memory: int | None) -> None:
-        rows = [row for name in self.states for row in self.rows(name) if row.mode is Mode.SHARED]
-        if not rows or (request == 0 and memory is None):
-            return
-        row = data.draw(st.sampled_from(rows))
+    @rule(data=st.data(), changes=st.lists(st.tuples(shares, sizes), min_size=2, max_size=6))
+    def resize(self, data: st.DataObject, changes: list[tuple[int, int | None]]) -> None:
+        for request, memory in changes:
+            rows = [row for name in self.states for row in self.rows(name) if row.mode is Mode.SHARED]
+            if rows and (request > 0 or memory is not None):
+                self.resize_one(data.draw(st.sampled_from(rows)), request, memory)
+
+    def resize_one(self, row: Reservation, request: int, memory: int | None) -> None:
         answer = self.cluster.resize(
             row.tenant, request=Milli(request), limit=Milli(1000), memory=None if memory is None else Bytes(memory)
         )

@@ -184,6 +184,17 @@ def test_an_unavailable_node_says_why_and_is_waited_for() -> None:
     assert refusal.outlook is Outlook.WAITING
 
 
+def test_many_nodes_with_many_reasons_still_make_one_short_message() -> None:
+    away = [node(f"node-{number:02}", unavailable="is not ready") for number in range(9)]
+    odd = [node(f"odd-{number}", unavailable=f"has no agent: lease {number} ended") for number in range(9)]
+    refusal = refused(cluster_of(*away, *odd), ask())
+    assert refusal.message.startswith(
+        "0/18 nodes can take it: 9 nodes (node-00, node-01, node-02, node-03 and 5 more): each is not ready, "
+        "odd-0 has no agent: lease 0 ended, "
+    )
+    assert "6 nodes for other reasons" in refusal.message
+
+
 def test_a_node_to_avoid_is_avoided_with_its_reason() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"))
     why = "was refused by kube-scheduler: no port"

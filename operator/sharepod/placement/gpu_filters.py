@@ -15,7 +15,7 @@ from sharepod.api.units import format_fraction
 
 from .accounts import GpuAccount
 from .model import Request, label_key
-from .wording import counted, size_down, size_up, some_of
+from .wording import counted, grouped, size_down, size_up, some_of
 
 Passes = Callable[[GpuAccount], bool]
 Explain = Callable[[Sequence[GpuAccount]], str]
@@ -84,12 +84,8 @@ def _large_enough(request: Request) -> GpuFilter:
 
 def _available(request: Request) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
-        reasons: dict[str, list[GpuAccount]] = {}
-        for gpu in gpus:
-            reasons.setdefault(gpu.state.reason or "no reason was reported", []).append(gpu)
-        return ", ".join(
-            f"{some[0].name if len(some) == 1 else counted(len(some), 'GPU')} cannot be shared because {why}"
-            for why, some in sorted(reasons.items())
+        return grouped(
+            ((gpu.name, f"cannot be shared because {gpu.state.reason or 'its agent says so'}") for gpu in gpus), "GPU"
         )
 
     return GpuFilter(lambda gpu: gpu.state.available, explain)

@@ -14,7 +14,7 @@ from sharepod.api.objects import MAX_TENANTS
 from .accounts import NodeAccount
 from .model import NodeRequirement, NodeSelectorTerm, NodeState, PodNeeds, Request, Resources, Taint, Toleration
 from .needs import UNSCHEDULABLE_TAINT, integer
-from .wording import counted, size_down, size_up, some_of
+from .wording import counted, grouped, size_down, size_up, some_of
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 _PASSING_TAINTS = "node.kubernetes.io/"
@@ -247,14 +247,7 @@ def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:
 
 
 def _by_reason(nodes: Sequence[NodeAccount], reason: Callable[[NodeAccount], str]) -> str:
-    """`node-a is cordoned, 2 nodes: is not ready`: grouped by the words of the reason, a lone node by its name."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        groups.setdefault(reason(node), []).append(node.name)
-    return ", ".join(
-        f"node {names[0]} {why}" if len(names) == 1 else f"{len(names)} nodes ({some_of(names)}): each {why}"
-        for why, names in sorted(groups.items())
-    )
+    return grouped(((f"node {node.name}" if len(nodes) == 1 else node.name, reason(node)) for node in nodes), "node")
 
 
 def _shortage(has: Sequence[Resources], asked: Resources, word: str = "has: ") -> str:

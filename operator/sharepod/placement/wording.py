@@ -49,3 +49,20 @@ def some_of(words: Iterable[str], most: int = 4) -> str:
     if len(listed) <= most:
         return ", ".join(listed)
     return f"{', '.join(listed[:most])} and {len(listed) - most} more"
+
+
+def grouped(reasons: Iterable[tuple[str, str]], noun: str, most: int = 4) -> str:
+    """Things with the reason of each, told by reason: `node-a is cordoned, 2 nodes (b, c): each is not ready`. Of many
+    reasons the most frequent are told."""
+    groups: dict[str, list[str]] = {}
+    for name, why in reasons:
+        groups.setdefault(why, []).append(name)
+    ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+    told = [
+        f"{names[0]} {why}" if len(names) == 1 else f"{counted(len(names), noun)} ({some_of(names)}): each {why}"
+        for why, names in ranked[:most]
+    ]
+    rest = sum(len(names) for _, names in ranked[most:])
+    if rest:
+        told.append(f"{counted(rest, noun)} for other reasons")
+    return ", ".join(told)
