@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply clean
+.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply bench-packing bench-placement clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ bench-timeshare: shim doubles ## shares of two and three tenants on one simulate
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py
+
+bench-packing: .venv/installed ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
+	@$(BIN)/python benchmarks/packing.py $(if $(TRACE),--trace $(TRACE)) $(PACKING_ARGS)
+
+bench-placement: .venv/installed ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
+	@$(BIN)/python benchmarks/placement.py
 
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info

@@ -31,10 +31,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Waiting:
-    """One that asks for a place. `tried`: the state of the room at which it was refused last."""
+    """One that asks for a place. `tried`: the state of the room at which it was refused last; `counted`: placement has
+    learned that it came.
+    """
 
     tenant: str
     tried: int = -1
+    counted: bool = False
     explained: float = float("-inf")
 
 
@@ -117,6 +120,10 @@ class PlacementLoop:
                 return
             if self._places.get(waiting.tenant) is waiting and waiting.tried != self._room:
                 self._place(waiting, request, refused)
+        packing = self._model.cluster.packing
+        if packing.due:
+            await asyncio.sleep(0)
+            packing.renew()
 
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, Request]]:
         found = []
@@ -157,6 +164,9 @@ class PlacementLoop:
         out.
         """
         room, now = self._room, self._clock()
+        if not waiting.counted:
+            waiting.counted = True
+            self._model.cluster.packing.arrived(request)
         note = self._notes.of(waiting.tenant)
         explain = note.refusal is None or now - waiting.explained >= _EXPLAIN_AGAIN
         shape = (room, request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))

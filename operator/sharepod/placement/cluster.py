@@ -17,6 +17,7 @@ from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId, format_fraction
 
 from .accounts import NodeAccount, PodUsage, Row
 from .model import LabelKey, NodeState, Overcommit, PlacementError, Refusal, Reservation, Resources, label_key
+from .packing import Packing
 from .resizing import refuse_resize
 from .wording import size_down, size_up
 
@@ -32,17 +33,20 @@ class Cluster:
         self._nodes_of: dict[TenantId, dict[str, None]] = {}
         self._node_of_pod: dict[str, str] = {}
         self._groups: dict[LabelKey, Counter[Group]] = {}
+        self.packing = Packing(self._nodes.get, lambda: self._nodes)
 
     # Nodes and pods, as they are seen
 
     def upsert_node(self, state: NodeState) -> None:
         self._node(state.name).set_state(state)
+        self.packing.touch(state.name)
 
     def remove_node(self, name: str) -> None:
         """The Node is gone. Its ledger is kept until `drop_ledger`: a node registered again has its tenants still."""
         node = self._nodes.get(name)
         if node is not None:
             node.set_state(None)
+            self.packing.touch(name)
             self._forget_if_empty(node)
 
     def set_pod_usage(self, node: str, pod_uid: str, resources: Resources, *, tenant: TenantId | None = None) -> None:
@@ -52,6 +56,7 @@ class Cluster:
             self.remove_pod(pod_uid)
         self._node_of_pod[pod_uid] = node
         self._node(node).set_pod(pod_uid, PodUsage(resources, tenant))
+        self.packing.touch(node)
 
     def remove_pod(self, pod_uid: str) -> None:
         """The pod is gone or has ended. Unknown pods are none of this model's."""
@@ -59,6 +64,7 @@ class Cluster:
         if name is not None:
             node = self._nodes[name]
             node.set_pod(pod_uid, None)
+            self.packing.touch(name)
             self._forget_if_empty(node)
 
     # Decisions
@@ -76,6 +82,7 @@ class Cluster:
         for uuid in reservation.gpus:
             self._check_room(account, uuid, reservation)
         self._put(account, reservation.tenant, Row(reservation, None))
+        self.packing.settle()
 
     def resize(self, tenant: TenantId, *, request: Milli, limit: Milli, memory: Bytes | None) -> Reservation | Refusal:
         """Another share on the same GPUs; `memory` None: request x the memory of the GPU. Returns the row to write, or
@@ -228,6 +235,7 @@ class Cluster:
         if before is not None:
             self._count_group(node.name, before.wanted, -1)
         node.put(tenant, row)
+        self.packing.touch(node.name)
         if row is not None:
             self._count_group(node.name, row.wanted, 1)
             self._nodes_of.setdefault(tenant, {})[node.name] = None

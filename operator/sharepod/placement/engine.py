@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes
 
 from . import gpu_filters, node_filters
 from .accounts import GpuAccount, NodeAccount
 from .cluster import Cluster, Group
 from .explain import explain
-from .model import Assignment, Refusal, Request, label_key
+from .model import Assignment, PodNeeds, Refusal, Request, label_key
 from .score import Cost, score_for
 
 QueueKey = tuple[int, str, str, str]
@@ -38,6 +39,8 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
     """As `place`, without saying why not: a fraction of its cost where there is no place."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
     groups = cluster.groups(key) if key is not None else ()
+    if _packs(cluster, request, first_of_group=key is not None):
+        return _best_packed(cluster, request)
     score = score_for(request, first_of_group=key is not None and not groups)
     best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
     for node, candidates in _candidates(cluster, request, groups):
@@ -50,13 +53,53 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
     return None if best is None else _assignment(best[1], best[2], request)
 
 
+def find_host(cluster: Cluster, needs: PodNeeds) -> str | None:
+    """A node for a pod that asks for no GPU: of those that take it, where it is least in the way of GPU shares."""
+    offers = cluster.packing.host(needs)
+    while (name := offers.next()) is not None:
+        node = cluster.node(name)
+        if node is not None and node_filters.takes_pod(node, needs):
+            return name
+        offers.reject()
+    return None
+
+
+def _packs(cluster: Cluster, request: Request, *, first_of_group: bool) -> bool:
+    """Whether usable capacity ranks the places: a share of time, packed, on any GPUs, where the demand is known."""
+    gpu = request.gpu
+    return (
+        cluster.packing.ready
+        and not first_of_group
+        and gpu.placement is PlacementPolicy.BINPACK
+        and gpu.request > 0
+        and not gpu.uuids
+    )
+
+
+def _best_packed(cluster: Cluster, request: Request) -> Assignment | None:
+    checks = _gpu_checks(request)
+    offers = cluster.packing.offers(request)
+    while (name := offers.next()) is not None:
+        node = cluster.node(name)
+        if node is not None and _node_passes(node, request):
+            gpus = [node.gpus[cell] for cell in offers.cells()]
+            if len(gpus) == request.gpu.count and all(_gpu_passes(gpu, checks) for gpu in gpus):
+                return _assignment(name, gpus, request)
+        offers.reject()
+    return None
+
+
+def _gpu_checks(request: Request) -> tuple[gpu_filters.Passes, ...]:
+    """All have to pass, so their order is free: time and memory, which fail most often, come first."""
+    return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
+
+
 def _candidates(
     cluster: Cluster, request: Request, groups: Sequence[Group]
 ) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
     """Nodes that pass with those of their GPUs that pass, where they are enough. Where the affinity group has GPUs,
     these and no others."""
-    # All have to pass, so their order is free: time and memory, which fail most often, come first.
-    checks = tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
+    checks = _gpu_checks(request)
     for name, uuids in groups:
         group_node = cluster.node(name)
         if group_node is None or len(uuids) != request.gpu.count or not _node_passes(group_node, request):

@@ -107,6 +107,17 @@ def covers(has: Resources, asked: Resources) -> bool:
     return not asked.extended or all(amount <= has.extended.get(name, 0) for name, amount in asked.extended.items())
 
 
+def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
+    """Whether a pod without GPU shares can run there."""
+    taken = node.taken()
+    state = _state(node)
+    return (
+        all(passes(state, needs) for passes in BY_STATE)
+        and taken.pods < state.pods
+        and covers(taken.free, needs.resources)
+    )
+
+
 def free_resources(node: NodeAccount) -> Resources:
     return node.taken().free
 
@@ -115,7 +126,11 @@ def free_resources(node: NodeAccount) -> Resources:
 
 
 def _selected(node: NodeAccount, request: Request) -> bool:
-    return matches_selector(_state(node).labels, request.pod.node_selector)
+    return _state_selected(_state(node), request.pod)
+
+
+def _state_selected(state: NodeState, pod: PodNeeds) -> bool:
+    return matches_selector(state.labels, pod.node_selector)
 
 
 def _not_selected(nodes: Sequence[NodeAccount], request: Request) -> str:
@@ -124,7 +139,11 @@ def _not_selected(nodes: Sequence[NodeAccount], request: Request) -> str:
 
 
 def _liked(node: NodeAccount, request: Request) -> bool:
-    return matches_affinity(_state(node), request.pod.node_affinity_terms)
+    return _state_liked(_state(node), request.pod)
+
+
+def _state_liked(state: NodeState, pod: PodNeeds) -> bool:
+    return matches_affinity(state, pod.node_affinity_terms)
 
 
 def _not_liked(nodes: Sequence[NodeAccount], request: Request) -> str:
@@ -171,7 +190,11 @@ def _too_few_gpus(nodes: Sequence[NodeAccount], request: Request) -> str:
 
 
 def _available(node: NodeAccount, request: Request) -> bool:
-    return _state(node).unavailable is None
+    return _state_available(_state(node), request.pod)
+
+
+def _state_available(state: NodeState, pod: PodNeeds) -> bool:
+    return state.unavailable is None
 
 
 def _unavailable(nodes: Sequence[NodeAccount], request: Request) -> str:
@@ -179,7 +202,11 @@ def _unavailable(nodes: Sequence[NodeAccount], request: Request) -> str:
 
 
 def _not_passing(node: NodeAccount, request: Request) -> bool:
-    return not untolerated(_state(node).taints, request.pod.tolerations)
+    return _state_passing(_state(node), request.pod)
+
+
+def _state_passing(state: NodeState, pod: PodNeeds) -> bool:
+    return not untolerated(state.taints, pod.tolerations)
 
 
 def _passing(nodes: Sequence[NodeAccount], request: Request) -> str:
@@ -240,6 +267,8 @@ DYNAMIC = (
     NodeFilter(_has_pod_slot, _no_pod_slot),
     NodeFilter(_has_resources, _no_resources),
 )
+BY_STATE = (_state_available, _state_selected, _state_liked, _state_passing)
+"""Those of the checks that look at nothing but the node's state and the pod's needs, in a form that takes these."""
 
 
 def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:

@@ -1,0 +1,251 @@
+"""How much of a cluster's GPU time gets allocated: a trace replayed through the placement engine, BestFit and FGD.
+
+Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
+120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. Prints
+tables and a plot, writes `build/results/packing.json` and `--json`. With `--published`, the replays of BestFit and FGD
+have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from csv import DictReader
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from packing_policies import BestFit, Engine, Fgd, Policy
+from packing_trace import (
+    GIB,
+    TraceError,
+    TraceNode,
+    TracePod,
+    arrivals,
+    generated,
+    read_nodes,
+    read_pods,
+    visits,
+    with_memory,
+)
+from results import Row, write
+
+MARKS = (1.0, 1.2, 1.3)
+TOLERANCE = 0.3
+WARM_UP, MEASURED = 2.0, 3.0
+"""Mean lifetimes before what is turned away counts, and during which it does."""
+
+Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
+POLICIES: dict[str, Make] = {"SharePod": Engine, "BestFit": BestFit, "FGD": Fgd}
+
+
+@dataclass
+class Outcome:
+    """Percent of capacity allocated, by percent arrived; of each seed."""
+
+    curves: list[dict[int, float]] = field(default_factory=list)
+    decisions: list[float] = field(default_factory=list)
+
+    def at(self, percent: int) -> float | None:
+        values = [curve[percent] for curve in self.curves if percent in curve]
+        return fmean(values) if values else None
+
+
+def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, float]:
+    """Percent allocated when each whole percent of the capacity has arrived for the first time."""
+    arrived = allocated = 0
+    curve: dict[int, float] = {}
+    reached = 0
+    for pod in order:
+        arrived += pod.demand
+        if policy.place(pod) is not None:
+            allocated += pod.demand
+        percent = arrived * 100 // capacity
+        if percent > reached:
+            for passed in range(reached + 1, percent + 1):
+                curve[passed] = allocated * 100 / capacity
+            reached = percent
+    return curve
+
+
+def turned_away(policy: Policy, nodes: int, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
+    """Percent of the GPU demand."""
+    leaving: list[tuple[float, int, object]] = []
+    asked = refused = 0
+    for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):
+        while leaving and leaving[0][0] <= visit.start:
+            policy.leave(heapq.heappop(leaving)[2])
+        placed = policy.place(visit.pod)
+        if placed is not None:
+            heapq.heappush(leaving, (visit.end, number, placed))
+        if visit.start >= WARM_UP:
+            asked += visit.pod.demand
+            refused += visit.pod.demand if placed is None else 0
+    return refused * 100 / asked if asked else 0.0
+
+
+def latency_rows(case: str, decisions: Sequence[float]) -> Iterator[Row]:
+    p50, p99 = np.percentile(np.array(decisions) * 1e6, [50, 99])
+    yield Row(case, "decision_p50", "us", float(p50))
+    yield Row(case, "decision_p99", "us", float(p99))
+
+
+def plot(outcomes: dict[str, Outcome], title: str) -> None:
+    """Allocated against arrived, as text: one line per step, one letter per policy."""
+    print(f"\n{title}: % allocated (80 to 100 across) against % arrived")
+    for percent in range(70, 131, 5):
+        line = [" "] * 61
+        for name, outcome in outcomes.items():
+            value = outcome.at(percent)
+            if value is not None and 80 <= value <= 100:
+                line[round((value - 80) * 3)] = name[0]
+        print(f"{percent:4} |{''.join(line).rstrip()}")
+    print("     " + ", ".join(f"{name[0]} = {name}" for name in outcomes))
+    sys.stdout.flush()
+
+
+def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
+    """For the policies of the paper, which take the first node among equals: an order that says nothing of the
+    hardware. (In a file's order the nodes of one purchase stand together, which costs FGD up to two points.)"""
+    order = list(nodes)
+    random.Random(1).shuffle(order)
+    return order
+
+
+def published(path: Path) -> dict[tuple[str, str], tuple[float, ...]]:
+    with path.open(newline="") as file:
+        return {
+            (row["trace"], row["policy"]): tuple(float(row[f"arrived{int(mark * 100)}"]) for mark in MARKS)
+            for row in DictReader(file)
+        }
+
+
+def replay(
+    name: str, nodes: Sequence[TraceNode], pods: Sequence[TracePod], options: argparse.Namespace
+) -> tuple[list[Row], dict[str, Outcome]]:
+    capacity = sum(node.gpus for node in nodes) * 1000
+    rows: list[Row] = []
+    outcomes: dict[str, Outcome] = {policy: Outcome() for policy in options.policies}
+    shuffled = in_fixed_order(nodes)
+    for policy, outcome in outcomes.items():
+        began = time.monotonic()
+        on = nodes if policy == "SharePod" else shuffled
+        for seed in options.seeds if not options.load else ():
+            made = POLICIES[policy](on, pods)
+            outcome.curves.append(fill(made, arrivals(pods, capacity, seed, options.ratio), capacity))
+            outcome.decisions += made.decisions
+        case = f"{name} {policy}"
+        for mark in MARKS:
+            value = outcome.at(int(mark * 100))
+            if value is not None:
+                rows.append(Row(case, f"allocated_{int(mark * 100)}", "%", value))
+        for load in options.load:
+            away = []
+            for seed in options.seeds:
+                made = POLICIES[policy](on, pods)
+                away.append(turned_away(made, len(nodes), pods, capacity, seed, load))
+                outcome.decisions += made.decisions
+            rows.append(Row(f"{case} load {load:g}", "turned_away", "%", fmean(away)))
+        rows += latency_rows(case, outcome.decisions)
+        print(f"{case}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return rows, outcomes
+
+
+def seeds_of(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def sizes_of(text: str) -> dict[str, int]:
+    pairs = (part.partition("=") for part in text.split(",") if part)
+    return {model: int(float(size) * GIB) for model, _, size in pairs}
+
+
+def loads_of(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
+def policies_of(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(POLICIES)}")
+    return names
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--nodes", type=Path, help="nodes: cpu_milli, memory_mib, gpu, model")
+    parser.add_argument(
+        "--pods", type=Path, nargs="+", default=[], help="pods: cpu_milli, memory_mib, num_gpu, gpu_milli"
+    )
+    parser.add_argument("--trace", type=Path, help="a folder with *node_list*.csv, *pod_list*.csv and published.csv")
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("42-51"))
+    parser.add_argument("--ratio", type=float, default=1.3, help="arrivals stop at this multiple of the capacity")
+    parser.add_argument("--load", type=loads_of, default=[], help="with departures, at these loads: 0.9,0.95,1.1")
+    parser.add_argument("--published", type=Path, help="what BestFit and FGD have to come out at")
+    parser.add_argument("--gpu-memory", type=sizes_of, default={}, metavar="MODEL=GiB,...")
+    parser.add_argument("--draw-gpu-memory", action="store_true", help="draw each request's memory, whatever its time")
+    parser.add_argument("--policies", type=policies_of, default=list(POLICIES))
+    parser.add_argument("--json", type=Path, help="where to write the results, besides build/results/packing.json")
+    options = parser.parse_args(arguments)
+    if options.trace is not None:
+        found = sorted(options.trace.glob("*node_list*.csv"))
+        options.pods = options.pods or sorted(options.trace.glob("*pod_list*.csv"))
+        options.nodes = options.nodes or (found[0] if found else None)
+        beside = options.trace / "published.csv"
+        options.published = options.published or (beside if beside.exists() else None)
+        if options.nodes is None or not options.pods:
+            parser.error(f"{options.trace} has no *node_list*.csv or no *pod_list*.csv")
+    if bool(options.nodes) != bool(options.pods):
+        parser.error("--nodes and --pods go together")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = options_of(arguments)
+    rows: list[Row] = []
+    wrong: list[str] = []
+    expected = published(options.published) if options.published and not options.load else {}
+    try:
+        traces = {path.stem.rpartition("pod_list_")[2]: read_pods(path) for path in options.pods}
+        nodes = read_nodes(options.nodes, options.gpu_memory) if options.nodes else []
+    except (TraceError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not traces:
+        nodes, pods = generated()
+        traces = {"generated": pods}
+    for name, pods in traces.items():
+        if options.draw_gpu_memory:
+            pods = with_memory(pods, 0, min(node.gpu_memory for node in nodes))
+        made, outcomes = replay(name, nodes, pods, options)
+        rows += made
+        if not options.load:
+            plot(outcomes, name)
+        for policy, outcome in outcomes.items():
+            for mark, value in zip(MARKS, expected.get((name, policy), ()), strict=False):
+                replayed = outcome.at(int(mark * 100))
+                if replayed is not None:
+                    print(f"{name} {policy} at {mark:.0%}: {replayed:.2f}, published {value:.2f}")
+                    if abs(replayed - value) > TOLERANCE:
+                        wrong.append(f"{name} {policy} at {mark:.0%}")
+    path = write("packing", rows)
+    if options.json is not None:
+        shutil.copyfile(path, options.json)
+    if wrong:
+        print(f"further than {TOLERANCE} points from what is published: {', '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

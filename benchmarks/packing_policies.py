@@ -1,0 +1,252 @@
+"""The policies that a replay compares: the engine as it is, and BestFit and FGD as their paper defines them.
+
+Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", USENIX ATC
+2023. Both score in whole numbers and take the first node among equals; BestFit takes the tightest GPU of the node, FGD
+the one that scores best; pods of whole GPUs take the first free ones. The kernel that counts what fits is shared with
+the engine; that the published results come out says that it counts right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from packing_trace import TraceNode, TracePod
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
+from sharepod.placement.cluster import Cluster
+from sharepod.placement.demand import DemandClass
+from sharepod.placement.engine import find, find_host
+from sharepod.placement.model import GpuState, NodeState, PodNeeds, Request, Resources
+from sharepod.placement.usable import UsableCapacity
+
+Array = npt.NDArray[Any]
+
+
+class Policy(Protocol):
+    """`place` takes a pod in or returns None; what it returns makes `leave` undo that."""
+
+    decisions: list[float]
+
+    def place(self, pod: TracePod) -> object | None: ...
+
+    def leave(self, placed: Any) -> None: ...
+
+
+class Engine:
+    """The placement engine with all of its rules. It learns the demand as the pods come, from nothing.
+
+    `decisions`: seconds of each answer, the choice alone; taking it, and renewing the weights, happen outside of it."""
+
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
+        self.cluster = Cluster()
+        for node in nodes:
+            gpus = tuple(
+                GpuState(
+                    uuid=GpuUuid(f"GPU-{node.name}-{index}"),
+                    index=index,
+                    model=node.model,
+                    memory=Bytes(node.gpu_memory),
+                )
+                for index in range(node.gpus)
+            )
+            allocatable = Resources(node.cpu, node.memory << 20)
+            self.cluster.upsert_node(NodeState(name=node.name, allocatable=allocatable, pods=10_000, gpus=gpus))
+        self.decisions: list[float] = []
+        self._number = 0
+
+    def place(self, pod: TracePod) -> tuple[str, str] | None:
+        self._number += 1
+        name = f"pod-{self._number}"
+        needs = PodNeeds(resources=Resources(pod.cpu, pod.memory << 20))
+        packing = self.cluster.packing
+        if not pod.gpus:
+            packing.demand.count(None)
+            if packing.due:
+                packing.renew()
+            host = find_host(self.cluster, needs)
+            if host is not None:
+                self.cluster.set_pod_usage(host, name, needs.resources)
+            return None if host is None else (host, name)
+        memory = None if pod.gpu_memory is None else Bytes(pod.gpu_memory)
+        gpu = GpuRequest(request=Milli(pod.milli), limit=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models)
+        request = Request(tenant=TenantId(name), namespace="trace", name=name, gpu=gpu, pod=needs)
+        packing.arrived(request)
+        if packing.due:
+            packing.renew()
+        began = time.perf_counter()
+        answer = find(self.cluster, request)
+        self.decisions.append(time.perf_counter() - began)
+        if answer is None:
+            return None
+        self.cluster.reserve(answer.node, answer.reservation(request))
+        return answer.node, name
+
+    def leave(self, placed: tuple[str, str]) -> None:
+        node, name = placed
+        self.cluster.remove_pod(name)
+        self.cluster.release(node, TenantId(name))
+        self.cluster.packing.settle()
+
+
+class _Scored:
+    """Nodes as columns and, for each kind of pod, the scores of all nodes, of which those that changed are made
+    anew. Memory of nodes and of GPUs only filters."""
+
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
+        width = max(node.gpus for node in nodes)
+        self.models = sorted({node.model for node in nodes})
+        self.model = np.array([self.models.index(node.model) for node in nodes])
+        self.cpu = np.array([node.cpu for node in nodes])
+        self.memory = np.array([node.memory for node in nodes])
+        self.free = np.full((len(nodes), width), -1)
+        self.bytes = np.zeros((len(nodes), width), dtype=np.int64)
+        self.size = np.array([node.gpu_memory for node in nodes])
+        for slot, node in enumerate(nodes):
+            self.free[slot, : node.gpus] = WHOLE_GPU
+            self.bytes[slot, : node.gpus] = node.gpu_memory
+        self.decisions: list[float] = []
+        self._stamp = np.zeros(len(nodes), dtype=np.int64)
+        self._now = 0
+        self._rows: dict[TracePod, tuple[Array, list[int]]] = {}
+
+    def place(self, pod: TracePod) -> tuple[int, list[int], TracePod] | None:
+        began = time.perf_counter()
+        if pod not in self._rows:
+            self._rows[pod] = (np.full(len(self.cpu), -1, dtype=np.int64), [-1])
+        score, seen = self._rows[pod]
+        changed = np.flatnonzero(self._stamp > seen[0])
+        seen[0] = self._now
+        if changed.size:
+            score[changed] = -1
+            part, cells = self._passing(changed, pod)
+            if part.size:
+                score[part] = self.score(part, cells, pod)
+        slot = int(score.argmax())
+        placed = None
+        if score[slot] >= 0:
+            part, cells = self._passing(np.array([slot]), pod)
+            placed = slot, self.gpus(slot, np.flatnonzero(cells[0]), pod), pod
+        self.decisions.append(time.perf_counter() - began)
+        if placed is not None:
+            self._take(placed, 1)
+        return placed
+
+    def leave(self, placed: tuple[int, list[int], TracePod]) -> None:
+        self._take(placed, -1)
+
+    def _take(self, placed: tuple[int, list[int], TracePod], sign: int) -> None:
+        slot, gpus, pod = placed
+        self.cpu[slot] -= sign * pod.cpu
+        self.memory[slot] -= sign * pod.memory
+        self.free[slot, gpus] -= sign * pod.milli
+        self.bytes[slot, gpus] -= sign * self._asked(np.array([slot]), pod)[0]
+        self._now += 1
+        self._stamp[slot] = self._now
+
+    def _asked(self, part: Array, pod: TracePod) -> Array:
+        if pod.gpu_memory is not None:
+            return np.full(part.size, pod.gpu_memory)
+        result: Array = self.size[part] * pod.milli // WHOLE_GPU
+        return result
+
+    def _passing(self, part: Array, pod: TracePod) -> tuple[Array, Array]:
+        good = (self.cpu[part] >= pod.cpu) & (self.memory[part] >= pod.memory)
+        if pod.models:
+            good &= np.isin(self.model[part], [self.models.index(one) for one in pod.models if one in self.models])
+        cells = (self.free[part] >= max(pod.milli, 0)) & (self.bytes[part] >= self._asked(part, pod)[:, None])
+        if pod.gpus:
+            good &= cells.sum(axis=1) >= pod.gpus
+        return part[good], cells[good]
+
+    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+        raise NotImplementedError
+
+    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+        raise NotImplementedError
+
+
+class BestFit(_Scored):
+    """Least left of CPU and of GPU time, each as a part of the largest node's."""
+
+    CPU, GPU = 128_000, 8_000
+
+    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+        cpu = (self.cpu[part] - pod.cpu) / self.CPU * 0.5
+        gpu = (np.maximum(self.free[part], 0).sum(axis=1) - pod.demand) / self.GPU * 0.5
+        result: Array = ((1.0 - cpu - gpu) * 100).astype(np.int64)
+        return np.maximum(result, 0)
+
+    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+        if pod.gpus == 1:
+            return [int(passing[self.free[slot, passing].argmin()])]
+        return [int(cell) for cell in passing[: pod.gpus]]
+
+
+class Fgd(_Scored):
+    """Where the expected fragmentation grows least. It knows the trace's mix beforehand, down to the kinds of pods that
+    make up 95 % of it."""
+
+    def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
+        super().__init__(nodes, pods)
+        counts = Counter((pod.cpu, pod.gpus, pod.milli, pod.models) for pod in pods)
+        kept, total = {}, 0
+        for kind, count in counts.most_common():
+            kept[kind] = count
+            total += count
+            if total >= 0.95 * len(pods):
+                break
+        shares = {
+            DemandClass(gpus, milli, -1, cpu, models): count / total
+            for (cpu, gpus, milli, models), count in kept.items()
+            if gpus
+        }
+        self._usable = UsableCapacity(shares, models=self.models, sizes=[WHOLE_GPU], mix=1.0)
+
+    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+        whole = np.maximum(self.free[part], 0)
+        before = self._fragments(whole, self.cpu[part], self.model[part])
+        if pod.gpus == 1 and pod.milli < WHOLE_GPU:
+            at, cell = np.nonzero(cells)
+            after = whole[at]
+            after[np.arange(at.size), cell] -= pod.milli
+            change = before[at] - self._fragments(after, self.cpu[part][at] - pod.cpu, self.model[part][at])
+            return np.maximum.reduceat(_sigmoid(change), np.flatnonzero(np.diff(at, prepend=-1)))
+        after = whole.copy()
+        if pod.gpus:
+            first = cells & (np.cumsum(cells, axis=1) <= pod.gpus)
+            after[first] -= pod.milli
+        return _sigmoid(before - self._fragments(after, self.cpu[part] - pod.cpu, self.model[part]))
+
+    def _fragments(self, free: Array, cpu: Array, model: Array) -> Array:
+        """Of all that is free, what kinds of pods could not use, weighed by how common they are. Pods without a GPU can
+        use none of it."""
+        states = np.column_stack((model, cpu, np.sort(free, axis=1)))
+        if len(states) > 256:
+            states, inverse = np.unique(states, axis=0, return_inverse=True)
+        else:
+            inverse = np.arange(len(states))
+        time, zero = states[:, 2:], np.zeros((len(states), free.shape[1]), dtype=np.int64)
+        held = self._usable.cells(time, time, zero).sum(axis=1)
+        usable = self._usable.value(held, states[:, 1].astype(np.float32), states[:, 0])
+        result: Array = (time.sum(axis=1) - usable)[inverse.ravel()]
+        return result
+
+    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+        if pod.gpus == 1 and pod.milli < WHOLE_GPU:
+            scores = []
+            for cell in passing:
+                only = np.zeros((1, self.free.shape[1]), dtype=bool)
+                only[0, cell] = True
+                scores.append(int(self.score(np.array([slot]), only, pod)[0]))
+            return [int(passing[int(np.argmax(scores))])]
+        return [int(cell) for cell in passing[: pod.gpus]]
+
+
+def _sigmoid(change: Array) -> Array:
+    result: Array = (100.0 / (1.0 + np.exp(-change / 1000.0))).astype(np.int64)
+    return result

@@ -1,0 +1,419 @@
+"""Binpack's order of places: the request goes where the usable capacity of the cluster falls least.
+
+Guarantees: it ranks, and only that: what it offers has passed the columns' form of every filter that they know, and
+the caller asks the filters themselves before it takes an offer (`Offers.reject` where they say no). The same history
+gives the same offers. A decision re-scores only the nodes that changed since its kind of request was last decided; the
+weights are renewed by `renew`, which a caller runs between decisions when `due`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import WHOLE_GPU
+
+from .accounts import NodeAccount
+from .columns import EMPTY, PLAIN, Columns
+from .demand import Demand, class_of
+from .model import LabelKey, NodeSelectorTerm, PodNeeds, Request, Toleration, label_key
+from .node_filters import BY_STATE
+from .usable import UsableCapacity, memory_share
+
+Array = npt.NDArray[Any]
+
+GAP_WEIGHT = 0.3
+ROUND_TO = 20
+"""Thousandths: node scores nearer than this are equal, and the first node by name is taken."""
+
+BULK = 64
+_MAX_ROWS = 4096
+_AT_ONCE = 1024
+_SAMPLE = 4096
+_NO_PLACE = np.iinfo(np.int64).min
+
+
+@dataclass(slots=True)
+class _Row:
+    """Scores of all nodes for one kind of request; `_NO_PLACE` where it does not fit. `cell`: what the chosen cell is
+    like. `seen`: the stamp up to which changes are in."""
+
+    ask: _Ask
+    score: Array
+    cell: Array
+    seen: int
+
+
+@dataclass(slots=True)
+class _Mask:
+    """Which nodes can take a pod with these needs, as far as it does not depend on tenants."""
+
+    passes: npt.NDArray[np.bool_]
+    seen: int
+
+
+class Packing:
+    """One for each cluster. `account` and `names` are how it reads that."""
+
+    def __init__(self, account: Callable[[str], NodeAccount | None], names: Callable[[], Iterable[str]]) -> None:
+        self.columns = Columns(account, names)
+        self.demand = Demand()
+        self._account = account
+        self._capacity: UsableCapacity | None = None
+        self._held: Array = np.zeros((0, 0), np.float32)
+        self._value: Array = np.zeros(0, np.float32)
+        self._model: Array = np.zeros(0, np.intp)
+        self._rows: dict[Hashable, _Row] = {}
+        self._masks: dict[Hashable, _Mask] = {}
+
+    # What the model tells it
+
+    def touch(self, name: str) -> None:
+        self.columns.touch(name)
+
+    def arrived(self, request: Request) -> None:
+        """A request that was not there before. Counts once, placed or not."""
+        self.demand.count(class_of(request))
+
+    @property
+    def due(self) -> bool:
+        """Time to `renew`."""
+        return self.demand.due
+
+    @property
+    def ready(self) -> bool:
+        """Something is known of the demand."""
+        return self._capacity is not None
+
+    def renew(self) -> None:
+        """Learns the weights anew from what arrived. Milliseconds on a thousand nodes: not for a decision's path."""
+        self.settle()
+        columns = self.columns
+        shares = self.demand.shares()
+        if not shares:
+            return
+        capacity = UsableCapacity(shares, models=columns.models, sizes=columns.sizes)
+        count = len(columns.names)
+        self._capacity = capacity
+        self._allocate(count)
+        room: Array = np.zeros(len(shares))
+        step = max(1, count // _SAMPLE)
+        for start in range(0, count, _AT_ONCE):
+            part = np.arange(start, min(start + _AT_ONCE, count))
+            self._hold(capacity, part)
+            some = part[part % step == 0]
+            room += capacity.room(capacity.copies(self._held[some], columns.cpu[some]), self._model[some]) * step
+        idle = float(np.maximum(columns.free, 0).sum())
+        capacity.weigh_by_scarcity(room, max(idle, 1.0))
+        self._rows.clear()
+        for start in range(0, count, _AT_ONCE):
+            self._revalue(capacity, np.arange(start, min(start + _AT_ONCE, count)))
+
+    def forget(self) -> None:
+        """Drops the scores that were kept, not what was learned. The next decision of each kind makes its own anew."""
+        self._rows.clear()
+        self._masks.clear()
+
+    def settle(self) -> None:
+        """Takes over what has changed since: some microseconds for each node that did."""
+        changed = self.columns.settle()
+        if changed is None:
+            self.forget()
+            self._allocate(len(self.columns.names))
+            changed = np.arange(len(self.columns.names))
+        if self._capacity is not None and changed.size:
+            for start in range(0, changed.size, _AT_ONCE):
+                part = changed[start : start + _AT_ONCE]
+                self._hold(self._capacity, part)
+                self._revalue(self._capacity, part)
+
+    def _allocate(self, count: int) -> None:
+        self._held = np.zeros((count, self._capacity.width if self._capacity is not None else 0), np.float32)
+        self._value = np.zeros(count, np.float32)
+        self._model = np.zeros(count, np.intp)
+
+    def _hold(self, capacity: UsableCapacity, part: Array) -> None:
+        columns = self.columns
+        # A model or size that was first seen after the weights were made is like no other, or like the first one, until
+        # they are renewed.
+        self._model[part] = np.minimum(columns.node_model[part], capacity.models)
+        size = columns.size[part]
+        size[size >= capacity.sizes] = 0
+        self._held[part] = capacity.cells(columns.time[part], columns.memory[part], size).sum(axis=1)
+
+    def _revalue(self, capacity: UsableCapacity, part: Array) -> None:
+        self._value[part] = capacity.value(self._held[part], self.columns.cpu[part], self._model[part])
+
+    # What the engine asks of it
+
+    def offers(self, request: Request) -> Offers:
+        """The places for a request, best first. The request asks for shares on any GPUs, not for certain ones."""
+        self.settle()
+        gpu = request.gpu
+        labels = gpu.labels
+        named = labels.exclusion is not None or labels.anti_affinity is not None
+        key = (
+            gpu.request,
+            gpu.memory,
+            gpu.count,
+            gpu.models,
+            gpu.mode,
+            (request.namespace, labels.exclusion, labels.anti_affinity) if named else None,
+            *_needs_key(request.pod),
+        )
+        row = self._rows.get(key) or self._new_row(key, _Ask.of(request))
+        self._catch_up(row)
+        if not request.avoid:
+            return Offers(self, row)
+        score = row.score.copy()
+        for name in request.avoid:
+            slot = self.columns.slots.get(name)
+            if slot is not None:
+                score[slot] = _NO_PLACE
+        return Offers(self, _Row(row.ask, score, row.cell, row.seen))
+
+    def host(self, needs: PodNeeds) -> Offers:
+        """The places for a pod that takes no GPU: where the CPU it takes is missed least."""
+        self.settle()
+        key = ("host", *_needs_key(needs))
+        row = self._rows.get(key) or self._new_row(key, _Ask(needs, 0, 0, None, None, (), None, whole=False))
+        self._catch_up(row)
+        return Offers(self, row)
+
+    def _new_row(self, key: Hashable, ask: _Ask) -> _Row:
+        if len(self._rows) >= _MAX_ROWS:
+            self._rows.clear()
+        count = len(self.columns.names)
+        row = self._rows[key] = _Row(ask, np.full(count, _NO_PLACE), np.zeros(count, np.int64), -1)
+        return row
+
+    def _catch_up(self, row: _Row) -> None:
+        """Scores the nodes anew that have changed since."""
+        if row.seen >= self.columns.now:
+            return
+        changed = (self.columns.stamp > row.seen).nonzero()[0]
+        row.seen = self.columns.now
+        if not changed.size:
+            return
+        row.score[changed] = _NO_PLACE
+        part, cells = self.passing(changed, row.ask)
+        if not part.size:
+            return
+        if part.size <= BULK:
+            row.score[part], row.cell[part] = self._scores(part, cells, row.ask)
+            return
+        _, chosen, inverse = np.unique(self.columns.state[part], return_index=True, return_inverse=True)
+        score, cell = self._scores(part[chosen], cells[chosen], row.ask)
+        row.score[part], row.cell[part] = score[inverse], cell[inverse]
+
+    def _mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_]:
+        columns = self.columns
+        key = _placement_key(needs)
+        mask = self._masks.get(key)
+        if mask is None:
+            if len(self._masks) >= _MAX_ROWS:
+                self._masks.clear()
+            mask = self._masks[key] = _Mask(np.zeros(len(columns.names), dtype=bool), -1)
+        if mask.seen < columns.now:
+            for slot in np.flatnonzero(columns.fixed > mask.seen).tolist():
+                state = columns.states[slot]
+                mask.passes[slot] = state is not None and all(passes(state, needs) for passes in BY_STATE)
+            mask.seen = columns.now
+        return mask.passes
+
+    def passing(self, part: Array, ask: _Ask) -> tuple[Array, Array]:
+        """Which of these nodes pass, and of those which cells do."""
+        good = self._mask(ask.needs)[part]
+        good &= (self.columns.room[part] >= ask.room).all(axis=1)
+        cells = self._passing_cells(part, ask)
+        if ask.count == 1:
+            good &= cells.any(axis=1)
+        elif ask.count:
+            good &= cells.sum(axis=1) >= ask.count
+        return part[good], cells[good]
+
+    def _passing_cells(self, part: Array, ask: _Ask) -> Array:
+        columns = self.columns
+        cells: Array
+        if ask.whole:
+            cells = (columns.held[part] == EMPTY) & (columns.free[part] >= 0)
+        elif ask.memory is None and ask.exclusion is None:
+            cells = columns.plain[part] >= ask.milli
+        else:
+            if ask.memory is None:
+                cells = columns.by_memory[part] >= ask.milli
+            else:
+                cells = (columns.free[part] >= ask.milli) & (columns.bytes[part] >= ask.memory)
+            held = columns.held[part]
+            if ask.exclusion is None:
+                cells &= held <= PLAIN
+            else:
+                cells &= (held == EMPTY) | (held == columns.label(ask.exclusion))
+        if ask.apart is not None and not ask.whole:
+            for slot, cell in columns.apart.get(ask.apart, ()):
+                cells[part == slot, cell] = False
+        if ask.models:
+            known = np.array([model in ask.models for model in columns.models] or [False])
+            cells &= known[columns.model[part]]
+        return cells
+
+    def _scores(self, part: Array, cells: Array, ask: _Ask) -> tuple[Array, Array]:
+        """Of nodes and their passing cells: the rounded scores, and what the best cell is like."""
+        capacity, columns = self._capacity, self.columns
+        if capacity is None:
+            return np.zeros(part.size, np.int64), np.zeros(part.size, np.int64)
+        if ask.count != 1:
+            held = self._held[part]
+            if ask.count:
+                held += self._change_by_tightest(part, cells, ask)
+            raw = self._gain(part, held, ask)
+            return np.rint(raw / ROUND_TO).astype(np.int64), np.zeros(part.size, np.int64)
+        at, cell = (cells & columns.first[part]).nonzero()
+        node = part[at]
+        raw = self._gain(node, self._held[node] + self._change(node, cell, ask), ask)
+        like = columns.like[node, cell]
+        if at.size == part.size:
+            return np.rint(raw / ROUND_TO).astype(np.int64), like
+        starts = np.searchsorted(at, np.arange(part.size))
+        best = np.maximum.reduceat(raw, starts)
+        winners = (raw == best[at]).nonzero()[0][::-1]
+        chosen = np.zeros(part.size, np.int64)
+        chosen[at[winners]] = like[winners]
+        return np.rint(best / ROUND_TO).astype(np.int64), chosen
+
+    def _gain(self, node: Array, held: Array, ask: _Ask) -> Array:
+        """What usable capacity the nodes gain, which is rarely more than nothing, once they hold this."""
+        assert self._capacity is not None
+        raw = self._capacity.value(held, self.columns.cpu[node] - ask.cpu, self._model[node])
+        raw -= self._value[node]
+        raw -= (held[:, -1] - self._held[node, -1]) * GAP_WEIGHT
+        return raw
+
+    def _change(self, node: Array, cell: Array, ask: _Ask) -> Array:
+        """What putting the request on these cells changes in what they hold."""
+        capacity, columns = self._capacity, self.columns
+        assert capacity is not None
+        time, memory, size = columns.time[node, cell], columns.memory[node, cell], columns.size[node, cell]
+        takes: Array | int = ask.milli
+        if ask.whole:
+            takes = WHOLE_GPU
+        elif ask.memory is not None:
+            shares = [memory_share(ask.memory, ask.milli, one) for one in columns.sizes]
+            takes = np.array(shares or [0])[size]
+        size[size >= capacity.sizes] = 0
+        after = capacity.cells(np.maximum(time - ask.milli, 0), np.maximum(memory - takes, 0), size)
+        after -= capacity.cells(time, memory, size)
+        return after
+
+    def _change_by_tightest(self, part: Array, cells: Array, ask: _Ask) -> Array:
+        """As `_change` for several GPUs at once: the tightest that pass."""
+        free = np.where(cells, self.columns.time[part], WHOLE_GPU + 1)
+        order = free.argsort(axis=1, kind="stable")[:, : ask.count]
+        change = self._change(np.repeat(part, ask.count), order.ravel(), ask)
+        result: Array = change.reshape((part.size, ask.count, -1)).sum(axis=1)
+        return result
+
+
+class Offers:
+    """Iterates over nodes, best first. `cells`: which GPUs of the node last offered to take, by position."""
+
+    __slots__ = ("_packing", "_row", "_slot")
+
+    def __init__(self, packing: Packing, row: _Row) -> None:
+        self._packing = packing
+        self._row = row
+        self._slot = -1
+
+    def next(self) -> str | None:
+        """The best node that has not been rejected."""
+        score = self._row.score
+        if not score.size:
+            return None
+        self._slot = int(score.argmax())
+        if score[self._slot] == _NO_PLACE:
+            return None
+        return self._packing.columns.names[self._slot]
+
+    def reject(self) -> None:
+        """The node last offered does not take it, and will not until something about it changes."""
+        self._row.score[self._slot] = _NO_PLACE
+
+    def cells(self) -> list[int]:
+        columns, ask = self._packing.columns, self._row.ask
+        if ask.count == 1 and ask.apart is None:
+            like = columns.like[self._slot].tolist()
+            wanted = int(self._row.cell[self._slot])
+            if wanted in like:
+                return [like.index(wanted)]
+        _, passing = self._packing.passing(np.array([self._slot]), ask)
+        if not passing.size:
+            return []
+        cells = passing[0].nonzero()[0].tolist()
+        if ask.count == 1:
+            wanted = int(self._row.cell[self._slot])
+            return next(([cell] for cell in cells if columns.like[self._slot, cell] == wanted), cells[:1])
+        time = columns.time[self._slot].tolist()
+        return sorted(sorted(cells, key=lambda cell: (time[cell], cell))[: ask.count])
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """The request as the columns see it. `memory` None: in proportion to `milli`. `room`, `cpu`: what its pod takes."""
+
+    needs: PodNeeds
+    count: int
+    milli: int
+    memory: int | None
+    exclusion: LabelKey | None
+    models: tuple[str, ...]
+    apart: LabelKey | None
+    whole: bool
+    room: Array = field(init=False)
+    cpu: np.float32 = field(init=False)
+
+    def __post_init__(self) -> None:
+        resources = self.needs.resources
+        object.__setattr__(self, "room", np.array([resources.cpu_milli, resources.memory], dtype=np.int64))
+        object.__setattr__(self, "cpu", np.float32(resources.cpu_milli))
+
+    @classmethod
+    def of(cls, request: Request) -> _Ask:
+        gpu = request.gpu
+        return cls(
+            request.pod,
+            gpu.count,
+            int(gpu.request),
+            None if gpu.memory is None else int(gpu.memory),
+            label_key(request.namespace, gpu.labels.exclusion),
+            gpu.models,
+            label_key(request.namespace, gpu.labels.anti_affinity),
+            gpu.mode is Mode.EXCLUSIVE,
+        )
+
+
+_PlacementKey = tuple[frozenset[tuple[str, str]], tuple[NodeSelectorTerm, ...], tuple[Toleration, ...]]
+
+
+_ANYWHERE: _PlacementKey = (frozenset(), (), ())
+
+
+def _placement_key(needs: PodNeeds) -> _PlacementKey:
+    if not (needs.node_selector or needs.node_affinity_terms or needs.tolerations):
+        return _ANYWHERE
+    return frozenset(needs.node_selector.items()), needs.node_affinity_terms, needs.tolerations
+
+
+def _needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
+    resources = needs.resources
+    extended: Mapping[str, int] = resources.extended
+    return (
+        resources.cpu_milli,
+        resources.memory,
+        tuple(sorted(extended.items())) if extended else None,
+        _placement_key(needs),
+    )

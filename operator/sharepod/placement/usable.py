@@ -1,0 +1,169 @@
+"""What the free capacity of a node is worth to the requests that come: its usable capacity, in thousandths of a GPU.
+
+For each class of requests a node counts with the free time of the GPUs that could take one, and with as many copies as
+fit beside its CPU and the GPUs' memory; classes weigh by their share of the arrivals and by how scarce the room for
+them is. Placing where this value falls least keeps slivers of time, stranded CPU or memory, and scarce models from
+adding up. The gap loss of a GPU is what of its free time will be left over in the end if requests keep coming as they
+do.
+
+FGD (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) counts the first of the two terms, with weights that are
+the shares alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharepod.api.units import WHOLE_GPU
+
+from .demand import DemandClass
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+
+MIX = 0.8
+"""How much the time of GPUs that could take one counts beside the number of copies that fit."""
+
+SCARCE_AT_MOST = 0.05
+"""Room for a class below this part of all idle time does not make it scarcer still."""
+
+GAP_CHOICE = 30.0
+"""Thousandths: how clearly the better of two continuations is taken in the estimate of the gap loss."""
+
+
+class UsableCapacity:
+    """The value of states under one estimate of the demand.
+
+    Shapes: `time`, `memory` (thousandths free) and `size` (a number for each capacity of GPU memory) are of cells, that
+    is of single GPUs; `cpu` and `model` (a number for each GPU model) of nodes. What a cell holds for each kind of
+    request is a vector of `width` numbers, the last of them its gap loss; those of a node's cells add up, and `value`
+    is of the sum.
+    """
+
+    def __init__(
+        self, shares: Mapping[DemandClass, float], *, models: Sequence[str], sizes: Sequence[int], mix: float = MIX
+    ) -> None:
+        self.classes = list(shares)
+        self.shares = np.array([shares[known] for known in self.classes], dtype=np.float64)
+        self.models, self.sizes = len(models), len(sizes)
+        kinds = list(dict.fromkeys(_kind(known) for known in self.classes))
+        self._kinds = len(kinds)
+        self.width = 2 * self._kinds + 1
+        number = {kind: index for index, kind in enumerate(kinds)}
+        self._kind = np.array([number[_kind(known)] for known in self.classes], dtype=np.intp)
+        self._cpu = np.array([max(kind.cpu, 1) for kind in kinds], dtype=np.float32)
+        taken = np.array([kind.count * kind.milli for kind in kinds], dtype=np.float32)
+        self._by_copies = ((1.0 - mix) * taken).astype(np.float32)
+        self._taken = taken[self._kind]
+        self._mix = np.float32(mix)
+        # Thirds have to add up to no less than one.
+        self._parts = np.array([(1.0 + 1e-6) / kind.count for kind in kinds], dtype=np.float32)
+        self.gap_loss = _gap_loss([known.milli for known in self.classes], self.shares).astype(np.float32)
+
+        steps = np.arange(WHOLE_GPU + 1)
+        self._time_fits = _fits(steps, [kind.milli for kind in kinds])
+        needs = [[max(memory_share(kind.memory, kind.milli, size), 1) for kind in kinds] for size in sizes or (1,)]
+        self._in_proportion = self._cells(self._time_fits, steps)
+        self._memory_fits: Floats | None = None
+        if any(kind.memory >= 0 for kind in kinds):
+            self._memory_fits = np.stack([_fits(steps, of_size) for of_size in needs])
+
+        fits = [[not known.models or model in known.models for known in self.classes] for model in models]
+        fits.append([not known.models for known in self.classes])
+        self._fits = np.array(fits, dtype=np.float64).reshape(len(models) + 1, len(self.classes))
+        self._weights = self._by_kind(self.shares)
+
+    def weigh_by_scarcity(self, copies: Floats, idle: float) -> None:
+        """`copies` that fit into the whole cluster, for each class; `idle`: all free thousandths."""
+        room = copies * self._taken
+        weights = self.shares * idle / (np.maximum(room, SCARCE_AT_MOST * idle) + self._taken)
+        total = weights.sum()
+        if total > 0:
+            self._weights = self._by_kind(weights * (self.shares.sum() / total))
+
+    def _by_kind(self, weights: Floats) -> Floats:
+        """Weights of classes as (models + 1, kinds); the last is for models that were not known."""
+        result = np.zeros((self._kinds, len(self._fits)))
+        np.add.at(result, self._kind, (self._fits * weights).T)
+        return np.ascontiguousarray(result.T, dtype=np.float32)
+
+    def _cells(self, fits: Floats, time: Ints) -> Floats:
+        suited = (fits >= 1) * (self._mix * time[..., None].astype(np.float32))
+        loss = self.gap_loss[time][..., None]
+        result: Floats = np.concatenate((fits * self._parts, suited, loss), axis=-1)
+        return result
+
+    def cells(self, time: Ints, memory: Ints, size: Ints) -> Floats:
+        """What cells hold: how many of each kind fit, as parts of the GPUs that one takes; their time where one fits;
+        their gap loss. Shape of `time` + (width,)."""
+        if self._memory_fits is None:
+            result: Floats = self._in_proportion[np.minimum(time, memory)]
+            return result
+        return self._cells(np.minimum(self._time_fits[time], self._memory_fits[size, memory]), time)
+
+    def copies(self, held: Floats, cpu: Floats) -> Floats:
+        """How many of each kind (nodes, kinds) fit beside the CPU."""
+        copies = cpu[:, None] / self._cpu
+        np.minimum(copies, held[:, : self._kinds], out=copies)
+        result: Floats = np.floor(copies, out=copies)
+        return result
+
+    def value(self, held: Floats, cpu: Floats, model: Ints) -> Floats:
+        """Usable capacity of nodes, from the sums of what their cells hold."""
+        copies = self.copies(held, cpu)
+        worth = (copies >= 1) * held[:, self._kinds : -1]
+        worth += copies * self._by_copies
+        worth *= self._weights[model]
+        result: Floats = worth.sum(axis=1)
+        return result
+
+    def room(self, copies: Floats, model: Ints) -> Floats:
+        """`copies` of nodes added up over those whose model each class takes."""
+        of_model = np.zeros((len(self._fits), self._kinds))
+        np.add.at(of_model, model, copies)
+        result: Floats = (of_model[:, self._kind] * self._fits).sum(axis=0)
+        return result
+
+
+def _kind(known: DemandClass) -> DemandClass:
+    """Classes that differ in nothing but the models they take are of one kind."""
+    return replace(known, models=())
+
+
+def _fits(free: Ints, needs: Sequence[int]) -> Floats:
+    return (free[:, None] // np.array(needs, dtype=np.int64)[None, :]).astype(np.float32)
+
+
+def memory_share(memory: int, milli: int, size: int) -> int:
+    """Thousandths of a GPU's memory, rounded up, that a class takes of one of this size; more than 1000: does not
+    fit."""
+    if memory == -2:
+        return WHOLE_GPU
+    if memory == -1 or not size:
+        return milli
+    return min(-(-memory * WHOLE_GPU // size), WHOLE_GPU + 1)
+
+
+def _gap_loss(millis: Sequence[int], shares: Floats) -> Floats:
+    """For each amount of free time what is left of it when nothing fits any more. Of the requests that fit, those that
+    lead to less loss are the more likely to be put here."""
+    weights: dict[int, float] = {}
+    for milli, share in zip(millis, shares, strict=True):
+        weights[milli] = weights.get(milli, 0.0) + float(share)
+    sizes = np.array(sorted(weights), dtype=np.int64)
+    chances = np.array([weights[int(size)] for size in sizes])
+    loss = np.zeros(WHOLE_GPU + 1)
+    for free in range(WHOLE_GPU + 1):
+        fitting = int(np.searchsorted(sizes, free, side="right"))
+        if not fitting:
+            loss[free] = free
+            continue
+        after = loss[free - sizes[:fitting]]
+        likely = chances[:fitting] * np.exp(-(after - after.min()) / GAP_CHOICE)
+        loss[free] = (likely * after).sum() / likely.sum()
+    return loss
