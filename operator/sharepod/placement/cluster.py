@@ -33,6 +33,7 @@ class Cluster:
         self._nodes_of: dict[TenantId, dict[str, None]] = {}
         self._node_of_pod: dict[str, str] = {}
         self._groups: dict[LabelKey, Counter[Group]] = {}
+        self._replicas: dict[str, Counter[str]] = {}
         self.packing = Packing(self._nodes.get, lambda: self._nodes)
 
     # Nodes and pods, as they are seen
@@ -215,6 +216,10 @@ class Cluster:
         so."""
         return tuple(sorted(self._groups.get(key, ()), key=lambda group: (group[0], sorted(group[1]))))
 
+    def replicas(self, owner: str | None) -> tuple[str, ...]:
+        """The nodes with tenants of this owner that are not releasing."""
+        return tuple(sorted(self._replicas.get(owner, ()))) if owner is not None else ()
+
     def overcommits(self, node: str | None = None) -> tuple[Overcommit, ...]:
         names = sorted(self._nodes) if node is None else [node]
         accounts = (gpu for name in names if name in self._nodes for gpu in self._nodes[name].gpus)
@@ -230,14 +235,16 @@ class Cluster:
             self._nodes.pop(node.name, None)
 
     def _put(self, node: NodeAccount, tenant: TenantId, row: Row | None) -> None:
-        """The one place where a row changes: keeps both indexes in step."""
+        """The one place where a row changes: keeps the indexes in step."""
         before = node.rows.get(tenant)
         if before is not None:
             self._count_group(node.name, before.wanted, -1)
+            self._count_replica(node.name, before.wanted, -1)
         node.put(tenant, row)
         self.packing.touch(node.name)
         if row is not None:
             self._count_group(node.name, row.wanted, 1)
+            self._count_replica(node.name, row.wanted, 1)
             self._nodes_of.setdefault(tenant, {})[node.name] = None
         elif tenant in self._nodes_of:
             self._nodes_of[tenant].pop(node.name, None)
@@ -255,6 +262,17 @@ class Cluster:
             del members[group]
         if not members:
             del self._groups[key]
+
+    def _count_replica(self, node: str, reservation: Reservation, change: int) -> None:
+        owner = reservation.owner
+        if owner is None or reservation.releasing:
+            return
+        nodes = self._replicas.setdefault(owner, Counter())
+        nodes[node] += change
+        if not nodes[node]:
+            del nodes[node]
+        if not nodes:
+            del self._replicas[owner]
 
     def _row(self, node: str, tenant: TenantId) -> tuple[NodeAccount, Row]:
         account = self._nodes.get(node)

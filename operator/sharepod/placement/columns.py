@@ -117,6 +117,7 @@ class Columns:
         self.size = np.zeros(cells, dtype=np.int64)
         self.model = np.zeros(cells, dtype=np.int64)
         self.held = np.zeros(cells, dtype=np.int64)
+        self.tenants = np.zeros(cells, dtype=np.int64)
         self.first = np.zeros(cells, dtype=bool)
         self.like = np.zeros(cells, dtype=np.int64)
         self.cpu = np.zeros(count, dtype=np.float32)
@@ -154,7 +155,7 @@ class Columns:
 
     def _read_cells(self, slot: int, node: NodeAccount) -> None:
         models, sizes, labels = self._models, self._sizes, self._labels
-        free, left, by_memory, plain, time, memory, size, model, held, first, like = ([] for _ in range(11))
+        free, left, by_memory, plain, time, memory, size, model, held, tenants, first, like = ([] for _ in range(12))
         seen: set[int] = set()
         for cell, gpu in enumerate(node.gpus):
             state = gpu.state
@@ -184,6 +185,7 @@ class Columns:
             size.append(of_size)
             model.append(of_model)
             held.append(label)
+            tenants.append(gpu.tenants)
             first.append(alike not in seen)
             like.append(alike)
             seen.add(alike)
@@ -207,6 +209,7 @@ class Columns:
             (self.size, size),
             (self.model, model),
             (self.held, held),
+            (self.tenants, tenants),
             (self.first, first),
             (self.like, like),
         ):

@@ -8,9 +8,8 @@ is left, the answer says for each group of nodes or GPUs why, and what would hel
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes
 
 from . import gpu_filters, node_filters
@@ -18,7 +17,8 @@ from .accounts import GpuAccount, NodeAccount
 from .cluster import Cluster, Group
 from .explain import explain
 from .model import Assignment, PodNeeds, Refusal, Request, label_key
-from .score import Cost, score_for
+from .packing import Offers
+from .score import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, score_for
 
 QueueKey = tuple[int, str, str, str]
 
@@ -39,18 +39,57 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
     """As `place`, without saying why not: a fraction of its cost where there is no place."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
     groups = cluster.groups(key) if key is not None else ()
-    if _packs(cluster, request, first_of_group=key is not None):
-        return _best_packed(cluster, request)
     score = score_for(request, first_of_group=key is not None and not groups)
+    if groups:
+        return _best(_candidates_of_groups(cluster, request, groups), request, score)
+    if request.gpu.uuids:
+        wanted = set(request.gpu.uuids)
+        named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
+        return _best(_candidates(named, request), request, score)
+    packing = cluster.packing
+    if score is MOST_FREE:
+        return _first(cluster, packing.most_free(request), request, score)
+    if score is SPREAD:
+        replicas = cluster.replicas(request.owner)
+        elsewhere = _first(cluster, packing.most_free(request, without=replicas), request, score)
+        return elsewhere or _best(_candidates(_known(cluster, replicas), request), request, score)
+    if score is PACK_BEST_EFFORT:
+        return _first(cluster, packing.least_promised(request), request, score)
+    if packing.ready:
+        return _best_packed(cluster, request)
+    return _best(_candidates(cluster.nodes(), request), request, score)
+
+
+def _known(cluster: Cluster, names: Iterable[str]) -> list[NodeAccount]:
+    return [node for node in map(cluster.node, names) if node is not None]
+
+
+def _best(
+    places: Iterable[tuple[NodeAccount, Sequence[GpuAccount]]], request: Request, score: Score
+) -> Assignment | None:
     best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
-    for node, candidates in _candidates(cluster, request, groups):
-        if len(candidates) > request.gpu.count:
-            ranked = sorted(candidates, key=lambda gpu: (score.gpu(gpu, request), gpu.index, gpu.state.uuid))
-            candidates = ranked[: request.gpu.count]
+    for node, passing in places:
+        candidates = _cheapest(passing, request, score)
         cost = score.node(node, candidates, request)
         if best is None or (cost, node.name) < best[:2]:
             best = cost, node.name, candidates
     return None if best is None else _assignment(best[1], best[2], request)
+
+
+def _cheapest(passing: Sequence[GpuAccount], request: Request, score: Score) -> Sequence[GpuAccount]:
+    if len(passing) <= request.gpu.count:
+        return passing
+    ranked = sorted(passing, key=lambda gpu: (score.gpu(gpu, request), gpu.index, gpu.state.uuid))
+    return ranked[: request.gpu.count]
+
+
+def _first(cluster: Cluster, offers: Offers, request: Request, score: Score) -> Assignment | None:
+    """The first of the offers that the filters let pass."""
+    while (name := offers.next()) is not None:
+        for _, passing in _candidates(_known(cluster, (name,)), request):
+            return _assignment(name, _cheapest(passing, request, score), request)
+        offers.reject()
+    return None
 
 
 def find_host(cluster: Cluster, needs: PodNeeds) -> str | None:
@@ -62,18 +101,6 @@ def find_host(cluster: Cluster, needs: PodNeeds) -> str | None:
             return name
         offers.reject()
     return None
-
-
-def _packs(cluster: Cluster, request: Request, *, first_of_group: bool) -> bool:
-    """Whether usable capacity ranks the places: a share of time, packed, on any GPUs, where the demand is known."""
-    gpu = request.gpu
-    return (
-        cluster.packing.ready
-        and not first_of_group
-        and gpu.placement is PlacementPolicy.BINPACK
-        and gpu.request > 0
-        and not gpu.uuids
-    )
 
 
 def _best_packed(cluster: Cluster, request: Request) -> Assignment | None:
@@ -94,22 +121,24 @@ def _gpu_checks(request: Request) -> tuple[gpu_filters.Passes, ...]:
     return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
 
 
-def _candidates(
+def _candidates_of_groups(
     cluster: Cluster, request: Request, groups: Sequence[Group]
 ) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
-    """Nodes that pass with those of their GPUs that pass, where they are enough. Where the affinity group has GPUs,
-    these and no others."""
+    """Where the affinity group has GPUs, these and no others."""
     checks = _gpu_checks(request)
     for name, uuids in groups:
-        group_node = cluster.node(name)
-        if group_node is None or len(uuids) != request.gpu.count or not _node_passes(group_node, request):
+        node = cluster.node(name)
+        if node is None or len(uuids) != request.gpu.count or not _node_passes(node, request):
             continue
-        members = [gpu for gpu in group_node.gpus if gpu.state.uuid in uuids]
+        members = [gpu for gpu in node.gpus if gpu.state.uuid in uuids]
         if len(members) == len(uuids) and all(_gpu_passes(gpu, checks) for gpu in members):
-            yield group_node, members
-    if groups:
-        return
-    for node in cluster.nodes():
+            yield node, members
+
+
+def _candidates(nodes: Iterable[NodeAccount], request: Request) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
+    """Nodes that pass with those of their GPUs that pass, where they are enough."""
+    checks = _gpu_checks(request)
+    for node in nodes:
         passing = _passing(node, request, checks)
         if len(passing) >= request.gpu.count and _node_passes(node, request):
             yield node, passing

@@ -36,6 +36,8 @@ _MAX_ROWS = 4096
 _AT_ONCE = 1024
 _SAMPLE = 4096
 _NO_PLACE = np.iinfo(np.int64).min
+_DEAR = 1 << 50
+"""More than any GPU costs."""
 
 
 @dataclass(slots=True)
@@ -184,6 +186,44 @@ class Packing:
         row = self._rows.get(key) or self._new_row(key, _Ask(needs, 0, 0, None, None, (), None, whole=False))
         self._catch_up(row)
         return Offers(self, row)
+
+    def most_free(self, request: Request, *, without: Iterable[str] = ()) -> Offers:
+        """The nodes for a request by how free the fullest of the GPUs is that it would get there; not those of
+        `without`."""
+        self.settle()
+        columns, ask = self.columns, _Ask.of(request)
+        cost = ((WHOLE_GPU - columns.time) << 32) + (columns.tenants << 12) + WHOLE_GPU - columns.memory
+        return self._cheapest(ask, cost, {*request.avoid, *without}, worst_counts=True)
+
+    def least_promised(self, request: Request) -> Offers:
+        """The nodes for best effort: GPUs in use, with little promised time; then those with few idle GPUs."""
+        self.settle()
+        columns, ask = self.columns, _Ask.of(request)
+        promised = (WHOLE_GPU - columns.time) << 28
+        cost = ((columns.tenants == 0) << 44) + promised + (columns.tenants << 12) + columns.memory
+        return self._cheapest(ask, cost, set(request.avoid), worst_counts=False)
+
+    def _cheapest(self, ask: _Ask, cost: Array, without: set[str], *, worst_counts: bool) -> Offers:
+        columns = self.columns
+        count = len(columns.names)
+        score = np.full(count, _NO_PLACE)
+        part, cells = self.passing(np.arange(count), ask)
+        if part.size:
+            of_cells = np.where(cells, cost[part], _DEAR)
+            if ask.count == 1:
+                of_nodes = of_cells.min(axis=1)
+            else:
+                of_cells.partition(ask.count - 1, axis=1)
+                of_nodes = of_cells[:, ask.count - 1] if worst_counts else of_cells[:, : ask.count].sum(axis=1)
+            if not worst_counts:
+                idle = (columns.like[part] != 0) & (columns.tenants[part] == 0)
+                of_nodes = of_nodes * 64 + np.minimum(idle.sum(axis=1), 63)
+            score[part] = -of_nodes
+        for name in without:
+            slot = columns.slots.get(name)
+            if slot is not None:
+                score[slot] = _NO_PLACE
+        return Offers(self, _Row(ask, score, np.zeros(0, np.int64), columns.now))
 
     def _new_row(self, key: Hashable, ask: _Ask) -> _Row:
         if len(self._rows) >= _MAX_ROWS:

@@ -1,0 +1,235 @@
+"""How long a decision takes on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
+
+`decisions_per_s` counts everything: deciding, reserving, releasing as many as come, learning and renewing the weights.
+p50 and p99 are of the decision alone. Beside it, in the same run, the straightforward way: the model built from its
+objects and every node and GPU asked, for each decision. Prints a table and writes `build/results/placement.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from results import Row, write
+from sharepod.api.gpunode import Mode, SchedulingLabels
+from sharepod.api.sharepod import GpuRequest, PlacementPolicy
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
+from sharepod.placement import gpu_filters, node_filters
+from sharepod.placement.cluster import Cluster
+from sharepod.placement.engine import find
+from sharepod.placement.model import GpuState, NodeState, PodNeeds, Request, Reservation, Resources, Toleration
+from sharepod.placement.score import score_for
+
+GIB = 1 << 30
+SIZES = (100, 1_000, 10_000, 50_000)
+FILLS = {"half full": 0.5, "95 % full": 0.95}
+MODELS = (("A100", 80), ("L4", 24), ("T4", 16))
+SHARES = (100, 200, 250, 300, 400, 500, 700, 1000)
+KINDS = {
+    "share": 60,
+    "memory": 8,
+    "model": 8,
+    "two": 4,
+    "exclusion": 5,
+    "anti-affinity": 4,
+    "affinity": 3,
+    "spread": 3,
+    "best effort": 3,
+    "exclusive": 2,
+}
+
+
+def node_states(gpus: int) -> list[NodeState]:
+    """Nodes of eight GPUs, the last with what is left over."""
+    states = []
+    for number, first in enumerate(range(0, gpus, 8)):
+        name = f"node-{number:05}"
+        model, memory = MODELS[number % len(MODELS)]
+        states.append(
+            NodeState(
+                name=name,
+                labels={"zone": f"z{number % 3}"},
+                allocatable=Resources(128_000, 1024 * GIB),
+                pods=500,
+                gpus=tuple(
+                    GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model=model, memory=Bytes(memory * GIB))
+                    for index in range(min(8, gpus - first))
+                ),
+            )
+        )
+    return states
+
+
+def requests(seed: int) -> Iterator[Request]:
+    """Requests of all kinds without end."""
+    chance = random.Random(seed)
+    number = 0
+    while True:
+        number += 1
+        kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
+        share = Milli(chance.choice(SHARES))
+        group = f"g{chance.randrange(50)}"
+        whole = kind == "exclusive"
+        memory = Bytes(chance.choice((1, 2, 4, 8)) * GIB) if kind in ("memory", "best effort") else None
+        gpu = GpuRequest(
+            request=WHOLE_GPU if whole else Milli(0) if kind == "best effort" else share,
+            limit=WHOLE_GPU,
+            memory=memory,
+            count=2 if kind == "two" else 1,
+            mode=Mode.EXCLUSIVE if whole else Mode.SHARED,
+            labels=SchedulingLabels(
+                affinity=f"{group}-{number // 400}" if kind == "affinity" else None,
+                anti_affinity=group if kind == "anti-affinity" else None,
+                exclusion=f"x{chance.randrange(3)}" if kind == "exclusion" else None,
+            ),
+            placement=PlacementPolicy.SPREAD if kind == "spread" else PlacementPolicy.BINPACK,
+            models=chance.choice((("A100",), ("L4", "T4"))) if kind == "model" else (),
+        )
+        cores = chance.choice((1000, 2000, 4000, 8000))
+        tolerations = (Toleration(key="gpu", operator="Exists"),) if chance.random() < 0.2 else ()
+        yield Request(
+            tenant=TenantId(f"tenant-{seed}-{number}"),
+            namespace=f"team-{chance.randrange(5)}",
+            name=f"pod-{number}",
+            gpu=gpu,
+            pod=PodNeeds(resources=Resources(cores, 4 * GIB), tolerations=tolerations),
+            owner=group if kind == "spread" else None,
+        )
+
+
+def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster, list[tuple[str, TenantId]]]:
+    """A cluster with tenants on its GPUs; and who they are."""
+    chance = random.Random(seed)
+    cluster = Cluster()
+    held = []
+    for state in states:
+        cluster.upsert_node(state)
+    for state in states:
+        rows = []
+        for gpu in state.gpus:
+            used, goal = 0, min(1000, round(1000 * chance.triangular(0.0, 1.0, fill) if fill < 0.9 else 950))
+            while used < goal:
+                share = min(chance.choice(SHARES[:6]), 1000 - used)
+                used += share
+                tenant = TenantId(f"old-{gpu.uuid}-{used}")
+                rows.append(
+                    Reservation(
+                        tenant=tenant,
+                        namespace="team-0",
+                        pod_name=str(tenant),
+                        gpus=(gpu.uuid,),
+                        request=Milli(share),
+                        limit=WHOLE_GPU,
+                        memory=Bytes(gpu.memory * share // 1000),
+                        needs=Resources(2000, 4 * GIB),
+                    )
+                )
+                held.append((state.name, tenant))
+        cluster.load(state.name, rows, 1)
+    chance.shuffle(held)
+    if fill >= 0.9:
+        for _ in range(len(held) // 20):
+            node, tenant = held.pop()
+            cluster.release(node, tenant)
+    return cluster, held
+
+
+def scan(cluster: Cluster, request: Request) -> str | None:
+    """Asks every filter of every node and GPU, and scores what passes."""
+    node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
+    checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
+    score = score_for(request, first_of_group=False)
+    best = None
+    for node in cluster.nodes():
+        if not all(passes(node, request) for passes in node_checks):
+            continue
+        passing = [gpu for gpu in node.gpus if all(passes(gpu) for passes in checks)]
+        if len(passing) >= request.gpu.count:
+            passing.sort(key=lambda gpu: score.gpu(gpu, request))
+            cost = (score.node(node, passing[: request.gpu.count], request), node.name)
+            best = cost if best is None or cost < best else best
+    return None if best is None else best[1]
+
+
+def rebuilt(states: Sequence[NodeState], cluster: Cluster) -> Cluster:
+    fresh = Cluster()
+    for state in states:
+        fresh.upsert_node(state)
+        fresh.load(state.name, cluster.reservations(state.name), 1)
+    return fresh
+
+
+def resident() -> float:
+    """MiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
+    before = resident()
+    states = node_states(gpus)
+    cluster, held = filled(states, fill, gpus)
+    arriving = requests(1)
+    for _ in range(1000):
+        cluster.packing.arrived(next(arriving))
+    cluster.packing.renew()
+    memory = resident() - before
+    times: list[float] = []
+    placed = 0
+    for number in range(count + count // 4):
+        if number == count // 4:
+            times.clear()
+            placed = 0
+            started = time.perf_counter()
+        request = next(arriving)
+        cluster.packing.arrived(request)
+        if cluster.packing.due:
+            cluster.packing.renew()
+        began = time.perf_counter()
+        answer = find(cluster, request)
+        times.append(time.perf_counter() - began)
+        if answer is not None:
+            placed += 1
+            cluster.reserve(answer.node, answer.reservation(request))
+            held.append((answer.node, request.tenant))
+            cluster.release(*held.pop(random.Random(number).randrange(len(held))))
+            cluster.packing.settle()
+    wall = time.perf_counter() - started
+    case = f"{gpus} GPUs, {label}"
+    p50, p99 = np.percentile(np.array(times) * 1e6, [50, 99])
+    yield Row(case, "decisions_per_s", "1/s", count / wall)
+    yield Row(case, "placed", "%", placed * 100 / count)
+    yield Row(case, "p50", "us", float(p50))
+    yield Row(case, "p99", "us", float(p99))
+    yield Row(case, "memory", "MiB", memory)
+    scans = []
+    while len(scans) < 20 and sum(scans) < 3.0:
+        request = next(arriving)
+        began = time.perf_counter()
+        scan(rebuilt(states, cluster), request)
+        scans.append(time.perf_counter() - began)
+    yield Row(f"{case}, rebuild and scan", "p50", "us", float(np.median(scans) * 1e6))
+    yield Row(f"{case}, rebuild and scan", "decisions_per_s", "1/s", len(scans) / sum(scans))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=list(SIZES))
+    parser.add_argument("--decisions", type=int, default=4000)
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    for gpus in options.sizes:
+        for label, fill in FILLS.items():
+            rows += measure(gpus, label, fill, options.decisions)
+            print(f"{gpus} GPUs, {label}: done", file=sys.stderr, flush=True)
+    write("placement", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
