@@ -32,6 +32,14 @@ ROUND_TO = 20
 """Thousandths: node scores nearer than this are equal, and the first node by name is taken."""
 
 BULK = 64
+"""Nodes that are scored at once on a decision's path."""
+
+_REFRESHED = 24
+_ROUNDS = 3
+_GUESS = 0.3
+_LEARNING = 512
+"""Arrivals up to which new weights differ so much from those before that no score is kept."""
+
 _MAX_ROWS = 4096
 _AT_ONCE = 1024
 _SAMPLE = 4096
@@ -49,6 +57,8 @@ class _Row:
     score: Array
     cell: Array
     seen: int
+    weights: Array
+    """The number of the weights that each score was made with; 0: it is a guess."""
 
 
 @dataclass(slots=True)
@@ -72,6 +82,7 @@ class Packing:
         self._model: Array = np.zeros(0, np.intp)
         self._rows: dict[Hashable, _Row] = {}
         self._masks: dict[Hashable, _Mask] = {}
+        self._number = 1
 
     # What the model tells it
 
@@ -177,7 +188,7 @@ class Packing:
             slot = self.columns.slots.get(name)
             if slot is not None:
                 score[slot] = _NO_PLACE
-        return Offers(self, _Row(row.ask, score, row.cell, row.seen))
+        return Offers(self, _Row(row.ask, score, row.cell, row.seen, row.weights))
 
     def host(self, needs: PodNeeds) -> Offers:
         """The places for a pod that takes no GPU: where the CPU it takes is missed least."""
@@ -223,33 +234,75 @@ class Packing:
             slot = columns.slots.get(name)
             if slot is not None:
                 score[slot] = _NO_PLACE
-        return Offers(self, _Row(ask, score, np.zeros(0, np.int64), columns.now))
+        nothing = np.zeros(0, np.int64)
+        return Offers(self, _Row(ask, score, nothing, columns.now, nothing))
 
     def _new_row(self, key: Hashable, ask: _Ask) -> _Row:
         if len(self._rows) >= _MAX_ROWS:
             self._rows.clear()
         count = len(self.columns.names)
-        row = self._rows[key] = _Row(ask, np.full(count, _NO_PLACE), np.zeros(count, np.int64), -1)
+        row = self._rows[key] = _Row(
+            ask, np.full(count, _NO_PLACE), np.zeros(count, np.int64), -1, np.zeros(count, np.int64)
+        )
         return row
 
     def _catch_up(self, row: _Row) -> None:
-        """Scores the nodes anew that have changed since."""
-        if row.seen >= self.columns.now:
-            return
-        changed = (self.columns.stamp > row.seen).nonzero()[0]
-        row.seen = self.columns.now
-        if not changed.size:
-            return
-        row.score[changed] = _NO_PLACE
-        part, cells = self.passing(changed, row.ask)
-        if not part.size:
-            return
-        if part.size <= BULK:
+        """Scores the nodes anew that have changed since. Where those are many, and where the weights are newer than the
+        scores, only what looks best is scored: a decision's time stays bounded."""
+        thorough = not row.ask.count
+        if thorough and (row.weights != self._number).any():
+            row.seen = -1  # a node for a pod without GPUs is not urgent: nothing is guessed
+        if row.seen < self.columns.now:
+            changed = (self.columns.stamp > row.seen).nonzero()[0]
+            row.seen = self.columns.now
+            row.score[changed] = _NO_PLACE
+            row.weights[changed] = self._number
+            part, cells = self.passing(changed, row.ask)
+            if part.size <= BULK:
+                self._score(row, part, cells)
+            else:
+                self._score_bulk(row, part, cells)
+        for _ in range(0 if thorough else _ROUNDS):
+            best = int(row.score.argmax()) if row.score.size else 0
+            if not row.score.size or row.weights[best] == self._number or row.score[best] == _NO_PLACE:
+                return
+            old = np.where(row.weights != self._number, row.score, _NO_PLACE)
+            top = old.argpartition(max(old.size - _REFRESHED, 0))[-_REFRESHED:]
+            top = np.sort(top[old[top] != _NO_PLACE])
+            part, cells = self.passing(top, row.ask)
+            row.score[top] = _NO_PLACE
+            self._score(row, part, cells)
+
+    def is_new(self, row: _Row, slot: int) -> bool:
+        """Whether the score was made with the weights that hold now."""
+        return bool(row.weights[slot] == self._number)
+
+    def _score(self, row: _Row, part: Array, cells: Array) -> None:
+        if part.size:
             row.score[part], row.cell[part] = self._scores(part, cells, row.ask)
-            return
+            row.weights[part] = self._number
+
+    def _score_bulk(self, row: _Row, part: Array, cells: Array) -> None:
         _, chosen, inverse = np.unique(self.columns.state[part], return_index=True, return_inverse=True)
-        score, cell = self._scores(part[chosen], cells[chosen], row.ask)
-        row.score[part], row.cell[part] = score[inverse], cell[inverse]
+        if chosen.size <= BULK or not row.ask.count:
+            score, cell = self._scores(part[chosen], cells[chosen], row.ask)
+            row.score[part], row.cell[part] = score[inverse], cell[inverse]
+            row.weights[part] = self._number
+        else:
+            row.score[part] = self._guess(part, cells, row.ask)
+            row.weights[part] = 0
+
+    def _guess(self, part: Array, cells: Array, ask: _Ask) -> Array:
+        """Which nodes to look at first: those with a tight cell, for several GPUs or none those with little free."""
+        time = self.columns.time[part]
+        if ask.count != 1 or self._capacity is None:
+            total: Array = -(time.sum(axis=1) // 100)
+            return total
+        free = np.where(cells, time, WHOLE_GPU).min(axis=1)
+        loss = self._capacity.gap_loss
+        left = np.maximum(free - ask.milli, 0)
+        guess: Array = np.rint((loss[free] - loss[left] - left) * (_GUESS / ROUND_TO)).astype(np.int64)
+        return guess
 
     def _mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_]:
         columns = self.columns
@@ -371,12 +424,17 @@ class Offers:
 
     def next(self) -> str | None:
         """The best node that has not been rejected."""
-        score = self._row.score
+        row, score = self._row, self._row.score
         if not score.size:
             return None
         self._slot = int(score.argmax())
         if score[self._slot] == _NO_PLACE:
             return None
+        if row.weights.size and not self._packing.is_new(row, self._slot):
+            # What has been scored comes before what only looks better.
+            scored = int(np.where(row.weights == row.weights.max(), score, _NO_PLACE).argmax())
+            if score[scored] != _NO_PLACE and self._packing.is_new(row, scored):
+                self._slot = scored
         return self._packing.columns.names[self._slot]
 
     def reject(self) -> None:
@@ -385,7 +443,8 @@ class Offers:
 
     def cells(self) -> list[int]:
         columns, ask = self._packing.columns, self._row.ask
-        if ask.count == 1 and ask.apart is None:
+        new = self._packing.is_new(self._row, self._slot)
+        if ask.count == 1 and ask.apart is None and new:
             like = columns.like[self._slot].tolist()
             wanted = int(self._row.cell[self._slot])
             if wanted in like:
@@ -394,7 +453,7 @@ class Offers:
         if not passing.size:
             return []
         cells = passing[0].nonzero()[0].tolist()
-        if ask.count == 1:
+        if ask.count == 1 and new:
             wanted = int(self._row.cell[self._slot])
             return next(([cell] for cell in cells if columns.like[self._slot, cell] == wanted), cells[:1])
         time = columns.time[self._slot].tolist()
