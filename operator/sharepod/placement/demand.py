@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU
 
-from .model import Request, Reservation
+from .model import Request
 
 HALF_LIFE = 10_000
 """Arrivals after which one counts half."""
@@ -45,15 +45,6 @@ def class_of(request: Request) -> DemandClass | None:
     memory = -2 if whole else -1 if gpu.memory is None else int(gpu.memory)
     milli = WHOLE_GPU if whole else int(gpu.request)
     return DemandClass(gpu.count, milli, memory, request.pod.resources.cpu_milli, tuple(sorted(set(gpu.models))))
-
-
-def class_of_row(row: Reservation) -> DemandClass | None:
-    """As far as a ledger tells it: not the models that were asked for."""
-    whole = row.mode is Mode.EXCLUSIVE
-    if not row.request and not whole:
-        return None
-    milli = WHOLE_GPU if whole else int(row.request)
-    return DemandClass(len(row.gpus), milli, -2 if whole else int(row.memory), row.needs.cpu_milli)
 
 
 class Demand:

@@ -8,21 +8,20 @@ weights are renewed by `renew`, which a caller runs between decisions when `due`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU
 
 from .accounts import NodeAccount
-from .columns import EMPTY, PLAIN, Columns
+from .column_filters import Ask, ColumnFilters, needs_key
+from .columns import Columns
 from .demand import Demand, class_of
-from .model import LabelKey, NodeSelectorTerm, PodNeeds, Request, Toleration, label_key
-from .node_filters import BY_STATE
+from .model import PodNeeds, Request
 from .usable import UsableCapacity, memory_share
 
 Array = npt.NDArray[Any]
@@ -53,20 +52,12 @@ class _Row:
     """Scores of all nodes for one kind of request; `_NO_PLACE` where it does not fit. `cell`: what the chosen cell is
     like. `seen`: the stamp up to which changes are in."""
 
-    ask: _Ask
+    ask: Ask
     score: Array
     cell: Array
     seen: int
     weights: Array
     """The number of the weights that each score was made with; 0: it is a guess."""
-
-
-@dataclass(slots=True)
-class _Mask:
-    """Which nodes can take a pod with these needs, as far as it does not depend on tenants."""
-
-    passes: npt.NDArray[np.bool_]
-    seen: int
 
 
 class Packing:
@@ -81,7 +72,7 @@ class Packing:
         self._value: Array = np.zeros(0, np.float32)
         self._model: Array = np.zeros(0, np.intp)
         self._rows: dict[Hashable, _Row] = {}
-        self._masks: dict[Hashable, _Mask] = {}
+        self._filters = ColumnFilters(self.columns)
         self._number = 1
 
     # What the model tells it
@@ -130,7 +121,7 @@ class Packing:
     def forget(self) -> None:
         """Drops the scores that were kept, not what was learned. The next decision of each kind makes its own anew."""
         self._rows.clear()
-        self._masks.clear()
+        self._filters.forget()
 
     def settle(self) -> None:
         """Takes over what has changed since: some microseconds for each node that did."""
@@ -177,9 +168,9 @@ class Packing:
             gpu.models,
             gpu.mode,
             (request.namespace, labels.exclusion, labels.anti_affinity) if named else None,
-            *_needs_key(request.pod),
+            *needs_key(request.pod),
         )
-        row = self._rows.get(key) or self._new_row(key, _Ask.of(request))
+        row = self._rows.get(key) or self._new_row(key, Ask.of(request))
         self._catch_up(row)
         if not request.avoid:
             return Offers(self, row)
@@ -193,8 +184,8 @@ class Packing:
     def host(self, needs: PodNeeds) -> Offers:
         """The places for a pod that takes no GPU: where the CPU it takes is missed least."""
         self.settle()
-        key = ("host", *_needs_key(needs))
-        row = self._rows.get(key) or self._new_row(key, _Ask(needs, 0, 0, None, None, (), None, whole=False))
+        key = ("host", *needs_key(needs))
+        row = self._rows.get(key) or self._new_row(key, Ask(needs, 0, 0, None, None, (), None, whole=False))
         self._catch_up(row)
         return Offers(self, row)
 
@@ -202,23 +193,23 @@ class Packing:
         """The nodes for a request by how free the fullest of the GPUs is that it would get there; not those of
         `without`."""
         self.settle()
-        columns, ask = self.columns, _Ask.of(request)
+        columns, ask = self.columns, Ask.of(request)
         cost = ((WHOLE_GPU - columns.time) << 32) + (columns.tenants << 12) + WHOLE_GPU - columns.memory
         return self._cheapest(ask, cost, {*request.avoid, *without}, worst_counts=True)
 
     def least_promised(self, request: Request) -> Offers:
         """The nodes for best effort: GPUs in use, with little promised time; then those with few idle GPUs."""
         self.settle()
-        columns, ask = self.columns, _Ask.of(request)
+        columns, ask = self.columns, Ask.of(request)
         promised = (WHOLE_GPU - columns.time) << 28
         cost = ((columns.tenants == 0) << 44) + promised + (columns.tenants << 12) + columns.memory
         return self._cheapest(ask, cost, set(request.avoid), worst_counts=False)
 
-    def _cheapest(self, ask: _Ask, cost: Array, without: set[str], *, worst_counts: bool) -> Offers:
+    def _cheapest(self, ask: Ask, cost: Array, without: set[str], *, worst_counts: bool) -> Offers:
         columns = self.columns
         count = len(columns.names)
         score = np.full(count, _NO_PLACE)
-        part, cells = self.passing(np.arange(count), ask)
+        part, cells = self._filters.passing(np.arange(count), ask)
         if part.size:
             of_cells = np.where(cells, cost[part], _DEAR)
             if ask.count == 1:
@@ -237,7 +228,7 @@ class Packing:
         nothing = np.zeros(0, np.int64)
         return Offers(self, _Row(ask, score, nothing, columns.now, nothing))
 
-    def _new_row(self, key: Hashable, ask: _Ask) -> _Row:
+    def _new_row(self, key: Hashable, ask: Ask) -> _Row:
         if len(self._rows) >= _MAX_ROWS:
             self._rows.clear()
         count = len(self.columns.names)
@@ -257,7 +248,7 @@ class Packing:
             row.seen = self.columns.now
             row.score[changed] = _NO_PLACE
             row.weights[changed] = self._number
-            part, cells = self.passing(changed, row.ask)
+            part, cells = self._filters.passing(changed, row.ask)
             if part.size <= BULK:
                 self._score(row, part, cells)
             else:
@@ -269,9 +260,14 @@ class Packing:
             old = np.where(row.weights != self._number, row.score, _NO_PLACE)
             top = old.argpartition(max(old.size - _REFRESHED, 0))[-_REFRESHED:]
             top = np.sort(top[old[top] != _NO_PLACE])
-            part, cells = self.passing(top, row.ask)
+            part, cells = self._filters.passing(top, row.ask)
             row.score[top] = _NO_PLACE
             self._score(row, part, cells)
+
+    def passing(self, slot: int, ask: Ask) -> list[int]:
+        """The cells of one node that pass; none where the node does not."""
+        _, cells = self._filters.passing(np.array([slot]), ask)
+        return [int(cell) for cell in cells[0].nonzero()[0]] if cells.size else []
 
     def is_new(self, row: _Row, slot: int) -> bool:
         """Whether the score was made with the weights that hold now."""
@@ -292,7 +288,7 @@ class Packing:
             row.score[part] = self._guess(part, cells, row.ask)
             row.weights[part] = 0
 
-    def _guess(self, part: Array, cells: Array, ask: _Ask) -> Array:
+    def _guess(self, part: Array, cells: Array, ask: Ask) -> Array:
         """Which nodes to look at first: those with a tight cell, for several GPUs or none those with little free."""
         time = self.columns.time[part]
         if ask.count != 1 or self._capacity is None:
@@ -304,58 +300,7 @@ class Packing:
         guess: Array = np.rint((loss[free] - loss[left] - left) * (_GUESS / ROUND_TO)).astype(np.int64)
         return guess
 
-    def _mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_]:
-        columns = self.columns
-        key = _placement_key(needs)
-        mask = self._masks.get(key)
-        if mask is None:
-            if len(self._masks) >= _MAX_ROWS:
-                self._masks.clear()
-            mask = self._masks[key] = _Mask(np.zeros(len(columns.names), dtype=bool), -1)
-        if mask.seen < columns.now:
-            for slot in np.flatnonzero(columns.fixed > mask.seen).tolist():
-                state = columns.states[slot]
-                mask.passes[slot] = state is not None and all(passes(state, needs) for passes in BY_STATE)
-            mask.seen = columns.now
-        return mask.passes
-
-    def passing(self, part: Array, ask: _Ask) -> tuple[Array, Array]:
-        """Which of these nodes pass, and of those which cells do."""
-        good = self._mask(ask.needs)[part]
-        good &= (self.columns.room[part] >= ask.room).all(axis=1)
-        cells = self._passing_cells(part, ask)
-        if ask.count == 1:
-            good &= cells.any(axis=1)
-        elif ask.count:
-            good &= cells.sum(axis=1) >= ask.count
-        return part[good], cells[good]
-
-    def _passing_cells(self, part: Array, ask: _Ask) -> Array:
-        columns = self.columns
-        cells: Array
-        if ask.whole:
-            cells = (columns.held[part] == EMPTY) & (columns.free[part] >= 0)
-        elif ask.memory is None and ask.exclusion is None:
-            cells = columns.plain[part] >= ask.milli
-        else:
-            if ask.memory is None:
-                cells = columns.by_memory[part] >= ask.milli
-            else:
-                cells = (columns.free[part] >= ask.milli) & (columns.bytes[part] >= ask.memory)
-            held = columns.held[part]
-            if ask.exclusion is None:
-                cells &= held <= PLAIN
-            else:
-                cells &= (held == EMPTY) | (held == columns.label(ask.exclusion))
-        if ask.apart is not None and not ask.whole:
-            for slot, cell in columns.apart.get(ask.apart, ()):
-                cells[part == slot, cell] = False
-        if ask.models:
-            known = np.array([model in ask.models for model in columns.models] or [False])
-            cells &= known[columns.model[part]]
-        return cells
-
-    def _scores(self, part: Array, cells: Array, ask: _Ask) -> tuple[Array, Array]:
+    def _scores(self, part: Array, cells: Array, ask: Ask) -> tuple[Array, Array]:
         """Of nodes and their passing cells: the rounded scores, and what the best cell is like."""
         capacity, columns = self._capacity, self.columns
         if capacity is None:
@@ -379,7 +324,7 @@ class Packing:
         chosen[at[winners]] = like[winners]
         return np.rint(best / ROUND_TO).astype(np.int64), chosen
 
-    def _gain(self, node: Array, held: Array, ask: _Ask) -> Array:
+    def _gain(self, node: Array, held: Array, ask: Ask) -> Array:
         """What usable capacity the nodes gain, which is rarely more than nothing, once they hold this."""
         assert self._capacity is not None
         raw = self._capacity.value(held, self.columns.cpu[node] - ask.cpu, self._model[node])
@@ -387,7 +332,7 @@ class Packing:
         raw -= (held[:, -1] - self._held[node, -1]) * GAP_WEIGHT
         return raw
 
-    def _change(self, node: Array, cell: Array, ask: _Ask) -> Array:
+    def _change(self, node: Array, cell: Array, ask: Ask) -> Array:
         """What putting the request on these cells changes in what they hold."""
         capacity, columns = self._capacity, self.columns
         assert capacity is not None
@@ -403,7 +348,7 @@ class Packing:
         after -= capacity.cells(time, memory, size)
         return after
 
-    def _change_by_tightest(self, part: Array, cells: Array, ask: _Ask) -> Array:
+    def _change_by_tightest(self, part: Array, cells: Array, ask: Ask) -> Array:
         """As `_change` for several GPUs at once: the tightest that pass."""
         free = np.where(cells, self.columns.time[part], WHOLE_GPU + 1)
         order = free.argsort(axis=1, kind="stable")[:, : ask.count]
@@ -449,70 +394,9 @@ class Offers:
             wanted = int(self._row.cell[self._slot])
             if wanted in like:
                 return [like.index(wanted)]
-        _, passing = self._packing.passing(np.array([self._slot]), ask)
-        if not passing.size:
-            return []
-        cells = passing[0].nonzero()[0].tolist()
+        cells = self._packing.passing(self._slot, ask)
         if ask.count == 1 and new:
             wanted = int(self._row.cell[self._slot])
             return next(([cell] for cell in cells if columns.like[self._slot, cell] == wanted), cells[:1])
         time = columns.time[self._slot].tolist()
         return sorted(sorted(cells, key=lambda cell: (time[cell], cell))[: ask.count])
-
-
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """The request as the columns see it. `memory` None: in proportion to `milli`. `room`, `cpu`: what its pod takes."""
-
-    needs: PodNeeds
-    count: int
-    milli: int
-    memory: int | None
-    exclusion: LabelKey | None
-    models: tuple[str, ...]
-    apart: LabelKey | None
-    whole: bool
-    room: Array = field(init=False)
-    cpu: np.float32 = field(init=False)
-
-    def __post_init__(self) -> None:
-        resources = self.needs.resources
-        object.__setattr__(self, "room", np.array([resources.cpu_milli, resources.memory], dtype=np.int64))
-        object.__setattr__(self, "cpu", np.float32(resources.cpu_milli))
-
-    @classmethod
-    def of(cls, request: Request) -> _Ask:
-        gpu = request.gpu
-        return cls(
-            request.pod,
-            gpu.count,
-            int(gpu.request),
-            None if gpu.memory is None else int(gpu.memory),
-            label_key(request.namespace, gpu.labels.exclusion),
-            gpu.models,
-            label_key(request.namespace, gpu.labels.anti_affinity),
-            gpu.mode is Mode.EXCLUSIVE,
-        )
-
-
-_PlacementKey = tuple[frozenset[tuple[str, str]], tuple[NodeSelectorTerm, ...], tuple[Toleration, ...]]
-
-
-_ANYWHERE: _PlacementKey = (frozenset(), (), ())
-
-
-def _placement_key(needs: PodNeeds) -> _PlacementKey:
-    if not (needs.node_selector or needs.node_affinity_terms or needs.tolerations):
-        return _ANYWHERE
-    return frozenset(needs.node_selector.items()), needs.node_affinity_terms, needs.tolerations
-
-
-def _needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
-    resources = needs.resources
-    extended: Mapping[str, int] = resources.extended
-    return (
-        resources.cpu_milli,
-        resources.memory,
-        tuple(sorted(extended.items())) if extended else None,
-        _placement_key(needs),
-    )
