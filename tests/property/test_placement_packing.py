@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_placement_promises import UNIT, node_states, requests
 from sharepod.api.sharepod import PlacementPolicy
-from sharepod.api.units import TenantId
+from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement import gpu_filters, node_filters
 from sharepod.placement.cluster import Cluster
 from sharepod.placement.engine import find, find_host
 from sharepod.placement.model import Assignment, PodNeeds, Request, Resources
 
 
-def _places(cluster: Cluster, request: Request) -> dict[str, set[str]]:
+def _places(cluster: Cluster, request: Request) -> dict[str, set[GpuUuid]]:
     """By node the GPUs that pass every filter, where they are enough, by asking each of them."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
@@ -70,8 +70,10 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
             assert len(answer.gpus) == request.gpu.count
             cluster.reserve(answer.node, answer.reservation(request))
             placed.append((answer.node, request.tenant))
-        if placed and data.draw(st.booleans()):
-            cluster.release(*placed.pop(data.draw(st.integers(0, len(placed) - 1))))
+        leaves = data.draw(st.booleans())
+        if placed and leaves:
+            leaving = data.draw(st.integers(0, len(placed) - 1))
+            cluster.release(*placed.pop(leaving))
         if data.draw(st.integers(0, 4)) == 0:
             cluster.upsert_node(data.draw(node_states("node-b")))
 

@@ -88,6 +88,7 @@ class _Mask:
 
     passes: npt.NDArray[np.bool_]
     seen: int
+    all_pass: bool = False
 
 
 class ColumnFilters:
@@ -101,7 +102,7 @@ class ColumnFilters:
         """The rows of the columns are others."""
         self._masks.clear()
 
-    def _mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_]:
+    def _mask(self, needs: PodNeeds) -> _Mask:
         columns = self._columns
         key = _placement_key(needs)
         mask = self._masks.get(key)
@@ -109,17 +110,20 @@ class ColumnFilters:
             if len(self._masks) >= _MAX_MASKS:
                 self._masks.clear()
             mask = self._masks[key] = _Mask(np.zeros(len(columns.names), dtype=bool), -1)
-        if mask.seen < columns.now:
+        if mask.seen < columns.last_fixed:
             for slot in np.flatnonzero(columns.fixed > mask.seen).tolist():
                 state = columns.states[slot]
                 mask.passes[slot] = state is not None and all(passes(state, needs) for passes in BY_STATE)
             mask.seen = columns.now
-        return mask.passes
+            mask.all_pass = bool(mask.passes.all())
+        return mask
 
     def passing(self, part: Array, ask: Ask) -> tuple[Array, Array]:
         """Which of these nodes pass, and of those which cells do."""
-        good = self._mask(ask.needs)[part]
-        good &= (self._columns.room[part] >= ask.room).all(axis=1)
+        good = (self._columns.room[part] >= ask.room).all(axis=1)
+        mask = self._mask(ask.needs)
+        if not mask.all_pass:
+            good &= mask.passes[part]
         cells = self._passing_cells(part, ask)
         if ask.count == 1:
             good &= cells.any(axis=1)

@@ -34,10 +34,11 @@ class Columns:
     `room`: CPU and memory for one more pod, -1 where the node takes none; `cpu`: what is free of it.
     `free`: thousandths that a share could have, -1 where the cell takes none; `by_memory`: no more than free memory in
     proportion allows; `plain`: the same, where there is no exclusion label.
-    `time`, `memory`: thousandths that are free, as indexes from 0 to 1000.
+    `time`, `memory`: thousandths that are free, as indexes from 0 to 1000; `level`: the smaller of them.
     `like`: equal for cells that are alike; `first`: of such cells of a node, the first; `state`: equal for nodes with
     the same CPU and cells.
-    `stamp`: when the row last changed; `fixed`: when what does not depend on tenants did.
+    `stamp`: when the row last changed; `fixed`: when what does not depend on tenants did,
+    `last_fixed`: for the last time.
     """
 
     def __init__(self, account: Callable[[str], NodeAccount | None], names: Callable[[], Iterable[str]]) -> None:
@@ -114,6 +115,7 @@ class Columns:
         self.plain = np.full(cells, -1, dtype=np.int64)
         self.time = np.zeros(cells, dtype=np.int64)
         self.memory = np.zeros(cells, dtype=np.int64)
+        self.level = np.zeros(cells, dtype=np.int64)
         self.size = np.zeros(cells, dtype=np.int64)
         self.model = np.zeros(cells, dtype=np.int64)
         self.held = np.zeros(cells, dtype=np.int64)
@@ -126,6 +128,7 @@ class Columns:
         self.state = np.zeros(count, dtype=np.int64)
         self.stamp = np.zeros(count, dtype=np.int64)
         self.fixed = np.zeros(count, dtype=np.int64)
+        self.last_fixed = self.now
         self.apart: dict[LabelKey, dict[tuple[int, int], None]] = {}
         self._apart_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
 
@@ -134,7 +137,7 @@ class Columns:
         state = node.state if node is not None else None
         if state is not self.states[slot]:
             self.states[slot] = state
-            self.fixed[slot] = self.now
+            self.fixed[slot] = self.last_fixed = self.now
         self.stamp[slot] = self.now
         for key, cell in self._apart_of[slot]:
             self.apart.get(key, _NO_SLOT).pop((slot, cell), None)
@@ -144,6 +147,7 @@ class Columns:
             self.first[slot] = False
             self.by_memory[slot] = self.plain[slot] = -1
             self.room[slot] = -1
+            self.time[slot] = self.memory[slot] = self.level[slot] = 0
             return
         taken = node.taken()
         self.cpu[slot] = taken.free.cpu_milli
@@ -214,6 +218,7 @@ class Columns:
             (self.like, like),
         ):
             column[slot, :count] = values
+        np.minimum(self.time[slot], self.memory[slot], out=self.level[slot])
         self.node_model[slot] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
         self.state[slot] = hash((int(self.node_model[slot]), int(self.cpu[slot]), *sorted(like)))
 

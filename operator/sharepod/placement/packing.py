@@ -336,6 +336,11 @@ class Packing:
         """What putting the request on these cells changes in what they hold."""
         capacity, columns = self._capacity, self.columns
         assert capacity is not None
+        if capacity.proportional and ask.memory is None:
+            level = columns.level[node, cell]
+            left = capacity.levels(np.maximum(level - ask.milli, 0))
+            left -= capacity.levels(level)
+            return left
         time, memory, size = columns.time[node, cell], columns.memory[node, cell], columns.size[node, cell]
         takes: Array | int = ask.milli
         if ask.whole:

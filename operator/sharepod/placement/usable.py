@@ -98,12 +98,21 @@ class UsableCapacity:
         result: Floats = np.concatenate((fits * self._parts, suited, loss), axis=-1)
         return result
 
+    @property
+    def proportional(self) -> bool:
+        """Every request asks for memory in proportion to its time, so that the smaller of the two says it all."""
+        return self._memory_fits is None
+
+    def levels(self, level: Ints) -> Floats:
+        """As `cells`, where all is `proportional`."""
+        result: Floats = self._in_proportion[level]
+        return result
+
     def cells(self, time: Ints, memory: Ints, size: Ints) -> Floats:
         """What cells hold: how many of each kind fit, as parts of the GPUs that one takes; their time where one fits;
         their gap loss. Shape of `time` + (width,)."""
         if self._memory_fits is None:
-            result: Floats = self._in_proportion[np.minimum(time, memory)]
-            return result
+            return self.levels(np.minimum(time, memory))
         return self._cells(np.minimum(self._time_fits[time], self._memory_fits[size, memory]), time)
 
     def copies(self, held: Floats, cpu: Floats) -> Floats:
