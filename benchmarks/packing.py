@@ -34,7 +34,7 @@ from packing_trace import (
     visits,
     with_memory,
 )
-from results import Row, write
+from results import Row, print_table, write
 
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
@@ -74,7 +74,7 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
     return curve
 
 
-def turned_away(policy: Policy, nodes: int, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
+def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
     """Percent of the GPU demand."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
@@ -149,7 +149,7 @@ def replay(
             away = []
             for seed in options.seeds:
                 made = POLICIES[policy](on, pods)
-                away.append(turned_away(made, len(nodes), pods, capacity, seed, load))
+                away.append(turned_away(made, pods, capacity, seed, load))
                 outcome.decisions += made.decisions
             rows.append(Row(f"{case} load {load:g}", "turned_away", "%", fmean(away)))
         rows += latency_rows(case, outcome.decisions)
@@ -230,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pods = with_memory(pods, 0, min(node.gpu_memory for node in nodes))
         made, outcomes = replay(name, nodes, pods, options)
         rows += made
+        print_table(made, title=name)
         if not options.load:
             plot(outcomes, name)
         for policy, outcome in outcomes.items():

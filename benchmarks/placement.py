@@ -206,7 +206,7 @@ def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     yield Row(case, "p50", "us", float(p50))
     yield Row(case, "p99", "us", float(p99))
     yield Row(case, "memory", "MiB", memory)
-    scans = []
+    scans: list[float] = []
     while len(scans) < 20 and sum(scans) < 3.0:
         request = next(arriving)
         began = time.perf_counter()
