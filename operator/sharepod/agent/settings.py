@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Processes that one tenant may have connected at once."""
 
+    niceness: Annotated[int, Field(ge=-20, le=19)] = -10
+    """The agent's own priority, where it may set it: on a busy node each hand-off of a GPU waits for the agent to
+    run."""
+
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address that `/metrics` and `/healthz` are served on."""
 
