@@ -36,7 +36,7 @@ shim: build/shim.built ## the hook and the wire binding
 
 build/shim.built: .venv/installed $(SHIM_SOURCES)
 	@mkdir -p build
-	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python setup.py --quiet build_ext --inplace build_hook
 	@touch $@
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
