@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply clean
+.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply bench-refusals clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +64,7 @@ lint: .venv/installed shim ## format, lint, types, import contract
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-timeshare bench-apply ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-timeshare bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -74,6 +74,9 @@ bench-timeshare: shim doubles ## shares of two and three tenants on one simulate
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py
+
+bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
+	@$(BIN)/python benchmarks/refusals.py
 
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info

@@ -86,6 +86,9 @@ async def run(settings: Settings) -> int:
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
         return 1
+    except ExceptionGroup as group:
+        log.error("agent cannot go on", error="; ".join(map(str, group.exceptions)), exc_info=group)
+        return 1
     finally:
         if runner is not None:
             await runner.cleanup()

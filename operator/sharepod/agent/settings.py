@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from sharepod.timeshare import Config as TimeShareConfig
@@ -168,6 +168,3 @@ def _readable(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(f"{ENV_PREFIX}CONFIG names {path}, which is not a file")
     return path
-
-
-__all__ = ["ENV_PREFIX", "BaseModel", "Mode", "Settings"]

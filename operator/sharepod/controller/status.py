@@ -76,7 +76,7 @@ def compose(sharepod: SharePodFacts, picture: Picture, finish: Finish | None = N
         pod_name=(pod.name if pod is not None else was.pod_name) if pod is not None or over else None,
         pod_uid=pod.uid if pod is not None else was.pod_uid,
         granted=_granted(row) if row is not None else (was.granted if over else None),
-        share=_shown(row, sharepod.request) or (was.share if over else None),
+        share=was.share if over and row is None else _shown(row, sharepod.request),
         usage=None if over else _usage(was, seen, picture.usage_due),
         conditions=tuple(
             _dated(was, item, picture.now, sharepod.generation) for item in conditions if item is not None
