@@ -14,7 +14,8 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply bench-packing bench-placement clean
+.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply \
+	bench-packing bench-placement bench-refusals clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +37,7 @@ shim: build/shim.built ## the hook and the wire binding
 
 build/shim.built: .venv/installed $(SHIM_SOURCES)
 	@mkdir -p build
-	@$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(BIN)/python setup.py --quiet build_ext --inplace build_hook
 	@touch $@
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
@@ -64,7 +65,7 @@ lint: .venv/installed shim ## format, lint, types, import contract
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-timeshare bench-apply ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-timeshare bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -80,6 +81,9 @@ bench-packing: .venv/installed ## % allocated beside BestFit and FGD; TRACE=DIR 
 
 bench-placement: .venv/installed ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 	@$(BIN)/python benchmarks/placement.py
+
+bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
+	@$(BIN)/python benchmarks/refusals.py
 
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info

@@ -1,7 +1,7 @@
-"""Builds what is not Python: the wire binding (cffi) and the hook (a plain shared object that is preloaded into tenants' programs).
+"""Builds what is not Python: the wire binding (cffi) and the hook (a shared object, preloaded into tenants' programs).
 
-`pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place. The
-project's metadata stands in pyproject.toml.
+`pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place.
+The project's metadata stands in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -13,24 +13,35 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import ClassVar
 
-from setuptools import Command, setup
-from setuptools.command.build import build
+from setuptools import Command, setup  # type: ignore[import-untyped]
+from setuptools.command.build import build  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent
 SHIM = ROOT / "shim"
 HOOK = Path("sharepod", "agent", "hook", "libsharepod.so")
 
 sys.path.insert(0, str(SHIM))
-from cuda_headers import include_dir  # noqa: E402
+from cuda_headers import include_dir  # type: ignore[import-not-found]  # noqa: E402
 
 # __CUDA_API_VERSION_INTERNAL: cuda.h declares every form of every function under its own name.
-# No startup files and no libraries: the hook has no NEEDED entry, and takes memcpy and the like from whatever libc is there.
+# No startup files and no libraries: the hook has no NEEDED entry, and takes memcpy and the like from whatever libc is
+# there.
 CFLAGS = [
-    "-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
+    "-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O2", "-g", "-Wall", "-Wextra", "-Werror",
+    "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
     "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
 ]  # fmt: skip
-LDFLAGS = ["-shared", "-nostdlib", "-Wl,-Bsymbolic", "-Wl,-soname,libsharepod.so", "-Wl,-z,relro", "-Wl,--build-id", "-Wl,--hash-style=both"]
+LDFLAGS = [
+    "-shared",
+    "-nostdlib",
+    "-Wl,-Bsymbolic",
+    "-Wl,-soname,libsharepod.so",
+    "-Wl,-z,relro",
+    "-Wl,--build-id",
+    "-Wl,--hash-style=both",
+]
 
 
 def hook_sources() -> list[Path]:
@@ -68,7 +79,10 @@ class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
     """`build_hook`: part of `build`; alone it builds in place."""
 
     description = "build the hook, libsharepod.so"
-    user_options = [("target=", None, "another file to build"), ("define=", None, "further -D for the compiler, separated by commas")]
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [
+        ("target=", None, "another file to build"),
+        ("define=", None, "further -D for the compiler, separated by commas"),
+    ]
     editable_mode = False
 
     def initialize_options(self) -> None:
@@ -95,11 +109,11 @@ class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
         return {}
 
     def get_source_files(self) -> list[str]:
-        return [str(path.relative_to(ROOT)) for path in hook_sources()]
+        return [str(path.relative_to(ROOT)) for path in (*hook_sources(), *sorted(SHIM.glob("*.py")))]
 
 
 class Build(build):  # type: ignore[misc]
-    sub_commands = [*build.sub_commands, ("build_hook", None)]
+    sub_commands: ClassVar[list[object]] = [*build.sub_commands, ("build_hook", None)]
 
 
 setup(

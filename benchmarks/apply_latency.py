@@ -1,7 +1,7 @@
 """How long from apply until the Pod is made, and until it is bound: SharePods beside bare pods, from one client in one
 run.
 
-python benchmarks/apply_latency.py [--count 200] [--rate 20] [--nodes 50]
+    PYTHONPATH=tests:benchmarks python benchmarks/apply_latency.py [--count 200] [--rate 20] [--nodes 50]
 
 A real control plane with nodes that have nothing behind them; one process plays all agents. The operator runs as a
 process under its own ServiceAccount, with its default settings. One client creates the objects at a fixed rate, first
@@ -15,22 +15,16 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from cluster.fake_agents import FakeAgents  # noqa: E402
-from harness.api import Api, Object  # noqa: E402
-from harness.cluster import Cluster, wait_until  # noqa: E402
-from harness.installation import Installation  # noqa: E402
-
-from benchmarks.results import Row, write  # noqa: E402
+from cluster.fake_agents import FakeAgents
+from harness.api import Api, Object
+from harness.cluster import Cluster, wait_until
+from harness.installation import Installation
+from results import Row, write
 
 _TIMEOUT = 120.0
 _CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}
@@ -101,7 +95,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=50)
     options = parser.parse_args()
     chance = random.Random(1)
-    with Cluster() as cluster, FakeAgents(cluster.api, gpus=8, memory=80 << 30, renew=5.0) as agents:
+    with Cluster() as cluster, FakeAgents(cluster.api, gpus=8, memory=80 << 30, renew=5.0, pace=1.0) as agents:
         installation = Installation(cluster)
         runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia"}
         cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", {**runtime, "metadata": {"name": "nvidia"}})

@@ -12,16 +12,11 @@ import re
 import sys
 import textwrap
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-
-from cluster.installed import install  # noqa: E402
-from cluster.malformed import CASES, Case  # noqa: E402
-from harness.cluster import Cluster  # noqa: E402
-
-from benchmarks.results import Row, write  # noqa: E402
+from cluster.malformed import CASES, Case
+from harness.cluster import Cluster
+from harness.installation import install
+from results import Row, write
 
 
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:

@@ -154,7 +154,10 @@ def _await_phase(screen: Screen, cluster: Cluster, machine: Machine, name: str, 
         machine.follow()
         return _sharepod(cluster, name).get("phase") == phase
 
-    screen.watch_until(cluster, reached, what=f"{name} {phase}", timeout=60)
+    try:
+        screen.watch_until(cluster, reached, what=f"{name} {phase}", timeout=60)
+    except DemoError as error:
+        raise DemoError(f"{error}; its conditions: {_sharepod(cluster, name).get('conditions')}") from None
 
 
 def _refusal(cluster: Cluster, name: str) -> str:

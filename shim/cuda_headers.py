@@ -1,7 +1,7 @@
 """Where the CUDA headers are that the hook and its test double are compiled against.
 
-They come with the wheel `nvidia-cuda-runtime` (a build requirement). `CUDA_INCLUDE` in the environment overrides it. Run as a
-program it prints the directory.
+They come with the wheel `nvidia-cuda-runtime` (a build requirement). `CUDA_INCLUDE` in the environment overrides it.
+Run as a program it prints the directory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def include_dir() -> Path:
         if (candidate / "cuda.h").is_file() and (candidate / "cudaTypedefs.h").is_file():
             return candidate
     where = f"in CUDA_INCLUDE={override}" if override else f"beside {sys.executable}"
-    raise HeadersMissingError(f"no cuda.h and cudaTypedefs.h {where}; run `pip install nvidia-cuda-runtime==13.5.37` or set CUDA_INCLUDE")
+    raise HeadersMissingError(
+        f"no cuda.h and cudaTypedefs.h {where}; run `pip install nvidia-cuda-runtime==13.5.37` or set CUDA_INCLUDE"
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ static void put(struct memory *memory, struct allocation allocation) {
 }
 
 bool allocations_grow(struct memory *memory) {
-    if (memory->capacity != 0 && memory->count + 64 < memory->capacity / 2) /* room for those that others are about to add */
+    if (memory->capacity != 0 &&
+        memory->count + 64 < memory->capacity / 2) /* room for those that others are about to add */
         return true;
     struct memory old = *memory;
     size_t capacity = old.capacity ? old.capacity * 2 : 1024;

@@ -1,5 +1,6 @@
-/* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open the drain keeps
- * away from calls that would invalidate it. Beginning one takes the registry's lock, so that none begins in the middle of a drain.
+/* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open
+ * the drain keeps away from calls that would invalidate it. Beginning one takes the registry's lock, so that none
+ * begins in the middle of a drain.
  */
 #include "process.h"
 #include "streams.h"
@@ -22,7 +23,7 @@ static CUresult begun(struct streams *streams, CUstream stream, bool per_thread,
         streams->captures[open].context = context;
         streams->captures[open].stream = stream;
         streams->captures[open].per_thread = per_thread;
-        atomic_store(&gate->captures, open + 1);
+        gate_set_captures(gate, open + 1);
     }
     unlock(&streams->lock);
     return result;
@@ -39,28 +40,28 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
         if (streams->captures[i - 1].stream == stream && streams->captures[i - 1].per_thread == per_thread) {
             unsigned last = atomic_load(&gate->captures) - 1;
             streams->captures[i - 1] = streams->captures[last];
-            atomic_store(&gate->captures, last);
+            gate_set_captures(gate, last);
             break;
         }
     unlock(&streams->lock);
     return result;
 }
 
-#define BEGIN(symbol, per_thread, parameters, ...)                                                                                  \
-    EXPORT CUresult symbol parameters {                                                                                             \
-        CUresult refused;                                                                                                           \
-        struct streams *streams = begin(&refused);                                                                                  \
-        if (streams == NULL)                                                                                                        \
-            return refused;                                                                                                         \
-        return begun(streams, stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND);                \
+#define BEGIN(symbol, per_thread, parameters, ...)                                                                   \
+    EXPORT CUresult symbol parameters {                                                                              \
+        CUresult refused;                                                                                            \
+        struct streams *streams = begin(&refused);                                                                   \
+        if (streams == NULL)                                                                                         \
+            return refused;                                                                                          \
+        return begun(streams, stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND); \
     }
 
-#define END(symbol, per_thread, parameters, ...)                                                                                    \
-    EXPORT CUresult symbol parameters {                                                                                             \
-        CUresult refused = process_enter();                                                                                         \
-        if (refused != CUDA_SUCCESS)                                                                                                \
-            return refused;                                                                                                         \
-        return ended(stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND);                         \
+#define END(symbol, per_thread, parameters, ...)                                                            \
+    EXPORT CUresult symbol parameters {                                                                     \
+        CUresult refused = process_enter();                                                                 \
+        if (refused != CUDA_SUCCESS)                                                                        \
+            return refused;                                                                                 \
+        return ended(stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND); \
     }
 
 BEGIN(cuStreamBeginCapture, false, (CUstream stream), stream)
@@ -68,17 +69,19 @@ BEGIN(cuStreamBeginCapture_ptsz, true, (CUstream stream), stream)
 BEGIN(cuStreamBeginCapture_v2, false, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
 BEGIN(cuStreamBeginCapture_v2_ptsz, true, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
 BEGIN(cuStreamBeginCaptureToGraph, false,
-      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode),
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+       CUstreamCaptureMode mode),
       stream, graph, nodes, edges, count, mode)
 BEGIN(cuStreamBeginCaptureToGraph_ptsz, true,
-      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode),
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+       CUstreamCaptureMode mode),
       stream, graph, nodes, edges, count, mode)
 BEGIN(cuStreamBeginRecaptureToGraph, false,
-      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument), stream, mode,
-      graph, callback, argument)
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument),
+      stream, mode, graph, callback, argument)
 BEGIN(cuStreamBeginRecaptureToGraph_ptsz, true,
-      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument), stream, mode,
-      graph, callback, argument)
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument),
+      stream, mode, graph, callback, argument)
 BEGIN(cuStreamBeginCaptureToCig, false, (CUstream stream, CUstreamCigCaptureParams *parameters), stream, parameters)
 BEGIN(cuStreamBeginCaptureToCig_ptsz, true, (CUstream stream, CUstreamCigCaptureParams *parameters), stream, parameters)
 END(cuStreamEndCapture, false, (CUstream stream, CUgraph *graph), stream, graph)

@@ -1,7 +1,8 @@
-/* Waiting for the GPU work of a grant, by events: cuCtxSynchronize would invalidate stream captures, and cannot be polled.
+/* Waiting for the GPU work of a grant, by events: cuCtxSynchronize would invalidate stream captures, and cannot be
+ * polled.
  *
- * One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured; else one behind
- * each registered stream that does not capture. A capturing stream runs nothing: nothing is waited for.
+ * One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured;
+ * else one behind each registered stream that does not capture. A capturing stream runs nothing: nothing is waited for.
  */
 #include "process.h"
 #include "streams.h"
@@ -18,7 +19,8 @@ static bool record_stream(struct known_stream *known) {
     if (HAS(cuStreamIsCapturing) &&
         (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
         return false; /* the legacy stream cannot be touched while a stream that waits for it captures */
-    return event_of(&known->event, known->context) != NULL && DRIVER(cuEventRecord)(known->event, stream) == CUDA_SUCCESS;
+    return event_of(&known->event, known->context) != NULL &&
+           DRIVER(cuEventRecord)(known->event, stream) == CUDA_SUCCESS;
 }
 
 static void begin_context(struct streams *streams, struct known_context *known) {

@@ -49,17 +49,15 @@ enum entry entries_exported(const char *symbol) {
 /* A switch, not an array: the compiler makes it from addresses relative to the code. */
 void *entries_wrapper(enum entry entry) {
     switch (entry) {
-#define GATED(symbol, name)   \
-    case ENTRY_##symbol:      \
-        return (void *)symbol;
+#define GATED(symbol, name) \
+    case ENTRY_##symbol: return (void *)symbol;
 #define SEEN(symbol, name) GATED(symbol, name)
 #define CALLED(symbol)
 #include "entries.def"
 #undef GATED
 #undef SEEN
 #undef CALLED
-    default:
-        return NULL;
+    default: return NULL;
     }
 }
 

@@ -1,6 +1,7 @@
 /* The table of entry points, made from entries.def: names, the hook's wrappers, the driver's functions.
  *
- * The table holds no pointers that the dynamic linker would have to relocate: that would cost every exec in the container.
+ * The table holds no pointers that the dynamic linker would have to relocate: that would cost every exec in the
+ * container.
  */
 #ifndef SHAREPOD_ENTRIES_H
 #define SHAREPOD_ENTRIES_H

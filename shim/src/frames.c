@@ -20,6 +20,7 @@ static void map_hints(struct session *session, int descriptor) {
     long page = sys_call(SYS_mmap, 0, sizeof(struct shp_hints), PROT_READ, MAP_SHARED, descriptor, 0);
     if (page < 0 && page > -4096)
         return;
+    sys_call(SYS_madvise, page, sizeof(struct shp_hints), MADV_DONTFORK, 0, 0, 0); /* a child maps its own */
     session->hints = (const struct shp_hints *)page;
     if (session->hints->magic != SHP_MAGIC)
         frames_unmap_hints(session);
@@ -33,8 +34,11 @@ static bool hand_over(struct session *session, struct gpus *gpus) {
             continue;
         struct shp_reserve frame;
         memset(&frame, 0, sizeof frame);
-        frame.header = (struct shp_header){
-            .magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = SHP_RESERVE, .size = sizeof frame, .seq = FRAMES_SEQ_HANDOVER};
+        frame.header = (struct shp_header){.magic = SHP_MAGIC,
+                                           .version = SHP_VERSION_MAX,
+                                           .type = SHP_RESERVE,
+                                           .size = sizeof frame,
+                                           .seq = FRAMES_SEQ_HANDOVER};
         frame.gpu = (uint32_t)gpu->wire;
         frame.flags = SHP_RESERVE_HANDOVER;
         frame.bytes = gpu->credited;
@@ -163,28 +167,21 @@ bool frames_handle(struct session *session, const struct shp_header *header, siz
         return false;
 #define AS(type) (size == sizeof(struct type))
     switch (header->type) {
-    case SHP_WELCOME:
-        return AS(shp_welcome) && welcome(session, (const struct shp_welcome *)header, descriptor);
-    case SHP_LIMITS:
-        return AS(shp_welcome) && limits_changed(session, (const struct shp_welcome *)header);
-    case SHP_GRANT:
-        return AS(shp_grant) && (token_granted(token, (const struct shp_grant *)header), true);
+    case SHP_WELCOME: return AS(shp_welcome) && welcome(session, (const struct shp_welcome *)header, descriptor);
+    case SHP_LIMITS: return AS(shp_welcome) && limits_changed(session, (const struct shp_welcome *)header);
+    case SHP_GRANT: return AS(shp_grant) && (token_granted(token, (const struct shp_grant *)header), true);
     case SHP_REVOKE:
         return AS(shp_revoke) && (token_revoked(token, ((const struct shp_revoke *)header)->grant_id), true);
-    case SHP_RESERVED:
-        return AS(shp_reserved) && reserved(session, (const struct shp_reserved *)header);
-    case SHP_RECALL:
-        return AS(shp_recall) && recall(session, (const struct shp_recall *)header);
+    case SHP_RESERVED: return AS(shp_reserved) && reserved(session, (const struct shp_reserved *)header);
+    case SHP_RECALL: return AS(shp_recall) && recall(session, (const struct shp_recall *)header);
     case SHP_MEMORY: {
         const struct shp_memory *frame = (const struct shp_memory *)header;
         if (AS(shp_memory))
             answer(session, header->seq, (struct answer){.came = true, .limit = frame->limit, .used = frame->used});
         return AS(shp_memory);
     }
-    case SHP_REFUSED:
-        return AS(shp_refused) && refused(session, (const struct shp_refused *)header);
-    default:
-        return true; /* of a later version: not for us */
+    case SHP_REFUSED: return AS(shp_refused) && refused(session, (const struct shp_refused *)header);
+    default: return true; /* of a later version: not for us */
     }
 #undef AS
 }

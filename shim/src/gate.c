@@ -4,14 +4,9 @@
 #include <linux/membarrier.h>
 
 #include "entries.h"
-#include "meter.h"
-#include "process.h"
-#include "streams.h"
+#include "fastpath.h"
 
-#define LIKELY(x) __builtin_expect(!!(x), 1)
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
-
-static __thread struct slot *thread_slot __attribute__((tls_model("initial-exec")));
+__thread struct slot *gate_slot;
 
 static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
@@ -25,7 +20,8 @@ void gate_prepare(struct gate *gate) {
 void gate_open(struct gate *gate, bool metered) {
     uint32_t word = atomic_load(&gate->word), open;
     do {
-        open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (metered ? GATE_METERED : 0);
+        open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (word & GATE_CAPTURING) |
+               (metered ? GATE_METERED : 0);
     } while (!atomic_compare_exchange_weak(&gate->word, &word, open));
     if (atomic_load(&gate->waiters) > 0)
         sys_wake_all(&gate->word);
@@ -35,6 +31,14 @@ void gate_close(struct gate *gate) {
     atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
     if (!gate->fenced)
         membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+}
+
+void gate_set_captures(struct gate *gate, uint32_t captures) {
+    atomic_store(&gate->captures, captures);
+    if (captures > 0)
+        atomic_fetch_or(&gate->word, GATE_CAPTURING);
+    else
+        atomic_fetch_and(&gate->word, ~(uint32_t)GATE_CAPTURING);
 }
 
 void gate_renew(struct gate *gate) {
@@ -69,14 +73,14 @@ uint64_t gate_launches(struct gate *gate) {
 /* A slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
 static struct slot *claim_slot(struct gate *gate) {
     int self = sys_thread_id(), expected = 0;
-    if (thread_slot != NULL && atomic_load(&thread_slot->thread) == self)
-        return thread_slot;
+    if (gate_slot != NULL && atomic_load(&gate_slot->thread) == self)
+        return gate_slot;
     uint32_t fresh = atomic_load(&gate->slot_count);
     while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
         ;
     if (fresh < GATE_SLOTS) {
         atomic_store(&gate->slots[fresh].thread, self);
-        return thread_slot = &gate->slots[fresh];
+        return gate_slot = &gate->slots[fresh];
     }
     for (int i = 0; i < GATE_SLOTS; i++) {
         struct slot *slot = &gate->slots[i];
@@ -88,21 +92,9 @@ static struct slot *claim_slot(struct gate *gate) {
             atomic_store(&slot->sequence, sequence + 1);
         for (int s = 0; s < SLOT_STREAMS; s++)
             slot->streams[s].word = slot->streams[s].fences = 0;
-        return thread_slot = slot;
+        return gate_slot = slot;
     }
-    return thread_slot = NULL;
-}
-
-/* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
-static inline void order(const struct gate *gate) {
-    if (UNLIKELY(gate->fenced))
-        atomic_thread_fence(memory_order_seq_cst);
-    else
-        atomic_signal_fence(memory_order_seq_cst);
-}
-
-static inline struct slot_stream *remembered(struct slot *slot, CUstream stream) {
-    return &slot->streams[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 12) % SLOT_STREAMS];
+    return gate_slot = NULL;
 }
 
 static void wait_for_turn(struct process *process) {
@@ -115,8 +107,9 @@ static void wait_for_turn(struct process *process) {
     atomic_fetch_sub(&gate->waiters, 1);
 }
 
-/* All but the fast path: not set up, a capture is open, the gate is closed, the stream is new to this opening, no slot. */
-__attribute__((noinline)) static struct passage enter_slowly(CUstream stream, bool per_thread) {
+/* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
+ * opening, no slot. */
+struct passage gate_enter(CUstream stream, bool per_thread) {
     struct passage passage = {.refused = process_enter()};
     if (passage.refused != CUDA_SUCCESS)
         return passage;
@@ -136,7 +129,8 @@ __attribute__((noinline)) static struct passage enter_slowly(CUstream stream, bo
         atomic_thread_fence(memory_order_seq_cst);
         uint32_t word = atomic_load(&gate->word);
         if (word & GATE_OPEN) {
-            struct slot_stream unslotted = {0}, *entry = slot ? remembered(slot, stream) : &unslotted;
+            struct slot_stream unslotted = {0},
+                               *entry = slot ? gate_remembered(slot, stream, gate_context(stream)) : &unslotted;
             passage.slot = slot;
             passage.gated = true;
             streams_register(&process->streams, stream, per_thread, word, entry);
@@ -151,26 +145,6 @@ __attribute__((noinline)) static struct passage enter_slowly(CUstream stream, bo
     }
 }
 
-struct passage gate_enter(CUstream stream, bool per_thread) {
-    struct slot *slot = thread_slot;
-    struct process *process = the_process;
-    if (LIKELY(slot != NULL)) {
-        struct gate *gate = &process->gate;
-        uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
-        if (LIKELY(!(sequence & 1))) {
-            atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
-            order(gate);
-            uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
-            struct slot_stream *entry = remembered(slot, stream);
-            if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == stream && entry->per_thread == per_thread &&
-                       atomic_load_explicit(&gate->captures, memory_order_relaxed) == 0 && streams_same_context(stream, entry)))
-                return (struct passage){.refused = CUDA_SUCCESS, .slot = slot, .stream = entry, .gated = true};
-            atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
-        }
-    }
-    return enter_slowly(stream, per_thread);
-}
-
 void gate_leave(struct passage *passage) {
     if (UNLIKELY(!passage->gated))
         return;
@@ -183,7 +157,7 @@ void gate_leave(struct passage *passage) {
     }
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    if (UNLIKELY(passage->stream->word & GATE_METERED))
+    if (passage->stream->metered)
         meter_launched(passage->stream);
 }
 

@@ -1,11 +1,12 @@
 /* The gate: one word that says whether launches may pass, and a slot per thread that says whether it is inside one.
  *
- * Guarantees: with the gate open a launch costs one store to the thread's own slot before and one after, and a load of the gate
- * word: no lock, no clock, no system call, no shared cache line written. After gate_close and gate_clear no thread is inside a
- * launch and none enters until gate_open, except launches that a stream capture records (they run nothing).
+ * Guarantees: with the gate open a launch costs one store to the thread's own slot before and one after, and a load of
+ * the gate word: no lock, no clock, no system call, no shared cache line written. After gate_close and gate_clear no
+ * thread is inside a launch and none enters until gate_open, except launches that a stream capture records (they run
+ * nothing).
  *
- * The order of a slot's store and the gate's load is kept by membarrier in the closing thread; where seccomp forbids that, by a
- * full fence in each launch.
+ * The order of a slot's store and the gate's load is kept by membarrier in the closing thread; where seccomp forbids
+ * that, by a full fence in each launch.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -15,22 +16,23 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { GATE_SLOTS = 1024, SLOT_STREAMS = 4, FENCES = 2 };
+enum { GATE_SLOTS = 1024, SLOT_STREAMS = 8, FENCES = 2 };
 
 /* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
-enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_STEP = 8 };
+enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
 /* A stream that this thread launched into during the present opening; see meter.c. */
 struct slot_stream {
     CUstream stream;
     CUcontext context;
-    uint32_t word;    /* of the gate when it was registered */
-    uint16_t window;  /* launches between two fences */
-    uint16_t count;   /* launches since the last one */
-    uint8_t fences;   /* recorded and not waited for, 0 to FENCES */
+    uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
+    bool metered;
+    uint16_t window; /* launches between two fences */
+    uint16_t count;  /* launches since the last one */
+    uint8_t fences;  /* recorded and not waited for, 0 to FENCES */
     bool per_thread;
-    uint32_t epoch;   /* of the registry: events of an older one went with their context */
-    uint64_t waited;  /* when the last wait for a fence ended */
+    uint32_t epoch;  /* of the registry: events of an older one went with their context */
+    uint64_t waited; /* when the last wait for a fence ended */
     CUevent events[FENCES];
 };
 
@@ -42,7 +44,7 @@ struct slot {
 
 struct gate {
     _Atomic uint32_t word;
-    _Atomic uint32_t captures; /* stream captures that are open */
+    _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
     bool fenced;               /* no membarrier */
     _Atomic uint32_t waiters __attribute__((aligned(64)));
     _Atomic uint32_t slot_count; /* slots ever used */
@@ -53,20 +55,23 @@ struct gate {
 
 /* A launch on its way through the gate. */
 struct passage {
-    CUresult refused; /* not CUDA_SUCCESS: the launch's result, nothing was entered */
+    CUresult refused;  /* not CUDA_SUCCESS: the launch's result, nothing was entered */
     struct slot *slot; /* NULL: through the shared one, or not gated */
     struct slot_stream *stream;
     bool gated;
 };
 
-/* To be called around every launch; `per_thread`: the stream handle is as the _ptsz functions read it. Waits while the gate is
- * closed. */
+/* To be called around every launch; `per_thread`: the stream handle is as the _ptsz functions read it. Waits while the
+ * gate is closed. THROUGH_GATE in launch.c tries gate_enter_fast first. */
 struct passage gate_enter(CUstream stream, bool per_thread);
 void gate_leave(struct passage *passage);
 /* Inside a passage: the launch puts work on this stream too. */
 void gate_note(CUstream stream, bool per_thread);
 /* Threads shall register their streams anew: a handle has lost its meaning. */
 void gate_renew(struct gate *gate);
+
+/* How many stream captures are open. With the registry's lock. */
+void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* For the agent thread alone. */
 void gate_prepare(struct gate *gate);

@@ -14,7 +14,7 @@
 
 struct gpu {
     uint8_t uuid[SHP_UUID_BYTES];
-    int wire; /* index on the wire, -1: not in the present connection */
+    int wire;                /* index on the wire, -1: not in the present connection */
     uint32_t request, limit; /* thousandths */
     uint64_t memory;
     bool enforced;

@@ -1,35 +1,42 @@
 /* The wrapped launches: each passes the gate, calls the driver, leaves. */
 #include "entries.h"
-#include "gate.h"
+#include "fastpath.h"
 
-#define THROUGH_GATE(symbol, stream, per_thread, ...)                                                                               \
-    struct passage passage = gate_enter(stream, per_thread);                                                                        \
-    if (passage.refused != CUDA_SUCCESS)                                                                                            \
-        return passage.refused;                                                                                                     \
-    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                             \
-    gate_leave(&passage);                                                                                                           \
+#define THROUGH_GATE(symbol, stream, per_thread, ...)                                               \
+    struct slot *slot = gate_slot;                                                                  \
+    struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);                          \
+    if (LIKELY(entry != NULL)) {                                                                    \
+        CUresult result = LIKELY(HAS(symbol)) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+        gate_leave_fast(slot, entry);                                                               \
+        return result;                                                                              \
+    }                                                                                               \
+    struct passage passage = gate_enter(stream, per_thread);                                        \
+    if (passage.refused != CUDA_SUCCESS)                                                            \
+        return passage.refused;                                                                     \
+    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;             \
+    gate_leave(&passage);                                                                           \
     return result
 
-#define LAUNCH_KERNEL(symbol, per_thread)                                                                                           \
-    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,              \
-                           unsigned shared, CUstream stream, void **parameters, void **extra) {                                     \
-        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);                     \
+#define LAUNCH_KERNEL(symbol, per_thread)                                                                              \
+    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                           unsigned shared, CUstream stream, void **parameters, void **extra) {                        \
+        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);        \
     }
 
-#define LAUNCH_KERNEL_EX(symbol, per_thread)                                                                                        \
-    EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) {                           \
-        THROUGH_GATE(symbol, config ? config->hStream : NULL, per_thread, config, f, parameters, extra);                            \
+#define LAUNCH_KERNEL_EX(symbol, per_thread)                                                              \
+    EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) { \
+        THROUGH_GATE(symbol, config ? config->hStream : NULL, per_thread, config, f, parameters, extra);  \
     }
 
-#define LAUNCH_COOPERATIVE(symbol, per_thread)                                                                                      \
-    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,              \
-                           unsigned shared, CUstream stream, void **parameters) {                                                   \
-        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters);                            \
+#define LAUNCH_COOPERATIVE(symbol, per_thread)                                                                         \
+    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                           unsigned shared, CUstream stream, void **parameters) {                                      \
+        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters);               \
     }
 
-#define LAUNCH_GRAPH(symbol, per_thread)                                                                                            \
-    EXPORT CUresult symbol(CUgraphExec graph, CUstream stream) {                                                                    \
-        THROUGH_GATE(symbol, stream, per_thread, graph, stream);                                                                    \
+#define LAUNCH_GRAPH(symbol, per_thread)                         \
+    EXPORT CUresult symbol(CUgraphExec graph, CUstream stream) { \
+        THROUGH_GATE(symbol, stream, per_thread, graph, stream); \
     }
 
 LAUNCH_KERNEL(cuLaunchKernel, false)
@@ -42,7 +49,8 @@ LAUNCH_GRAPH(cuGraphLaunch, false)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
 
 /* One passage for all of its devices: they are granted together. The work is fenced on each launch's own stream. */
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags) {
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
+                                                     unsigned int flags) {
     struct passage first = gate_enter(launches && count > 0 ? launches[0].hStream : NULL, false);
     if (first.refused != CUDA_SUCCESS)
         return first.refused;

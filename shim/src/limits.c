@@ -28,7 +28,10 @@ static bool take_number(const char **at, uint64_t most, uint64_t *number) {
 }
 
 static int hex_digit(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
 }
 
 static bool take_uuid(const char **at, uint8_t *uuid) {
@@ -48,9 +51,9 @@ static bool take_uuid(const char **at, uint8_t *uuid) {
 
 static bool parse_gpu(const char *at, struct shp_gpu *gpu) {
     uint64_t request, limit, memory, enforced;
-    if (!take_uuid(&at, gpu->uuid) || !take(&at, " request ") || !take_number(&at, 1000, &request) || !take(&at, " limit ") ||
-        !take_number(&at, 1000, &limit) || !take(&at, " memory ") || !take_number(&at, INT64_MAX, &memory) ||
-        !take(&at, " enforced ") || !take_number(&at, 1, &enforced))
+    if (!take_uuid(&at, gpu->uuid) || !take(&at, " request ") || !take_number(&at, 1000, &request) ||
+        !take(&at, " limit ") || !take_number(&at, 1000, &limit) || !take(&at, " memory ") ||
+        !take_number(&at, INT64_MAX, &memory) || !take(&at, " enforced ") || !take_number(&at, 1, &enforced))
         return false;
     gpu->request_milli = (uint32_t)request;
     gpu->limit_milli = (uint32_t)limit;

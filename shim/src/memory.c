@@ -10,8 +10,10 @@
 #endif
 
 enum { GRANULARITY = 512 };
-#define CREDIT_STEP (2ull << 20)  /* credits are asked for in multiples of this, so that small allocations seldom ask */
-#define IDLE_MOST (32ull << 20)   /* idle credits beyond this go back at once */
+#define CREDIT_STEP                                                                                                 \
+    (2ull << 20)                /* credits are asked for in multiples of this, so that small allocations seldom ask \
+                                 */
+#define IDLE_MOST (32ull << 20) /* idle credits beyond this go back at once */
 
 static uint64_t rounded(uint64_t bytes, uint64_t step) {
     return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
@@ -46,7 +48,8 @@ static bool reserve(int place, uint64_t bytes) {
         uint64_t now = sys_now();
         if (hopeless || now >= deadline)
             return false;
-        struct answer answer = session_ask(&process->session, SHP_RESERVE, place, exact ? missing : rounded(missing, CREDIT_STEP), deadline - now);
+        struct answer answer = session_ask(&process->session, SHP_RESERVE, place,
+                                           exact ? missing : rounded(missing, CREDIT_STEP), deadline - now);
         /* Credits that came are in hand by now: another thread may be faster, then ask again. */
         if (answer.came && answer.status != SHP_RESERVE_OK) {
             if (exact)
@@ -122,13 +125,13 @@ static void end_allocation(const struct pending *pending, bool made, CUdeviceptr
     unlock(&process->gpus.lock);
 }
 
-#define ALLOCATE(symbol, bytes, address, ...)                                                                                       \
-    struct pending pending;                                                                                                         \
-    CUresult result = begin_allocation(&pending, bytes);                                                                            \
-    if (result != CUDA_SUCCESS)                                                                                                     \
-        return result;                                                                                                              \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                                      \
-    end_allocation(&pending, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *address : 0);                                        \
+#define ALLOCATE(symbol, bytes, address, ...)                                                \
+    struct pending pending;                                                                  \
+    CUresult result = begin_allocation(&pending, bytes);                                     \
+    if (result != CUDA_SUCCESS)                                                              \
+        return result;                                                                       \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;               \
+    end_allocation(&pending, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *address : 0); \
     return result
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
@@ -149,11 +152,13 @@ static uint64_t pitched(uint64_t width, uint64_t height) {
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX / 2 : pitch * height;
 }
 
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element) {
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                                   unsigned int element) {
     ALLOCATE(cuMemAllocPitch_v2, pitched(width, height), address, address, pitch, width, height, element);
 }
 
-EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height, unsigned element) {
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
+                                unsigned element) {
     ALLOCATE(cuMemAllocPitch, pitched(width, height), address, address, pitch, width, height, element);
 }
 
@@ -182,14 +187,14 @@ static void end_free(bool ours, const struct allocation *allocation, bool freed)
     unlock(&process->gpus.lock);
 }
 
-#define FREE(symbol, address)                                                                                                       \
-    struct allocation allocation;                                                                                                   \
-    CUresult result = process_enter();                                                                                              \
-    if (result != CUDA_SUCCESS)                                                                                                     \
-        return result;                                                                                                              \
-    bool ours = begin_free(address, &allocation);                                                                                   \
-    result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND;                                                          \
-    end_free(ours, &allocation, result == CUDA_SUCCESS);                                                                            \
+#define FREE(symbol, address)                                              \
+    struct allocation allocation;                                          \
+    CUresult result = process_enter();                                     \
+    if (result != CUDA_SUCCESS)                                            \
+        return result;                                                     \
+    bool ours = begin_free(address, &allocation);                          \
+    result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND; \
+    end_free(ours, &allocation, result == CUDA_SUCCESS);                   \
     return result
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
@@ -207,7 +212,8 @@ void memory_forget_context(CUcontext context) {
     for (size_t i = 0; i < process->memory.capacity; i++) {
         struct allocation allocation;
         while (process->memory.table[i].address != 0 && process->memory.table[i].context == context) {
-            allocations_take(&process->memory, process->memory.table[i].address, &allocation); /* may move another one here */
+            allocations_take(&process->memory, process->memory.table[i].address,
+                             &allocation); /* may move another one here */
             freed[allocation.gpu] += allocation.bytes;
         }
     }

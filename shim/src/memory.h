@@ -1,8 +1,8 @@
 /* Device memory: every allocation is reserved with the daemon before the driver is asked.
  *
- * Guarantees: on a GPU whose limit is enforced, the bytes that this process's allocations use never exceed what the daemon has
- * credited to it; what a failed or freed allocation leaves goes back. Without a daemon nothing beyond the credits in hand is
- * allocated.
+ * Guarantees: on a GPU whose limit is enforced, the bytes that this process's allocations use never exceed what the
+ * daemon has credited to it; what a failed or freed allocation leaves goes back. Without a daemon nothing beyond the
+ * credits in hand is allocated.
  */
 #ifndef SHAREPOD_MEMORY_H
 #define SHAREPOD_MEMORY_H
@@ -26,7 +26,8 @@ struct memory {
 /* The context is gone, and its allocations with it. */
 void memory_forget_context(CUcontext context);
 
-/* For the agent thread: gives back up to `bytes` idle credits of that place; returns how many. With the lock of struct gpus. */
+/* For the agent thread: gives back up to `bytes` idle credits of that place; returns how many. With the lock of struct
+ * gpus. */
 uint64_t memory_recall(int place, uint64_t bytes);
 
 #endif

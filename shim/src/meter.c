@@ -1,9 +1,9 @@
 /* See meter.h.
  *
- * An event is recorded behind every window of launches, and the thread waits for the event before: at most two windows are
- * unfinished. A window grows to 64 launches while it takes less than 2 ms and shrinks to one launch while it takes more than 5, so
- * that the drain at the end of a quantum takes some milliseconds, or two kernels where these are longer. Less would let the GPU run
- * dry whenever the thread is late to wake up.
+ * An event is recorded behind every window of launches, and the thread waits for the event before: at most two windows
+ * are unfinished. A window grows to 64 launches while it takes less than 2 ms and shrinks to one launch while it takes
+ * more than 5, so that the drain at the end of a quantum takes some milliseconds, or two kernels where these are
+ * longer. Less would let the GPU run dry whenever the thread is late to wake up.
  */
 #include "meter.h"
 

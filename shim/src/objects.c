@@ -26,7 +26,8 @@ static bool read_tables(const struct dl_phdr_info *info, struct object *object) 
     for (int i = 0; i < info->dlpi_phnum; i++) {
         if (info->dlpi_phdr[i].p_type != PT_DYNAMIC)
             continue;
-        for (const ElfW(Dyn) *entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr); entry->d_tag != DT_NULL; entry++)
+        for (const ElfW(Dyn) *entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+             entry->d_tag != DT_NULL; entry++)
             switch (entry->d_tag) {
             case DT_SYMTAB: object->symbols = at(info, entry->d_un.d_ptr); break;
             case DT_STRTAB: object->strings = at(info, entry->d_un.d_ptr); break;
@@ -79,7 +80,8 @@ static void *defined(const struct object *object, uint32_t index, const char *na
     if (symbol->st_shndx == SHN_UNDEF || symbol->st_value == 0 || strcmp(object->strings + symbol->st_name, name) != 0)
         return NULL;
     unsigned type = ELF64_ST_TYPE(symbol->st_info);
-    return type == STT_FUNC || type == STT_NOTYPE || type == STT_OBJECT ? (void *)(object->base + symbol->st_value) : NULL;
+    return type == STT_FUNC || type == STT_NOTYPE || type == STT_OBJECT ? (void *)(object->base + symbol->st_value)
+                                                                        : NULL;
 }
 
 static void *find_gnu(const struct object *object, const char *name) {
@@ -124,7 +126,8 @@ void *object_symbol(const struct object *object, const char *name) {
 }
 
 void *object_libc_symbol(const char *name) {
-    static const char libraries[][16] = {"libc.so.6", "libpthread.so.0", "libdl.so.2", "libc.musl-", "ld-musl-", "libc.so"};
+    static const char libraries[][16] = {"libc.so.6",  "libpthread.so.0", "libdl.so.2",
+                                         "libc.musl-", "ld-musl-",        "libc.so"};
     for (unsigned i = 0; i < sizeof libraries / sizeof *libraries; i++) {
         struct object object;
         void *found = object_find(libraries[i], &object) ? object_symbol(&object, name) : NULL;

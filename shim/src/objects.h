@@ -1,4 +1,5 @@
-/* The objects that the dynamic linker has loaded, read from their own tables: the hook looks symbols up without dlsym. */
+/* The objects that the dynamic linker has loaded, read from their own tables: the hook looks symbols up without dlsym.
+ */
 #ifndef SHAREPOD_OBJECTS_H
 #define SHAREPOD_OBJECTS_H
 
@@ -9,7 +10,7 @@
 
 struct object {
     ElfW(Addr) base;
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *strings;
     const uint32_t *gnu_hash, *hash; /* either may be NULL */
 };

@@ -62,7 +62,8 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     while (!limits_read(process->directory, limits)) {
         if (process->waited || sys_now() >= deadline) {
             if (!process->waited)
-                sys_say("no readable file ", process->directory, "limits: this GPU is shared, and without it no program may use it", NULL);
+                sys_say("no readable file ", process->directory,
+                        "limits: this GPU is shared, and without it no program may use it", NULL);
             process->waited = true;
             return false;
         }
@@ -75,8 +76,8 @@ static CUresult start(struct process *process) {
     struct limits limits;
     if (!entries_load())
         return CUDA_ERROR_NOT_FOUND;
-    if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) || !HAS(cuEventRecord) ||
-        !HAS(cuEventQuery) || !HAS(cuEventSynchronize) || !HAS(cuEventDestroy_v2)) {
+    if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||
+        !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventSynchronize) || !HAS(cuEventDestroy_v2)) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
@@ -98,7 +99,8 @@ static CUresult start(struct process *process) {
 
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *expected = NULL;
-    if (fresh != NULL && !__atomic_compare_exchange_n(&the_process, &expected, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    if (fresh != NULL &&
+        !__atomic_compare_exchange_n(&the_process, &expected, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         sys_unmap(fresh, sizeof *fresh);
     return the_process;
 }

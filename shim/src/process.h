@@ -1,7 +1,8 @@
 /* What the hook knows in one process, and its start.
  *
- * Guarantees: nothing happens before the first CUDA call: no thread, no socket, no file, no memory. All that is in `struct process`
- * lies in memory that a child of fork finds zeroed, so that it starts as a process that never called CUDA.
+ * Guarantees: nothing happens before the first CUDA call: no thread, no socket, no file, no memory. All that is in
+ * `struct process` lies in memory that a child of fork finds zeroed, so that it starts as a process that never called
+ * CUDA.
  */
 #ifndef SHAREPOD_PROCESS_H
 #define SHAREPOD_PROCESS_H
@@ -36,7 +37,8 @@ struct process {
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */
 extern struct process *the_process;
 
-/* Sets the process up, if that is still to be done. CUDA_SUCCESS, or what the CUDA call shall return instead of doing its work. */
+/* Sets the process up, if that is still to be done. CUDA_SUCCESS, or what the CUDA call shall return instead of doing
+ * its work. */
 CUresult process_enter(void);
 
 #endif

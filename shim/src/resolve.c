@@ -1,7 +1,8 @@
 /* The ways in that are not a plain symbol: dlsym, dlvsym and both forms of cuGetProcAddress.
  *
- * dlsym and dlvsym end in a jump to the real one, with the caller's return address in its place: with RTLD_NEXT the C library goes
- * by that address, and a forwarding call would make it search behind the hook instead of behind the caller.
+ * dlsym and dlvsym end in a jump to the real one, with the caller's return address in its place: with RTLD_NEXT the C
+ * library goes by that address, and a forwarding call would make it search behind the hook instead of behind the
+ * caller.
  */
 #include "entries.h"
 #include "objects.h"
@@ -42,41 +43,43 @@ __attribute__((visibility("hidden"), used)) struct verdict resolve_dlsym(void *h
     return decide(handle, symbol, resolve_real_dlsym, false, NULL);
 }
 
-__attribute__((visibility("hidden"), used)) struct verdict resolve_dlvsym(void *handle, const char *symbol, const char *version) {
+__attribute__((visibility("hidden"), used)) struct verdict resolve_dlvsym(void *handle, const char *symbol,
+                                                                          const char *version) {
     if (resolve_real_dlvsym == NULL)
         resolve_real_dlvsym = object_libc_symbol("dlvsym");
     return decide(handle, symbol, resolve_real_dlvsym, true, version);
 }
 
 #if defined(__x86_64__)
-#define TAIL(name)                                                                                                                  \
-    __asm__(".pushsection .text\n"                                                                                                  \
-            ".globl " #name "\n.type " #name ",@function\n" #name ":\n"                                                             \
-            "  endbr64\n"                                                                                                           \
-            "  push %rdi\n  push %rsi\n  push %rdx\n"                                                                               \
-            "  call resolve_" #name "\n"                                                                                            \
-            "  test %rdx, %rdx\n"                                                                                                   \
-            "  pop %rdx\n  pop %rsi\n  pop %rdi\n"                                                                                  \
-            "  jz 1f\n  ret\n"                                                                                                      \
-            "1: jmp *resolve_real_" #name "(%rip)\n"                                                                                \
+#define TAIL(name)                                                      \
+    __asm__(".pushsection .text\n"                                      \
+            ".globl " #name "\n.type " #name ",@function\n" #name ":\n" \
+            "  endbr64\n"                                               \
+            "  push %rdi\n  push %rsi\n  push %rdx\n"                   \
+            "  call resolve_" #name "\n"                                \
+            "  test %rdx, %rdx\n"                                       \
+            "  pop %rdx\n  pop %rsi\n  pop %rdi\n"                      \
+            "  jz 1f\n  ret\n"                                          \
+            "1: jmp *resolve_real_" #name "(%rip)\n"                    \
             ".size " #name ", .-" #name "\n.popsection")
 #elif defined(__aarch64__)
-#define TAIL(name)                                                                                                                  \
-    __asm__(".pushsection .text\n"                                                                                                  \
-            ".globl " #name "\n.type " #name ",%function\n" #name ":\n"                                                             \
-            "  stp x29, x30, [sp, #-48]!\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n"                                           \
-            "  bl resolve_" #name "\n"                                                                                              \
-            "  cbz x1, 1f\n"                                                                                                        \
-            "  ldp x29, x30, [sp], #48\n  ret\n"                                                                                    \
-            "1: ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                                            \
-            "  adrp x16, resolve_real_" #name "\n  ldr x16, [x16, #:lo12:resolve_real_" #name "]\n  br x16\n"                       \
+#define TAIL(name)                                                                                            \
+    __asm__(".pushsection .text\n"                                                                            \
+            ".globl " #name "\n.type " #name ",%function\n" #name ":\n"                                       \
+            "  stp x29, x30, [sp, #-48]!\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n"                     \
+            "  bl resolve_" #name "\n"                                                                        \
+            "  cbz x1, 1f\n"                                                                                  \
+            "  ldp x29, x30, [sp], #48\n  ret\n"                                                              \
+            "1: ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                      \
+            "  adrp x16, resolve_real_" #name "\n  ldr x16, [x16, #:lo12:resolve_real_" #name "]\n  br x16\n" \
             ".size " #name ", .-" #name "\n.popsection")
 #endif
 
 TAIL(dlsym);
 TAIL(dlvsym);
 
-/* The driver has answered: give its function's wrapper instead. A gated name must not come out under a pointer that we don't know. */
+/* The driver has answered: give its function's wrapper instead. A gated name must not come out under a pointer that we
+ * don't know. */
 static bool replace(const char *name, void **function) {
     if (function == NULL || *function == NULL)
         return true;

@@ -14,6 +14,7 @@
 #define BACKOFF_LEAST (20 * SYS_MS)
 #define BACKOFF_MOST (1000 * SYS_MS)
 #define GREETING_TIME (2 * SYS_SECOND)
+#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without a daemon goes on */
 #ifndef SHAREPOD_PING_MS
 #define SHAREPOD_PING_MS 5000 /* a daemon that is silent for this long while we wait is asked whether it lives */
 #endif
@@ -49,7 +50,8 @@ void session_wake(struct session *session) {
 
 static void fill(struct session *session, struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
     (void)session;
-    *header = (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
+    *header =
+        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
 }
 
 static bool put(int socket, const void *frame, uint32_t size) {
@@ -57,7 +59,8 @@ static bool put(int socket, const void *frame, uint32_t size) {
 }
 
 /* Without the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
-static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq, bool handover) {
+static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq,
+                        bool handover) {
     fill(session, frame, type, size, seq);
     return (handover || atomic_load(&session->ready)) && session->socket >= 0 && put(session->socket, frame, size);
 }
@@ -151,6 +154,7 @@ void session_drop(struct session *session) {
     unlock(&session->lock);
     bool was_ready = session->state == SESSION_READY;
     session->state = SESSION_DOWN;
+    session->patient_until = 0;
     session->next_attempt = sys_now() + session->backoff;
     session->backoff = session->backoff * 2 < BACKOFF_MOST ? session->backoff * 2 : BACKOFF_MOST;
     frames_unmap_hints(session);
@@ -165,7 +169,8 @@ static void greet(struct session *session) {
     frame.version_min = SHP_VERSION_MIN;
     frame.version_max = SHP_VERSION_MAX;
     frame.flags = the_process->gate.fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
-    memcpy(frame.build, SHAREPOD_BUILD, sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
+    memcpy(frame.build, SHAREPOD_BUILD,
+           sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
     if (!put(session->socket, &frame, sizeof frame))
         session_drop(session);
 }
@@ -181,6 +186,7 @@ static void connect_daemon(struct session *session, uint64_t now) {
         if (sys_call(SYS_connect, socket, (long)&address, sizeof address, 0, 0, 0) == 0) {
             session->state = SESSION_GREETING;
             session->greeting_until = now + GREETING_TIME;
+            session->patient_until = now + GREETING_PATIENCE;
             greet(session);
             return;
         }
@@ -188,7 +194,8 @@ static void connect_daemon(struct session *session, uint64_t now) {
         sys_close((int)socket);
     }
     if (!session->told)
-        sys_say("no agent at ", the_process->directory, "agent.sock: going on by the file `limits`, trying again", NULL);
+        sys_say("no agent at ", the_process->directory, "agent.sock: going on by the file `limits`, trying again",
+                NULL);
     session->told = true;
     session_drop(session);
 }
@@ -198,7 +205,8 @@ void session_step(struct session *session, uint64_t now) {
         connect_daemon(session, now);
     else if (session->state == SESSION_GREETING && now >= session->greeting_until)
         session_drop(session);
-    else if (session->state == SESSION_READY && session->pinged > session->heard && now >= session->pinged + SHAREPOD_PING_MS * SYS_MS) {
+    else if (session->state == SESSION_READY && session->pinged > session->heard &&
+             now >= session->pinged + SHAREPOD_PING_MS * SYS_MS) {
         sys_say("the agent does not answer: going on by the file `limits`", NULL);
         session_drop(session);
     }
@@ -206,12 +214,9 @@ void session_step(struct session *session, uint64_t now) {
 
 uint64_t session_deadline(const struct session *session) {
     switch (session->state) {
-    case SESSION_DOWN:
-        return session->next_attempt;
-    case SESSION_GREETING:
-        return session->greeting_until;
-    default:
-        return session->pinged > session->heard ? session->pinged + SHAREPOD_PING_MS * SYS_MS : SYS_NEVER;
+    case SESSION_DOWN: return session->next_attempt;
+    case SESSION_GREETING: return session->greeting_until;
+    default: return session->pinged > session->heard ? session->pinged + SHAREPOD_PING_MS * SYS_MS : SYS_NEVER;
     }
 }
 
@@ -228,7 +233,8 @@ void session_ping(struct session *session, uint64_t now) {
 }
 
 bool session_contended(const struct session *session) {
-    return session->hints != NULL && atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
+    return session->hints != NULL &&
+           atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
 static void receive(struct session *session) {

@@ -29,15 +29,15 @@ struct question {
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
 struct session {
-    struct lock lock;            /* for sending, and for the questions */
-    _Atomic uint32_t ready;      /* futex: 1 while frames may be sent */
-    enum session_state state;    /* the agent thread's, as all below */
+    struct lock lock;         /* for sending, and for the questions */
+    _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
+    enum session_state state; /* the agent thread's, as all below */
     int socket;
-    uint64_t next_attempt, backoff, greeting_until, heard, pinged;
-    bool refused;                /* the tenant's reservation is ending */
-    bool told;                   /* said on standard error that there is no daemon */
+    uint64_t next_attempt, backoff, greeting_until, patient_until, heard, pinged;
+    bool refused; /* the tenant's reservation is ending */
+    bool told;    /* said on standard error that there is no daemon */
     uint32_t grace_ms, gpu_count;
-    uint32_t seq;                /* with the lock */
+    uint32_t seq;                  /* with the lock */
     const struct shp_hints *hints; /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];
 };

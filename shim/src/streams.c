@@ -39,7 +39,8 @@ bool streams_is_capturing(CUstream stream, bool per_thread) {
 
 static CUcontext context_of(CUstream stream) {
     CUcontext context = NULL;
-    if (!streams_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS && context != NULL)
+    if (!streams_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
+        context != NULL)
         return context;
     return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
 }
@@ -71,47 +72,54 @@ static struct known_stream *note_stream(struct streams *streams, CUcontext conte
     }
     if (free_place == NULL && streams->stream_count < STREAMS_MOST)
         free_place = &streams->streams[streams->stream_count++];
-    if (free_place == NULL && stream != NULL)
-        return note_stream(streams, context, NULL); /* full: an event on the legacy stream waits for all but non-blocking ones */
+    if (free_place == NULL &&
+        stream != NULL) /* full: an event on the legacy stream waits for all but non-blocking ones */
+        return note_stream(streams, context, NULL);
     if (free_place != NULL)
         *free_place = (struct known_stream){.context = context, .stream = stream};
     return free_place;
 }
 
-void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word, struct slot_stream *entry) {
+void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
+                      struct slot_stream *entry) {
     CUcontext context = context_of(stream);
-    uint32_t epoch = atomic_load(&streams->epoch);
-    if (context == NULL || (entry->word == word && entry->stream == stream && entry->per_thread == per_thread && entry->context == context))
+    if (context == NULL || (entry->word == word && entry->stream == stream && entry->per_thread == per_thread &&
+                            entry->context == context))
         return;
     lock(&streams->lock);
+    uint32_t epoch = streams->epoch;
     struct known_context *known = note_context(streams, context);
     if (known != NULL)
         known->pending = true;
     struct known_stream *known_stream = note_stream(streams, context, streams_default(stream) ? NULL : stream);
     if (known_stream != NULL)
         known_stream->pending = true;
+    if (entry->context != context || entry->epoch != epoch) {
+        for (int i = 0; i < FENCES; i++) {
+            if (entry->events[i] != NULL && entry->epoch == epoch) /* else they went with a context that ended */
+                DRIVER(cuEventDestroy_v2)(entry->events[i]);
+            entry->events[i] = NULL;
+        }
+        entry->count = entry->fences = 0;
+    } /* else they go on bounding the queue, whatever stream they were recorded on */
     unlock(&streams->lock);
 
-    bool events_live = entry->context == context && entry->epoch == epoch;
-    if (!events_live || entry->stream != stream)
-        entry->fences = 0;
-    for (int i = 0; i < FENCES && !events_live; i++)
-        entry->events[i] = NULL; /* a context that ended took them along; those of one that lives are few and go with it */
     if (entry->window == 0)
         entry->window = 1;
     entry->stream = stream;
     entry->per_thread = per_thread;
     entry->context = context;
     entry->epoch = epoch;
-    entry->count = 0;
-    entry->word = word;
+    entry->metered = (word & GATE_METERED) != 0;
+    entry->word =
+        word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
 }
 
 static void forget_capture(struct streams *streams, unsigned which) {
     struct gate *gate = &the_process->gate;
     unsigned last = atomic_load(&gate->captures) - 1;
     streams->captures[which] = streams->captures[last];
-    atomic_store(&gate->captures, last);
+    gate_set_captures(gate, last);
 }
 
 static void forget_context(struct streams *streams, CUcontext context) {
@@ -124,7 +132,7 @@ static void forget_context(struct streams *streams, CUcontext context) {
     for (unsigned i = atomic_load(&the_process->gate.captures); i > 0; i--)
         if (streams->captures[i - 1].context == context)
             forget_capture(streams, i - 1);
-    atomic_fetch_add(&streams->epoch, 1);
+    streams->epoch++;
     gate_renew(&the_process->gate);
 }
 
@@ -144,7 +152,8 @@ static void orphan_stream(struct streams *streams, CUstream stream) {
             DRIVER(cuEventDestroy_v2)(known->event);
         streams_unhide(mode);
         if (known->waiting)
-            *known = (struct known_stream){.context = known->context, .stream = STREAM_ORPHAN, .event = known->event, .waiting = true};
+            *known = (struct known_stream){
+                .context = known->context, .stream = STREAM_ORPHAN, .event = known->event, .waiting = true};
         else
             *known = (struct known_stream){0};
     }
@@ -208,9 +217,11 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
     unsigned flags;
     int active = 0;
     lock(&streams->lock);
-    if (HAS(cuDevicePrimaryCtxGetState) && DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
+    if (HAS(cuDevicePrimaryCtxGetState) &&
+        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
         DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
-        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device) : DRIVER(cuDevicePrimaryCtxRelease)(device);
+        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
+                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
     result = end(device);
     if (result == CUDA_SUCCESS && context != NULL && !reset)
         if (DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || active)

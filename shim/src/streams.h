@@ -1,8 +1,8 @@
 /* The registry of contexts and streams that have work which no one has seen finished.
  *
- * Guarantees: each stream that a launch went into during the present opening of the gate is registered before the launch; a handle
- * that the program destroys is never used by the hook afterwards (destroying takes the registry's lock); no call of the hook
- * disturbs a stream capture of the program.
+ * Guarantees: each stream that a launch went into during the present opening of the gate is registered before the
+ * launch; a handle that the program destroys is never used by the hook afterwards (destroying takes the registry's
+ * lock); no call of the hook disturbs a stream capture of the program.
  */
 #ifndef SHAREPOD_STREAMS_H
 #define SHAREPOD_STREAMS_H
@@ -15,7 +15,7 @@
 #include "sys.h"
 
 /* In place of the handle of a stream that the program has destroyed. */
-#define STREAM_ORPHAN ((CUstream)~(uintptr_t)0)
+#define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
 enum { STREAMS_CONTEXTS = 64, STREAMS_MOST = 1024, STREAMS_CAPTURES = 64 };
 
@@ -28,14 +28,15 @@ struct known_context {
 
 struct known_stream {
     CUcontext context; /* NULL: a free place */
-    CUstream stream;   /* NULL: the default streams of the context; STREAM_ORPHAN: destroyed, its last work is behind `event` */
+    CUstream stream;   /* NULL: the default streams of the context; STREAM_ORPHAN: destroyed, its last work is behind
+                          `event` */
     CUevent event;
     bool pending, waiting;
 };
 
 struct streams {
     struct lock lock;
-    _Atomic uint32_t epoch; /* counts contexts that ended */
+    uint32_t epoch; /* counts contexts that ended */
     struct known_context contexts[STREAMS_CONTEXTS];
     struct known_stream streams[STREAMS_MOST];
     unsigned context_count, stream_count; /* places ever used */
@@ -51,15 +52,9 @@ static inline bool streams_default(CUstream stream) {
     return (uintptr_t)stream <= 2;
 }
 
-static inline bool streams_same_context(CUstream stream, const struct slot_stream *entry) {
-    CUcontext current = NULL;
-    if (!streams_default(stream))
-        return true;
-    return DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current == entry->context;
-}
-
 /* Notes that a launch into the stream follows; fills the thread's memory of it. Inside a passage. */
-void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word, struct slot_stream *entry);
+void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
+                      struct slot_stream *entry);
 bool streams_is_capturing(CUstream stream, bool per_thread);
 
 /* For a call of the hook's own in a thread of the program: stream capture shall not see it. */
@@ -69,7 +64,8 @@ void streams_unhide(CUstreamCaptureMode mode);
 /* An event for the hook's fences in that context; NULL if the driver makes none. */
 CUevent streams_make_event(CUcontext context);
 
-/* drain.c. Begins: events behind all registered work. Poll: whether all of it has finished. End: nothing is registered any more. */
+/* drain.c. Begins: events behind all registered work. Poll: whether all of it has finished. End: nothing is registered
+ * any more. */
 void drain_begin(struct streams *streams);
 bool drain_poll(struct streams *streams);
 void drain_end(struct streams *streams);

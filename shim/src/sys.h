@@ -1,7 +1,7 @@
 /* The kernel, without libc: raw system calls (which leave the program's errno alone), futex locks, time.
  *
- * The hook lives in programs of every glibc since 2.17 and starts before libpthread may be there, so it takes nothing from libc but
- * what the compiler itself asks for (memcpy and its like) and dl_iterate_phdr.
+ * The hook lives in programs of every glibc since 2.17 and starts before libpthread may be there, so it takes nothing
+ * from libc but what the compiler itself asks for (memcpy and its like) and dl_iterate_phdr.
  */
 #ifndef SHAREPOD_SYS_H
 #define SHAREPOD_SYS_H
@@ -26,7 +26,10 @@ static inline long sys_call(long number, long a, long b, long c, long d, long e,
     register long r8 __asm__("r8") = e;
     register long r9 __asm__("r9") = f;
     long result;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
     return result;
 #elif defined(__aarch64__)
     register long x8 __asm__("x8") = number;
@@ -103,7 +106,8 @@ static inline void unlock(struct lock *lock) {
         sys_call(SYS_futex, (long)&lock->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
 }
 
-/* Fresh zeroed memory that a child of fork finds zeroed again (where the kernel can: since 4.14); NULL when there is none. */
+/* Fresh zeroed memory that a child of fork finds zeroed again (where the kernel can: since 4.14); NULL when there is
+ * none. */
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 

@@ -54,7 +54,8 @@ static void send_drained(struct token *token, uint64_t grant_id, uint64_t launch
 
 void token_granted(struct token *token, const struct shp_grant *grant) {
     uint64_t now = sys_now();
-    uint64_t deadline = grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
+    uint64_t deadline =
+        grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
@@ -87,8 +88,8 @@ void token_disconnected(struct token *token, bool was_ready) {
     token->next_limits = 0;
 }
 
-/* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each other never
- * wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
+/* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each
+ * other never wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     struct process *process = the_process;
     if (now >= token->next_limits) {
@@ -100,8 +101,10 @@ static uint64_t step_local(struct token *token, uint64_t now) {
         }
         token->next_limits = now + SYS_SECOND;
     }
-    if (process->session.refused || process->session.state == SESSION_GREETING || !wanted())
+    if (process->session.refused || !wanted())
         return SYS_NEVER;
+    if (now < process->session.patient_until) /* a daemon that lives answers at once */
+        return process->session.patient_until;
     uint64_t request = gpus_request(&process->gpus);
     if (request == 0)
         return token->next_limits;
@@ -137,7 +140,7 @@ static uint64_t step_none(struct token *token, uint64_t now) {
         return now + 10 * SYS_MS;
     token->state = TOKEN_WANTED;
     session->heard = now; /* the silence that the ping goes by begins here */
-    return SYS_NEVER;
+    return now;
 }
 
 static uint64_t step_held(struct token *token, uint64_t now) {
@@ -156,7 +159,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     if (launches != token->seen) {
         token->seen = launches;
         token->quiet = false;
-    } else if (gate_clear(&process->gate)) {
+    } else if (!wanted() && gate_clear(&process->gate)) { /* who was woken and has not run yet is not idle */
         if (!token->quiet)
             drain_begin(&process->streams);
         token->quiet = true;
@@ -217,17 +220,11 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
 
 uint64_t token_step(struct token *token, uint64_t now) {
     switch (token->state) {
-    case TOKEN_NONE:
-        return step_none(token, now);
-    case TOKEN_WANTED:
-        session_ping(&the_process->session, now);
-        return now + SYS_SECOND;
-    case TOKEN_HELD:
-        return step_held(token, now);
-    case TOKEN_CLOSING:
-        return step_closing(token, now);
-    case TOKEN_DRAINING:
-        return step_draining(token, now);
+    case TOKEN_NONE: return step_none(token, now);
+    case TOKEN_WANTED: session_ping(&the_process->session, now); return now + SYS_SECOND;
+    case TOKEN_HELD: return step_held(token, now);
+    case TOKEN_CLOSING: return step_closing(token, now);
+    case TOKEN_DRAINING: return step_draining(token, now);
     }
     return SYS_NEVER;
 }

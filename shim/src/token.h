@@ -1,8 +1,8 @@
 /* The token: when the gate is open. A state machine that the agent thread steps.
  *
- * Guarantees: the gate is open only while a grant of the daemon is held or, without a daemon, in the part of each period that is the
- * tenant's request; DRAINED is sent once for each grant, after the gate was closed, no thread was inside a launch (or the grace
- * period had passed) and all work launched under it had finished.
+ * Guarantees: the gate is open only while a grant of the daemon is held or, without a daemon, in the part of each
+ * period that is the tenant's request; DRAINED is sent once for each grant, after the gate was closed, no thread was
+ * inside a launch (or the grace period had passed) and all work launched under it had finished.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -16,16 +16,16 @@ enum token_state { TOKEN_NONE, TOKEN_WANTED, TOKEN_HELD, TOKEN_CLOSING, TOKEN_DR
 
 struct token {
     enum token_state state;
-    bool local;      /* by the file `limits`, no daemon */
+    bool local; /* by the file `limits`, no daemon */
     bool metered;
-    bool idle;       /* given back because nothing was launched */
-    bool quiet;      /* nothing launched since the last look, and events are recorded behind what was */
+    bool idle;  /* given back because nothing was launched */
+    bool quiet; /* nothing launched since the last look, and events are recorded behind what was */
     uint64_t grant_id;
-    uint64_t deadline;      /* of the grant */
-    uint64_t launches;      /* at its beginning */
-    uint64_t seen;          /* at the last look */
+    uint64_t deadline; /* of the grant */
+    uint64_t launches; /* at its beginning */
+    uint64_t seen;     /* at the last look */
     uint64_t next_look;
-    uint64_t close_until;   /* waits no longer for threads inside a launch */
+    uint64_t close_until; /* waits no longer for threads inside a launch */
     uint64_t drain_started;
     uint64_t next_poll;
     uint64_t drained_launches; /* that the recorded events are behind */

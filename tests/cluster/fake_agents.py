@@ -27,16 +27,28 @@ def gpu_uuid(node: str, index: int) -> str:
 
 
 class FakeAgents:
-    """`gpus` GPUs of `memory` bytes on each node that is added. Use it in a `with` block."""
+    """`gpus` GPUs of `memory` bytes on each node that is added; `pace`: each agent writes at most once in so many
+    seconds, as a real one does in 1 s. Use it in a `with` block.
+    """
 
     def __init__(
-        self, api: Api, *, gpus: int = 2, memory: int = 16 * GIB, duration: int = 20, renew: float = 1.0
+        self,
+        api: Api,
+        *,
+        gpus: int = 2,
+        memory: int = 16 * GIB,
+        duration: int = 20,
+        renew: float = 1.0,
+        pace: float = 0.0,
     ) -> None:
         self._api = api
         self._gpus = gpus
         self._memory = memory
         self._duration = duration
         self._renew = renew
+        self._pace = pace
+        self._due: dict[str, float] = {}  # node: when its agent may write again
+        self._behind: set[str] = set()
         self._there: set[str] = set()
         self._namespaces = [NAMESPACE]
         self._left: set[str] = set()
@@ -44,7 +56,9 @@ class FakeAgents:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watch: Watch | None = None
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._observe, self._beat)]
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._observe, self._beat, self._catch_up)
+        ]
         self.failures: list[str] = []
 
     def __enter__(self) -> Self:
@@ -129,6 +143,14 @@ class FakeAgents:
                     self.failures.append(repr(error))
                 self._stopped.wait(0.1)
 
+    def _catch_up(self) -> None:
+        while self._pace and not self._stopped.wait(0.05):
+            with self._lock:
+                nodes = [node for node in self._behind if self._due[node] <= time.monotonic()]
+            for node in nodes:
+                with suppress(OSError):
+                    self._look(node)
+
     def _beat(self) -> None:
         while not self._stopped.wait(self._renew):
             with self._lock:
@@ -175,6 +197,11 @@ class FakeAgents:
             known = gpunode.get("status") or {}
             if all(known.get(key) == value for key, value in status.items()):
                 return
+            if self._due.get(name, 0.0) > time.monotonic():
+                self._behind.add(name)
+                return
+            self._due[name] = time.monotonic() + self._pace
+            self._behind.discard(name)
             try:
                 self._api.patch(f"{GPUNODES}/{name}/status", {"status": status})
             except ApiError as error:

@@ -64,7 +64,8 @@ def test_a_refusal_names_the_field_and_the_mend(server: Cluster, case: Case) -> 
 
 def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None:
     server.api.create(SHAREPODS, sharepod("columns", {"request": 0.25, "limit": 0.5, "memory": "4Gi"}))
-    status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1"}
+    share = {"request": "0.25", "limit": "0.5", "memory": "4Gi"}
+    status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1", "share": share}
     server.api.patch(f"{SHAREPODS}/columns/status", {"status": status})
     header, row = server.kubectl("get", "shp", "columns").stdout.splitlines()
     assert header.split() == ["NAME", "REQUEST", "LIMIT", "MEMORY", "NODE", "GPU", "PHASE", "AGE"]
@@ -80,11 +81,14 @@ def test_a_gpunode_shows_pool_and_agent(server: Cluster) -> None:
         "agentVersion": "0.1.0",
         "gpus": [{"uuid": UUID, "index": 0, "model": "A100", "memory": 1}],
         "conditions": [{"type": "AgentReady", "status": "True", "reason": "Running"}],
+        "gpuCount": 1,
+        "tenantCount": 2,
+        "reserved": "0.9",
     }
     server.api.patch(f"{GPUNODES}/shown/status", {"status": status})
     header, row = server.kubectl("get", "gn", "shown").stdout.splitlines()
-    assert header.split() == ["NAME", "POOL", "MODEL", "READY", "AGENT", "AGE"]
-    assert row.split()[:-1] == ["shown", "dedicated", "A100", "True", "0.1.0"]
+    assert header.split() == ["NAME", "POOL", "MODEL", "GPUS", "RESERVED", "TENANTS", "READY", "AGENT", "AGE"]
+    assert row.split()[:-1] == ["shown", "dedicated", "A100", "1", "0.9", "2", "True", "0.1.0"]
 
 
 def test_two_tenants_of_one_id_cannot_stand_in_a_ledger(server: Cluster) -> None:

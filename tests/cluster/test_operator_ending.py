@@ -217,15 +217,26 @@ def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: 
     world.cluster.wait_for(f"{GPUNODES}/{node}", lambda seen: seen is None, what="the GPUNode to go")
 
 
-def test_a_gpunode_deleted_by_an_admin_does_not_leave_unaccounted_pods(world: World) -> None:
+def test_a_row_removed_by_an_admin_does_not_leave_an_unaccounted_pod(world: World) -> None:
     (node,) = world.nodes("ledger")
     namespace = world.cluster.namespace("ledger")
     world.apply(namespace, "one", {"request": 0.7}, on="ledger")
     world.phase(namespace, "one", "Running")
+    world.api.patch(f"{GPUNODES}/{node}", {"spec": {"tenants": []}})
+    world.phase(namespace, "one", "Failed")
+    message = world.condition(namespace, "one", "PodReady", status="False", reason="ReservationLost")
+    assert "make it anew" in message
+    wait(lambda: world.pod(namespace, "one") is None, what="the pod to go")
+    assert not world.rows(node)
+
+
+def test_a_gpunode_without_tenants_that_an_admin_deleted_is_made_again(world: World) -> None:
+    (node,) = world.nodes("remade")
     uid = world.api.get(f"{GPUNODES}/{node}")["metadata"]["uid"]
     world.api.delete(f"{GPUNODES}/{node}")
     world.cluster.wait_for(
         f"{GPUNODES}/{node}", lambda seen: seen is not None and seen["metadata"]["uid"] != uid, what="a new GPUNode"
     )
-    world.phase(namespace, "one", "Failed")
-    wait(lambda: world.pod(namespace, "one") is None, what="the pod to go")
+    namespace = world.cluster.namespace("remade")
+    world.apply(namespace, "one", {"request": 0.7}, on="remade")
+    world.phase(namespace, "one", "Running")

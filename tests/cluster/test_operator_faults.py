@@ -226,7 +226,7 @@ def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
             for node in nodes:
                 for row in world.rows(node):
                     taken.update(dict.fromkeys(row["gpus"], row["requestMilli"]))
-            assert all(milli <= 1000 for milli in taken.values())
+            assert all(milli <= 1000 for milli in taken.values()), [(node, world.rows(node)) for node in nodes]
             time.sleep(0.2)
         assert world.metric("sharepod_operator_ledger_writes_total", "rival") > 0
     finally:

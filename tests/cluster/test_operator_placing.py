@@ -94,7 +94,7 @@ def test_what_never_fits_says_so_and_goes_on_when_room_appears(world: World) -> 
     ]
     world.api.patch(f"{GPUNODES}/{name}/status", {"status": {"gpus": gpus}})
     world.agents._beat_once(name)
-    world.phase(namespace, "four", "Placed", timeout=10)
+    world.phase(namespace, "four", "Running")
     row = world.row(name, "four")
     assert row is not None
     assert len(set(row["gpus"])) == 3
@@ -311,3 +311,19 @@ def test_the_higher_priority_goes_first(world: World) -> None:
     world.agents.start(node)
     world.phase(namespace, "urgent", "Running", timeout=30)
     assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
+
+
+def test_a_share_whose_pod_is_forbidden_for_long_goes_to_others_and_the_reason_stays(world: World) -> None:
+    (node,) = world.nodes("barred")
+    namespace, other = world.cluster.namespace("barred"), world.cluster.namespace("unbarred")
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.api.create(path, quota)
+    world.cluster.wait_for(f"{path}/none", lambda seen: (seen or {}).get("status", {}).get("hard"), what="the quota")
+    world.apply(namespace, "one", {"request": 1, "count": 2}, on="barred")
+    wait(lambda: world.row(node, "one"), what="its reservation")
+    world.apply(other, "two", {"request": 1, "count": 2}, on="barred")
+    world.phase(other, "two", "Running", timeout=30)
+    seen = world.phase(namespace, "one", "Pending")
+    assert "node" not in seen["status"]
+    assert "quota" in world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")

@@ -92,7 +92,7 @@ def _up(name: str, fake_nodes: int, with_node: bool) -> int:
                 cluster.services.start("fake-kubelets", command, env=environment)
             if with_node:
                 node = Node(cluster, detached=True)
-                node.install_runtime_class()
+                cluster.runtime_class()
             running = [services for services in (node and node.services, cluster.services) if services]
             standing = Standing(
                 name=name,

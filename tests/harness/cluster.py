@@ -256,6 +256,11 @@ class Cluster:
         self.await_service_account(name, "default")
         return name
 
+    def runtime_class(self, name: str = "nvidia") -> None:
+        """The RuntimeClass that names the container runtime of the same name, if a node has one."""
+        body: Object = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
+        self.api.apply(f"/apis/node.k8s.io/v1/runtimeclasses/{name}", body | {"handler": name})
+
     def await_service_account(self, namespace: str, name: str, *, timeout: float = 30.0) -> None:
         """Wait until the ServiceAccount exists, which pods of that namespace need."""
 

@@ -82,7 +82,7 @@ class RealNode(Machine):
         self.real = Node(cluster, name)
         self.node = self.real.name
         try:
-            self.real.install_runtime_class()
+            cluster.runtime_class()
             self.real.set_gpus([Gpu(gpu["uuid"], gpu["model"]) for gpu in self.gpus], libcuda=LIBCUDA, state=self.state)
             image = image_with_program(IMAGE, PROGRAM, directory=self.directory, injected=[LIBCUDA.name])
             self.real.load_image(image)
@@ -118,6 +118,7 @@ class BareMachine(Machine):
         self._tenants = self.directory / "s" / "tenants"
         self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         (self.node,) = cluster.add_fake_nodes(1, prefix="gpu-node")
+        cluster.runtime_class()
         self._kubelets = FakeKubelets(cluster.api).start()
 
     def start_agent(self, installation: Installation) -> Service:

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from . import images, nvidia_runtime
-from .api import ApiError, Object
+from .api import ApiError
 from .cache import acquire
 from .cluster import Cluster, free_ports, wait_until
 from .commands import command
@@ -294,10 +294,6 @@ class Node:
         fresh.write_text(json.dumps(config))
         fresh.rename(self.state / "nvidia.json")
 
-    def install_runtime_class(self, name: str = "nvidia") -> None:
-        """The RuntimeClass that names the runtime `nvidia` of this node."""
-        body: Object = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}}
-        self.cluster.api.apply(f"/apis/node.k8s.io/v1/runtimeclasses/{name}", body | {"handler": "nvidia"})
 
 
 def _plan(name: str) -> NodeLayout:

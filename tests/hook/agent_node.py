@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from hook.fakecuda import State, create_state, read_state
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sharepod.protocol import GpuTerms
 
 from hook.fakecuda import State, create_state, read_state
 from hook.probe import Probe
 from hook.scripted_daemon import ScriptedDaemon
-from sharepod.protocol import GpuTerms
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -33,6 +33,9 @@ TENANT_MEMORY = 256 * MIB
 
 
 def _build_hook(target: Path, *, define: str = "") -> Path:
+    sources = [ROOT / "setup.py", Path(__file__), *(ROOT / "shim").rglob("*.[ch]"), *(ROOT / "shim").rglob("*.def")]
+    if target.is_file() and target.stat().st_mtime > max(source.stat().st_mtime for source in sources):
+        return target
     command = [sys.executable, "setup.py", "--quiet", "build_hook", f"--target={target}"]
     if define:
         command.append(f"--define={define}")
@@ -45,7 +48,11 @@ def _build_hook(target: Path, *, define: str = "") -> Path:
 def double() -> Path:
     """The folder of the fake libcuda.so.1. The programs of the tests are built with it."""
     done = subprocess.run(
-        ["make", "-C", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"], capture_output=True, text=True, check=False, timeout=120
+        ["make", "-C", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return BUILD / "fakecuda"
@@ -64,7 +71,9 @@ def hasty_hook_file() -> Path:
     return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
 
-def terms(gpu: str = GPU_0, *, request: int = 500, limit: int = 1000, memory: int = TENANT_MEMORY, enforced: bool = True) -> GpuTerms:
+def terms(
+    gpu: str = GPU_0, *, request: int = 500, limit: int = 1000, memory: int = TENANT_MEMORY, enforced: bool = True
+) -> GpuTerms:
     return GpuTerms(bytes.fromhex(gpu.removeprefix("GPU-").replace("-", "")), request, limit, memory, enforced)
 
 
@@ -89,6 +98,7 @@ class Tenant:
         draft.replace(self.directory / "limits")
 
     def environment(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> dict[str, str]:
+        """`double`: another folder of a fake libcuda.so.1."""
         return {
             "PATH": os.environ["PATH"],
             "LD_PRELOAD": str(self.directory / "libsharepod.so"),
@@ -108,10 +118,19 @@ class Tenant:
         self._ends.append(probe.close)
         return probe
 
-    def loop(self, *arguments: str, label: str = "tenant", **more: str) -> subprocess.Popen[str]:
-        """launchloop; ended with the test if it has not by then."""
-        program = [str(BUILD / "programs" / "launchloop"), *arguments]
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=self.environment(label, **more))
+    def loop(
+        self,
+        *arguments: str,
+        label: str = "tenant",
+        double: Path | None = None,
+        under: tuple[str, ...] = (),
+        **more: str,
+    ) -> subprocess.Popen[str]:
+        """launchloop, started by the programs `under`; ended with the test if it has not by then."""
+        program = [*(str(BUILD / "programs" / name) for name in (*under, "launchloop")), *arguments]
+        process = subprocess.Popen(
+            program, stdout=subprocess.PIPE, text=True, env=self.environment(label, double=double, **more)
+        )
         self._ends.append(lambda: _end(process))
         return process
 
@@ -119,7 +138,12 @@ class Tenant:
         return read_state(self.state)
 
     def submitted(self, label: str = "tenant") -> int:
-        return sum(usage.submitted for client in self.read().clients if client.label == label for usage in client.usage.values())
+        return sum(
+            usage.submitted
+            for client in self.read().clients
+            if client.label == label
+            for usage in client.usage.values()
+        )
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float = 10) -> None:
         deadline = time.monotonic() + timeout
@@ -159,7 +183,9 @@ MakeTenant = Callable[..., Tenant]
 @pytest.fixture
 def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: Path) -> Iterator[MakeTenant]:
     """Makes tenants' directories on one set of two simulated GPUs."""
-    state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)])
+    state = create_state(
+        tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)]
+    )
     tenants: list[Tenant] = []
 
     def make(*gpus: GpuTerms, hasty: bool = False, limits: bool = True) -> Tenant:

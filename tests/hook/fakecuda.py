@@ -1,8 +1,8 @@
-"""The simulated devices of the fake CUDA, from Python: make the state file, read what every client got, release hung kernels.
+"""The simulated devices of the fake CUDA, from Python: make the state file, read it, release hung kernels.
 
-`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names; `read_state(path)` says which device time and memory each
-process that used it got, also processes that have ended (until their places are needed again). The layout is that of
-`fakecuda/state.h`.
+`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names; `read_state(path)` says which device time and
+memory each process that used it got, also processes that have ended (until their places are needed again). The layout
+is that of `fakecuda/state.h`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class State:
         """The one client of that label; KeyError if there is none or more than one."""
         found = [client for client in self.clients if client.label == label]
         if len(found) != 1:
-            raise KeyError(f"{len(found)} clients are labelled {label!r}; there are {[client.label for client in self.clients]}")
+            raise KeyError(
+                f"{len(found)} clients are labelled {label!r}; there are {[client.label for client in self.clients]}"
+            )
         return found[0]
 
     def busy_ns(self, label: str, gpu: str | None = None) -> int:

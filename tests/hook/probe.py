@@ -1,4 +1,4 @@
-"""A process under the hook whose CUDA calls a test makes one by one, from as many threads as it likes. See probe_child.py."""
+"""A process under the hook whose CUDA calls a test makes one by one, from as many threads as it likes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ class Probe:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-S", str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(environment)
+            [sys.executable, "-S", str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(environment),
         )
         self._pending: dict[int, Future[Result]] = {}
         self._count = 0

@@ -1,11 +1,13 @@
-"""Runs inside the probed process: makes the CUDA calls that the test asks for, one JSON object a line, each thread by itself.
+"""Runs inside the probed process: makes the CUDA calls that the test asks for, one JSON object a line.
 
-`{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is answered with `{"id": 1, "code": 0, "value": ...}`; `code` is the
-CUresult. Operations of one thread follow each other; a thread that waits in a call does not keep the others.
+`{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is answered with `{"id": 1, "code": 0, "value": ...}`;
+`code` is the CUresult. Operations of one thread follow each other; a thread that waits in a call does not keep the
+others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -13,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +148,12 @@ class Calls:
         """Where cuGetProcAddress says the function is, and in which file that lies."""
         found, status = ctypes.c_void_p(), ctypes.c_int(-1)
         code = self.cuda(
-            "cuGetProcAddress_v2", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(flags), ctypes.byref(status)
+            "cuGetProcAddress_v2",
+            name.encode(),
+            ctypes.byref(found),
+            version,
+            ctypes.c_uint64(flags),
+            ctypes.byref(status),
         )
         return code, [_file_of(found.value or 0), status.value]
 
@@ -163,14 +171,28 @@ class Calls:
     def facts(self) -> tuple[int, Any]:
         tasks = Path("/proc/self/task")
         names = sorted((task / "comm").read_text().strip() for task in tasks.iterdir())
-        files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        files = []
+        for path in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another thread has closed it
+                files.append(str(path.readlink()))
         maps = Path("/proc/self/maps").read_text()
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
+
+    def welcomed(self) -> tuple[int, Any]:
+        """Waits until the daemon's hints are mapped: it has answered HELLO."""
+        deadline = time.monotonic() + 10
+        while "sharepod-hints" not in Path("/proc/self/maps").read_text():
+            if time.monotonic() > deadline:
+                return 1, None
+            time.sleep(0.002)
+        return 0, None
 
     def signals_of_agent(self) -> tuple[int, Any]:
         for task in Path("/proc/self/task").iterdir():
             if (task / "comm").read_text().strip() == "sharepod":
-                lines = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+                lines = dict(
+                    line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line
+                )
                 return 0, lines["SigBlk"].strip()
         return 1, None
 

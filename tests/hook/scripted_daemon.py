@@ -1,7 +1,7 @@
 """A daemon that does what a test tells it to: the other end of the hook's socket.
 
-It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it got, with the time. Without
-being told it only welcomes clients and answers questions about memory, by a ledger as simple as can be.
+It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it got, with the
+time. Without being told it only welcomes clients and answers questions about memory, by a ledger as simple as can be.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Client:
 
 
 class ScriptedDaemon:
-    """Serves `agent.sock` in a tenant's directory until `close`. `vanish` and `appear` stand for an agent that ends and comes back."""
+    """Serves `agent.sock` in a tenant's directory until `close`.
+
+    `vanish` and `appear` stand for an agent that ends and comes back.
+    """
 
     def __init__(self, directory: Path, gpus: Sequence[GpuTerms], *, grace_ms: int = GRACE_MS) -> None:
         self.directory = directory
@@ -149,7 +152,9 @@ class ScriptedDaemon:
         with self._changed:
             while not condition():
                 left = deadline - time.monotonic()
-                assert left > 0, f"waited {timeout} s in vain for {what}; got {[client.received for client in self.clients]}"
+                assert left > 0, (
+                    f"waited {timeout} s in vain for {what}; got {[client.received for client in self.clients]}"
+                )
                 self._changed.wait(min(left, 0.01))
 
     def client(self, index: int = 0, timeout: float = 10) -> Client:
@@ -169,6 +174,15 @@ class ScriptedDaemon:
         """The frame of that type that came when `after` others of it had come."""
         self.wait(lambda: len(self.frames(client, kind)) > after, f"{kind.__name__} number {after + 1}", timeout)
         return self.frames(client, kind)[after]
+
+    def wait_asked(self, client: Client, times: int = 1, timeout: float = 10) -> None:
+        """Until the client has asked for the token so many times, by WANT or with DRAINED."""
+
+        def asked() -> bool:
+            drained = self.frames(client, Drained)
+            return len(self.frames(client, Want)) + sum(frame.wanting for frame in drained) >= times
+
+        self.wait(asked, f"the token to be asked for {times} times", timeout)
 
     def used(self, gpu: int) -> int:
         return sum(client.credited[gpu] for client in self.clients if not client.gone)

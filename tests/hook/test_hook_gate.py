@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from sharepod.protocol import Drained, Hello, Want
 
 from hook.conftest import GPU_0, GPU_1, MakeTenant, Tenant, last_report, terms
 from hook.fakecuda import release_hung_kernels
-from sharepod.protocol import Drained, Hello, Want
 
 
 @pytest.mark.parametrize("resolve", ["symbol", "dlsym", "getproc", "getproc11"])
@@ -39,7 +39,7 @@ def test_nothing_is_launched_between_drained_and_the_next_grant(tenant: Tenant) 
     client = daemon.client()
     passed = 0
     for turn in range(8):
-        daemon.wait(lambda: len(daemon.frames(client, Want)) + len(daemon.frames(client, Drained)) > turn, "someone waiting")  # noqa: B023
+        daemon.wait_asked(client, turn + 1)
         before = tenant.submitted()
         grant = daemon.grant(client, 20, metered=turn % 2 == 0)
         drained = daemon.next_frame(client, Drained, turn)
@@ -47,11 +47,10 @@ def test_nothing_is_launched_between_drained_and_the_next_grant(tenant: Tenant) 
         usage = tenant.read().client("tenant").usage[GPU_0]
         passed += drained.launches
         assert drained.grant_id == grant.grant_id
-        assert drained.wanting
         assert usage.submitted == passed == before + drained.launches
         assert usage.kernels == usage.submitted, "work of the grant is unfinished"
         assert usage.last_end <= came
-        assert drained.launches > 10
+    assert passed > 50
 
 
 def test_revoke_takes_the_token_back(tenant: Tenant) -> None:
@@ -61,11 +60,10 @@ def test_revoke_takes_the_token_back(tenant: Tenant) -> None:
     daemon.next_frame(client, Want)
     grant = daemon.grant(client)
     tenant.until(lambda: tenant.submitted() > 5, "launches")
-    revoked = time.monotonic_ns()
     daemon.revoke(client, grant)
     drained = daemon.next_frame(client, Drained)
     assert drained.grant_id == grant.grant_id
-    assert daemon.times(client, Drained)[0] - revoked < 200e6
+    assert tenant.submitted() == drained.launches
 
 
 def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
@@ -82,10 +80,11 @@ def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
     assert len(daemon.frames(client, Drained)) == 1
 
 
-def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant) -> None:
+@pytest.mark.parametrize(("threads", "streams"), [(1, 1), (1, 16), (3, 5)])
+def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, streams: int) -> None:
     """Unmetered, the program fills its queue with a second of work and the drain takes as long."""
     daemon = tenant.daemon()
-    tenant.loop("--kernel-us", "2000")
+    tenant.loop("--kernel-us", "2000", "--threads", str(threads), "--streams", str(streams))
     client = daemon.client()
     daemon.next_frame(client, Want)
     overruns = []
@@ -94,25 +93,30 @@ def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant) -> None:
         daemon.grant(client, 50, metered=True)
         daemon.next_frame(client, Drained, turn)
         overruns.append((daemon.times(client, Drained)[turn] - sent) / 1e6 - 50)
-    assert min(overruns) < 25, overruns
+    assert min(overruns) < 40, overruns
 
 
-@pytest.mark.parametrize(("metered", "contended", "within_ms"), [(True, False, 20), (False, True, 20), (False, False, 400)])
+@pytest.mark.parametrize(
+    ("metered", "contended", "within_ms"), [(True, False, 5), (False, True, 5), (False, False, 200)]
+)
 def test_an_idle_holder_gives_the_token_back(tenant: Tenant, metered: bool, contended: bool, within_ms: int) -> None:
     daemon = tenant.daemon()
     daemon.hints.contended = contended
     probe = tenant.probe()
     probe.start_cuda()
-    launched = probe.post("launch", "spin_us_3000", "", 2)
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, metered=metered)
-    assert launched.result(10).code == 0
-    drained = daemon.next_frame(client, Drained)
-    finished = tenant.read().client("tenant").usage[GPU_0].last_end
-    assert drained.idle
-    assert drained.launches == 2
-    assert 0 <= daemon.times(client, Drained)[0] - finished < within_ms * 1e6
+    delays = []
+    for turn in range(5):  # the machine may be busy: the best of five counts
+        launched = probe.post("launch", "spin_us_3000", "", 2)
+        client = daemon.client()
+        daemon.next_frame(client, Want, turn)
+        daemon.grant(client, metered=metered)
+        assert launched.result(10).code == 0
+        drained = daemon.next_frame(client, Drained, turn)
+        finished = tenant.read().client("tenant").usage[GPU_0].last_end
+        assert drained.idle
+        assert drained.launches == 2
+        delays.append((daemon.times(client, Drained)[turn] - finished) / 1e6)
+    assert 0 <= min(delays) < within_ms
 
 
 def test_a_holder_with_unfinished_work_is_not_idle(tenant: Tenant) -> None:
@@ -158,7 +162,7 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert 1024 <= usage.submitted < 1500
     assert usage.submitted == usage.kernels == drained.launches
-    assert drained.wanting
+    daemon.wait_asked(client, 2)
     daemon.grant(client)
     assert launching.result(10).code == 0
 
@@ -200,13 +204,11 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
     probe.ok("stream", "on second")
     probe.ok("context_use")
     probe.ok("stream", "on first")
-    launching = [probe.post("launch", "spin_us_20000", name, thread=name) for name in ("on first", "on second")]
     for name, context in (("on first", ""), ("on second", "second")):
-        probe.post("context_use", context, thread=name)
+        probe.ok("context_use", context, thread=name)
+    launching = [probe.post("launch", "spin_us_20000", name, thread=name) for name in ("on first", "on second")]
     client = daemon.client()
     assert daemon.next_frame(client, Want).gpu_mask == 3
-    assert all(future.result(1).code == 201 for future in launching), "a thread without a context"
-    launching = [probe.post("launch", "spin_us_20000", name, thread=name) for name in ("on first", "on second")]
     daemon.grant(client, 5)
     assert [future.result(10).code for future in launching] == [0, 0]
     daemon.next_frame(client, Drained)
@@ -216,36 +218,76 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
     assert max(usage[gpu].last_end for gpu in (GPU_0, GPU_1)) <= came
 
 
-def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant) -> None:
-    for double in ("fakecuda", "fakecuda-11.8"):
-        daemon = tenant.daemon()
-        probe = tenant.probe(double, double=tenant.double.with_name(double))
-        probe.start_cuda()
-        probe.ok("stream", "short-lived")
-        launched = probe.post("launch", "spin_us_30000", "short-lived")
-        client = daemon.client()
-        daemon.next_frame(client, Want)
-        daemon.grant(client, 5, metered=False)
-        assert launched.result(10).code == 0
-        probe.ok("stream_destroy", "short-lived")
-        daemon.next_frame(client, Drained)
-        assert tenant.read().client(double).usage[GPU_0].last_end <= daemon.times(client, Drained)[0]
-        daemon.close()
+@pytest.mark.parametrize("version", ["fakecuda", "fakecuda-11.8"])
+def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: MakeTenant, version: str) -> None:
+    """The handle is the same, the stream is not: each of them is drained."""
+    tenant = make_tenant(terms(GPU_0), terms(GPU_1))
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    probe.ok("own_context", "second", 1)
+    launched = probe.post("launch", "spin_us_1000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 300, metered=True)
+    assert launched.result(10).code == 0
+    for _ in range(5):
+        for context in ("", "second"):
+            probe.ok("context_use", context)
+            probe.ok("launch", "spin_us_2000")
+    probe.ok("launch", "spin_us_100000")  # on the second
+    daemon.next_frame(client, Drained)
+    came = daemon.times(client, Drained)[0]
+    usage = tenant.read().client("tenant").usage
+    assert [usage[gpu].kernels for gpu in (GPU_0, GPU_1)] == [5, 7]
+    assert max(usage[gpu].last_end for gpu in (GPU_0, GPU_1)) <= came
+
+
+@pytest.mark.parametrize("version", ["fakecuda", "fakecuda-11.8"])
+def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    probe.ok("stream", "short-lived")
+    launched = probe.post("launch", "spin_us_30000", "short-lived")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 5)
+    assert launched.result(10).code == 0
+    probe.ok("stream_destroy", "short-lived")
+    daemon.next_frame(client, Drained)
+    assert tenant.read().client("tenant").usage[GPU_0].last_end <= daemon.times(client, Drained)[0]
 
 
 def test_more_threads_than_slots_all_pass_and_all_count(tenant: Tenant) -> None:
     daemon = tenant.daemon()
-    process = tenant.loop("--threads", "1100", "--kernel-us", "0", "--seconds", "3", "--idle-us", "20000", "--event-every", "1000000")
+    process = tenant.loop("--threads", "1100", "--kernel-us", "0", "--idle-us", "20000", "--event-every", "1000000")
     client = daemon.client()
     daemon.next_frame(client, Want)
-    passed = 0
-    for turn in range(3):
-        daemon.grant(client, 150)
-        drained = daemon.next_frame(client, Drained, turn)
-        passed += drained.launches
+    passed = turn = 0
+    while passed < 2200:
+        daemon.wait_asked(client, turn + 1)
+        daemon.grant(client, 100)
+        passed += daemon.next_frame(client, Drained, turn).launches
         assert tenant.submitted() == passed
-    assert passed > 2200
+        turn += 1
     process.kill()
+
+
+@pytest.mark.parametrize("under", [(), ("nomembarrier",)], ids=["membarrier", "fences"])
+def test_no_launch_slips_through_a_closing_gate(tenant: Tenant, under: tuple[str, ...]) -> None:
+    """Hundreds of openings that end in the middle of launches: whatever was launched was counted before DRAINED."""
+    daemon = tenant.daemon()
+    tenant.loop("--threads", "6", "--streams", "3", "--function", "noop", "--event-every", "1000000", under=under)
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    assert daemon.frames(client, Hello)[0].no_membarrier == bool(under)
+    passed = 0
+    for turn in range(300):
+        daemon.grant(client, 1, metered=turn % 3 == 0)
+        passed += daemon.next_frame(client, Drained, turn).launches
+        assert tenant.submitted() == passed
+    assert passed > 300
 
 
 def test_hello_names_the_build(tenant: Tenant) -> None:

@@ -46,5 +46,5 @@ def cluster() -> Iterator[Cluster]:
 def node(cluster: Cluster) -> Iterator[Node]:
     """The module's real node, with RuntimeClass `nvidia` and no GPU (see `Node.set_gpus`)."""
     with Node(cluster, keep_logs=_KEEP_LOGS) as running:
-        running.install_runtime_class()
+        cluster.runtime_class()
         yield running

@@ -44,6 +44,17 @@ def test_busy_tenants_get_what_they_were_guaranteed(requests: list[int], kernel:
 
 
 @SOME
+@given(requests=parts(1000, 4), gap=st.sampled_from([200 * US, 1 * MS, 5 * MS]))
+def test_what_hand_offs_cost_is_borne_in_proportion(requests: list[int], gap: int) -> None:
+    programs = [Program(f"t{i}", request=r, kernel_ns=2 * MS) for i, r in enumerate(requests)]
+    end = WARM_UP + 200 * S
+    Simulation(programs, gap_ns=gap).run(end)
+    used = sum(program.share(WARM_UP, end) for program in programs)
+    for program in programs:
+        assert program.share(WARM_UP, end) == pytest.approx(used * program.request / 1000, abs=0.005)
+
+
+@SOME
 @given(requests=parts(500, 5), kernel=st.lists(kernels, min_size=5, max_size=5))
 def test_idle_time_is_lent_in_proportion_to_requests(requests: list[int], kernel: list[int]) -> None:
     programs = [
@@ -140,6 +151,23 @@ def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[in
     Simulation(programs).run(60 * S)
     for program in programs:
         assert max(program.waits) <= (count + 1) * (Config().assured_burst_ns // 2 + Config().quantum_max_ns)
+
+
+@SOME
+@given(
+    request=st.integers(5, 18),
+    burst=st.sampled_from([5, 32, 100]),
+    pause=st.sampled_from([100 * US, 900 * US, 3 * MS]),
+)
+def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: int, pause: int) -> None:
+    """Programs that think for a moment between steps are hardly ever waiting when their own quantum ends."""
+    thinker = Program("thinker", request=50 * request, burst_ns=burst * MS, pause_ns=pause)
+    busy = Program("busy", request=1000 - 50 * request)
+    end = WARM_UP + 60 * S
+    Simulation([thinker, busy]).run(end)
+    most = burst * MS / (burst * MS + Config().quantum_min_ns + busy.kernel_ns)  # in each pause another has its turn
+    assert thinker.share(WARM_UP, end) >= min(thinker.request / 1000, 0.9 * most) - 0.02
+    assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 
 
 def test_best_effort_runs_in_what_is_left_and_only_there() -> None:

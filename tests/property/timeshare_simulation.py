@@ -57,10 +57,15 @@ class Program:
 class Simulation:
     """`run` once; then read the programs' spans."""
 
-    def __init__(self, programs: list[Program], config: Config | None = None, *, hand_off_ns: int = 0) -> None:
+    def __init__(
+        self, programs: list[Program], config: Config | None = None, *, hand_off_ns: int = 0, gap_ns: int = 0
+    ) -> None:
         self.scheduler = Scheduler(config)
         self.programs = {program.id: program for program in programs}
         self.hand_off_ns = hand_off_ns
+        """How much longer than its kernels a hold lasts."""
+        self.gap_ns = gap_ns
+        """How long after a drain the next grant takes effect."""
         self.now = 0
         self.overdue: set[str] = set()
         self.overdue_seen = 0
@@ -89,6 +94,7 @@ class Simulation:
             self.now = moment
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
+            self.now += self.gap_ns
             self._carry_out()
         self.now = until
         for program in self.programs.values():

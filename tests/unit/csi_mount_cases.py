@@ -260,6 +260,23 @@ async def nothing_outside_the_kubelets_pods_is_touched(root: Path) -> None:
 
 
 @case
+async def a_kubelet_root_that_is_a_symbolic_link_changes_nothing(root: Path) -> None:
+    (root / "data").mkdir()
+    (root / "kubelet").symlink_to(root / "data")
+    node = Node(root)
+    source, target, volumes = node.tenant(), node.target(), node.volumes()
+    for _ in range(2):
+        await volumes.publish(target=target, tenant_id="tenant-a", source=source)
+    assert refuses_writes(target)
+    (node.state / "volumes.json").unlink()
+    volumes = node.volumes()
+    assert volumes.published("tenant-a") == (target,)
+    await volumes.unpublish(target)
+    assert not target.exists()
+    assert volumes.published("tenant-a") == ()
+
+
+@case
 async def a_running_user_of_the_mount_does_not_hold_up_unpublishing(root: Path) -> None:
     node = Node(root)
     source, target, volumes = node.tenant(), node.target(), node.volumes()

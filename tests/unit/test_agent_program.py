@@ -247,6 +247,7 @@ async def test_a_foreign_process_makes_a_gpu_unfit_to_be_shared_and_a_tenants_ow
         assert first.shareable
         assert "process 1 on the node uses it" in second.reason
         agent.owner_of = lambda pid: "a"
+        await asyncio.wait_for(agent.changed.wait(), 10)
         assert agent.facts().gpus[1].shareable
         client.close()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,14 @@ async def test_residue_keeps_a_tenant_from_being_drained(tenants: Tenants) -> No
     assert status_of(tenants, "a").drained
     await tenants.apply([releasing])
     assert status_of(tenants, "a").drained, "once seen it stays so"
+
+
+async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: Tenants) -> None:
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
+    assert not status_of(tenants, "a").drained
+    observe(tenants)
+    assert status_of(tenants, "a").drained
 
 
 async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: Tenants) -> None:

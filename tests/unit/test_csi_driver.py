@@ -53,6 +53,7 @@ class Bench:
         self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=root)
         self.ledger = Ledger()
         self.pods: dict[tuple[str, str], Mapping[str, object]] = {}
+        self.troubles: dict[str, str] = {}
         self.api_down = False
         self.changes = 0
         self.driver = Driver(
@@ -60,7 +61,8 @@ class Bench:
             version="1.2.3",
             volumes=self.volumes,
             ledger=self.ledger,
-            directory=lambda tenant_id: self.tenants_dir / tenant_id,
+            directory=lambda tenant_id: None if tenant_id in self.troubles else self.tenants_dir / tenant_id,
+            trouble=lambda tenant_id: self.troubles[tenant_id],
             get_pod=self.get_pod,
             reservation_wait_s=0.2,
         )
@@ -273,6 +275,13 @@ async def test_a_pod_without_reservation_is_refused_within_the_bound_with_advice
     assert asyncio.get_running_loop().time() - begun < 5
     bench.ledger.absent = "GPUNode node-1 does not exist"
     await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "GPUNode node-1 does not exist")
+
+
+async def test_a_tenant_that_cannot_be_served_is_refused_with_the_reason(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.set(row())
+    bench.troubles["tenant-a"] = "gpus: 'GPU-0' is not the UUID of a GPU"
+    await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "is not the UUID of a GPU", "node-1")
 
 
 async def test_who_is_not_entitled_is_refused(bench: Bench) -> None:

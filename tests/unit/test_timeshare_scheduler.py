@@ -81,6 +81,20 @@ def test_a_newcomer_gets_at_most_the_quantum_to_wait_for() -> None:
     assert scheduler.tick(100 * MS + 1) == [Revoke("a", grant.grant_id)]
 
 
+def test_borrowed_time_ends_soon_after_someone_with_credit_comes() -> None:
+    scheduler = scheduler_with(("owner", 500, 1000), ("borrower", 100, 500))
+    scheduler.want(1, "borrower")
+    first = granted(scheduler, 1)
+    scheduler.drained(100 * MS, "borrower", wanting=True)
+    scheduler.tick(100 * MS)
+    assert first.quantum_ns == 100 * MS
+    second = granted(scheduler, 250 * MS)
+    assert second.quantum_ns == 100 * MS
+    scheduler.want(252 * MS, "owner")
+    assert scheduler.next_deadline() == 260 * MS
+    assert scheduler.tick(260 * MS) == [Revoke("borrower", second.grant_id)]
+
+
 def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")

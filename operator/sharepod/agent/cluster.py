@@ -73,6 +73,7 @@ async def run(agent: Agent) -> None:
                 volumes=volumes,
                 ledger=ledger,
                 directory=agent.tenants.directory,
+                trouble=agent.tenants.trouble,
                 get_pod=pod_getter(api),
             )
             kubelet = Kubelet(settings.kubelet_root, driver.services(), changed=agent.changed.set)

@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
 from sharepod.api.gpunode import Gpu, TenantStatus
 
-from .inventory import Inventory, InventoryError, Process, Reading
+from .inventory import Inventory, InventoryError, Reading
 from .settings import Settings
 from .tenants import Tenants
 
@@ -65,6 +66,7 @@ class Agent:
         self.owner_of: OwnerOf = lambda pid: None
         self.tenants = Tenants(settings, changed=self._compare)
         self._reading = Reading(gpus=(), processes=())
+        self._foreign: dict[str, int] = {}
         self._read_at: float | None = None
         self._failure: str | None = None
         self._last: Facts | None = None
@@ -114,11 +116,14 @@ class Agent:
             await asyncio.sleep(self.settings.inventory_interval_s)
             try:
                 await self._read()
+                self._foreign = self._find_foreign()
+                self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
             except InventoryError as error:
                 if self._failure != str(error):
                     log.error("cannot read the inventory, keeping the last one", error=str(error))
                 self._failure = str(error)
-            self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+            except Exception:
+                log.exception("a reading of the inventory was not understood; going on with the next")
             self._compare()
 
     async def _read(self) -> None:
@@ -134,25 +139,30 @@ class Agent:
             self._last = now
             self.changed.set()
 
-    def _gpus(self) -> tuple[Gpu, ...]:
-        """The inventory, less what a process of nobody's makes unfit to be shared."""
-        foreign: dict[str, Process] = {}
+    def _find_foreign(self) -> dict[str, int]:
+        """By UUID, a process of nobody's that uses the GPU."""
+        foreign: dict[str, int] = {}
         for process in self._reading.processes:
             if not self.tenants.knows(process) and self.owner_of(process.pid) is None:
-                foreign.setdefault(process.uuid, process)
+                foreign.setdefault(process.uuid, process.pid)
+        return foreign
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        """The inventory, less what a process of nobody's makes unfit to be shared."""
         return tuple(
             gpu.model_copy(
                 update={
                     "shareable": False,
-                    "reason": f"process {foreign[gpu.uuid].pid} on the node uses it and is no tenant's",
+                    "reason": f"process {self._foreign[gpu.uuid]} on the node uses it and is no tenant's",
                 }
             )
-            if gpu.shareable and gpu.uuid in foreign
+            if gpu.shareable and gpu.uuid in self._foreign
             else gpu
             for gpu in self._reading.gpus
         )
 
 
+@cache
 def agent_version() -> str:
     """The version of the installed package."""
     try:

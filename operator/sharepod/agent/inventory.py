@@ -37,10 +37,11 @@ class Process:
 
 @dataclass(frozen=True)
 class Reading:
-    """GPUs in the order of their index, and the processes on them."""
+    """GPUs in the order of their index, and the processes on them. `fresh`: not an earlier one repeated."""
 
     gpus: tuple[Gpu, ...]
     processes: tuple[Process, ...]
+    fresh: bool = True
 
 
 class Inventory(Protocol):

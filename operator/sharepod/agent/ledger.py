@@ -75,6 +75,11 @@ class LedgerWatch:
         return self._entitling
 
     @property
+    def in_force(self) -> tuple[Tenant, ...]:
+        """The rows of the generation that is in force."""
+        return self._in_force
+
+    @property
     def absent(self) -> str | None:
         """Why the ledger is not known at present, so that no new volume can be published; None while it is."""
         return self._absent

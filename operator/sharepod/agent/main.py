@@ -69,6 +69,10 @@ async def run(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, again.set)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, settings.niceness)
+    except OSError as error:
+        log.warning("cannot set the agent's priority", niceness=settings.niceness, error=error.strerror)
     agent = Agent(settings, inventory_of(settings))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     runner = None
@@ -81,6 +85,9 @@ async def run(settings: Settings) -> int:
         return await _until(stop, _drive(agent, again))
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
+        return 1
+    except ExceptionGroup as group:
+        log.error("agent cannot go on", error="; ".join(map(str, group.exceptions)), exc_info=group)
         return 1
     finally:
         if runner is not None:

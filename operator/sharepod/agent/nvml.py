@@ -213,4 +213,4 @@ def _sick(gpu: Gpu, reason: str) -> Gpu:
 
 
 def _unhealthy(reading: Reading, reason: str) -> Reading:
-    return Reading(tuple(_sick(gpu, reason) for gpu in reading.gpus), reading.processes)
+    return Reading(tuple(_sick(gpu, reason) for gpu in reading.gpus), reading.processes, fresh=False)

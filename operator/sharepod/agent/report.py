@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
+
+from sharepod.api.gpunode import Gpu, Tenant
+from sharepod.api.units import format_fraction
 
 from .apiserver import JSON_PATCH, ApiFailure, ApiServer, Json, Refused, backoff
 from .core import Facts
@@ -165,8 +168,21 @@ class StatusReport:
             "conditions": [condition],
             "observedGeneration": self._ledger.generation,
             "agentVersion": facts.agent_version,
+            "gpuCount": len(facts.gpus),
+            "tenantCount": len(self._ledger.in_force),
+            "reserved": reserved(facts.gpus, self._ledger.in_force),
             "simulated": facts.simulated,
         }
+
+
+def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
+    """Of each GPU, by index, the fraction of its time that the rows reserve: `1,0.5`."""
+    total = {gpu.uuid: 0 for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
+    for row in rows:
+        for uuid in row.gpus:
+            if uuid in total:
+                total[uuid] += row.request_milli
+    return ",".join(format_fraction(milli) for milli in total.values())
 
 
 def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[Json]:

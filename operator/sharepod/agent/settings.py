@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from sharepod.timeshare import Config as TimeShareConfig
@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Processes that one tenant may have connected at once."""
 
+    niceness: Annotated[int, Field(ge=-20, le=19)] = -10
+    """The agent's own priority, where it may set it: on a busy node each hand-off of a GPU waits for the agent to
+    run."""
+
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address that `/metrics` and `/healthz` are served on."""
 
@@ -164,6 +168,3 @@ def _readable(path: Path) -> Path:
     if not path.is_file():
         raise ValueError(f"{ENV_PREFIX}CONFIG names {path}, which is not a file")
     return path
-
-
-__all__ = ["ENV_PREFIX", "BaseModel", "Mode", "Settings"]

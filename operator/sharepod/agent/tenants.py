@@ -127,7 +127,10 @@ class Tenants:
         return tuple(e.served for e in entries if e.served is not None and e.row.state is TenantState.RESERVED)
 
     def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> None:
-        """Takes note of what a reading of the inventory says about the tenants. Called once per inventory interval."""
+        """Takes note of what a reading of the inventory says about the tenants. Called once per inventory interval.
+
+        A reading that is an earlier one repeated shows nobody drained.
+        """
         memory: dict[str, dict[str, int]] = {}
         pids: dict[str, set[int]] = {}
         for process in reading.processes:
@@ -141,7 +144,8 @@ class Tenants:
             entry.seen = frozenset(pids.get(tenant_id, ()))
             if entry.served is not None and entry.row.state is TenantState.RESERVED:
                 entry.served.observe(memory.get(tenant_id, {}))
-            self._judge(entry, residue)
+            if reading.fresh:
+                self._judge(entry, residue)
         self._remove_leftovers(residue)
 
     def knows(self, process: Process) -> bool:

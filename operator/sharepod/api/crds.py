@@ -44,9 +44,9 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         spec=spec,
         status=status,
         columns=[
-            _column("Request", "number", ".spec.gpu.request", "Guaranteed fraction of each GPU's time"),
-            _column("Limit", "number", ".spec.gpu.limit", "Most of each GPU's time that it may use"),
-            _column("Memory", "string", ".spec.gpu.memory", "Memory on each GPU"),
+            _column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
+            _column("Limit", "string", ".status.share.limit", "Most of each GPU's time that it may use"),
+            _column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
             _column("Node", "string", ".status.node"),
             _column("GPU", "string", ".status.gpuIndexes", "Indexes of its GPUs on the node"),
             _column("Phase", "string", ".status.phase"),
@@ -82,6 +82,9 @@ def gpunode_crd() -> dict[str, Any]:
         columns=[
             _column("Pool", "string", ".spec.pool"),
             _column("Model", "string", ".status.gpus[0].model", "Model of its first GPU"),
+            _column("GPUs", "integer", ".status.gpuCount"),
+            _column("Reserved", "string", ".status.reserved", "Of each GPU, the fraction of its time that is reserved"),
+            _column("Tenants", "integer", ".status.tenantCount"),
             _column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
             _column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
             _column("Simulated", "boolean", ".status.simulated", priority=1),

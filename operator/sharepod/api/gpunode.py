@@ -143,6 +143,11 @@ class GPUNodeStatus(Model):
     conditions: tuple[Condition, ...] = ()
     observed_generation: int | None = None
     agent_version: str | None = None
+    gpu_count: Annotated[int, Field(ge=0)] = 0
+    tenant_count: Annotated[int, Field(ge=0)] = 0
+    """Rows of the ledger that the agent has in force."""
+    reserved: str = ""
+    """Of each GPU, by index, the fraction of its time that is reserved: `1,0.5`. For `kubectl get`."""
     simulated: bool = False
     """The inventory comes from a file: there is no GPU behind it."""
 

@@ -162,6 +162,14 @@ class GrantedShare(Model):
     memory: int
 
 
+class ShownShare(Model):
+    """The share as `kubectl get` shows it: what is granted or, while nothing is, what is asked for."""
+
+    request: str
+    limit: str
+    memory: str
+
+
 class Usage(Model):
     """`held_milli`: token time over the last 10 s, in thousandths of each GPU. `memory`: bytes on each GPU."""
 
@@ -179,6 +187,7 @@ class SharePodStatus(Model):
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
     """Written right after the Pod was made: from then on a missing Pod means lost work, never a second one."""
     granted: GrantedShare | None = None
+    share: ShownShare | None = None
     usage: Usage | None = None
     conditions: tuple[Condition, ...] = ()
     observed_generation: int | None = None

@@ -72,18 +72,22 @@ class Leadership:
         """Tries for the Lease and renews it until cancelled; then gives it up, so that a successor need not wait."""
         try:
             while True:
-                began = self._clock()
-                try:
-                    held = await self._try()
-                except ApiError as error:
-                    log.warning("lease %s/%s: %s", self._namespace, NAME, error)
-                    held = self.acting()
-                else:
-                    self._renewed = began if held else None
-                self._turn(held)
+                await self.step()
                 await asyncio.sleep(self._retry_period)
         finally:
             await self._give_up()
+
+    async def step(self) -> None:
+        """Tries once for the Lease, or to renew it."""
+        began = self._clock()
+        try:
+            held = await self._try()
+        except ApiError as error:
+            log.warning("lease %s/%s: %s", self._namespace, NAME, error)
+            held = self.acting()
+        else:
+            self._renewed = began if held else None
+        self._turn(held)
 
     def _turn(self, held: bool) -> None:
         if held and not self._led:

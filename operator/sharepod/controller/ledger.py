@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sharepod.api.gpunode import KIND, Pool, Tenant
-from sharepod.api.units import TenantId
 
 from . import metrics
 from .client import GPUNODES, ApiError, Client, InvalidError, Json, NotFoundError, NotLeadingError
@@ -35,7 +34,6 @@ class LedgerWriter:
         self._events = events
         self._queue: Queue[str] = Queue("ledger", self._write, workers)
         self._leaving: dict[str, set[str]] = {}
-        self._defects: dict[str, str] = {}
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
 
     async def run(self) -> None:
@@ -59,9 +57,10 @@ class LedgerWriter:
         """This process leads no more: nothing that was not written is, and what was decided is forgotten."""
         self._queue.clear()
         self._leaving.clear()
-        for node in [*self._model.cluster.nodes()]:
-            for decided in self._model.cluster.pending(node.name):
-                self._model.cluster.revert(node.name, decided.tenant)
+        names = {node.name for node in self._model.cluster.nodes()} | {item.name for item in self._model.gpunodes}
+        for name in names:
+            for decided in self._model.cluster.pending(name):
+                self._model.cluster.revert(name, decided.tenant)
 
     async def _write(self, node: str) -> None:
         base = self._model.gpunodes.named(node)
@@ -94,7 +93,6 @@ class LedgerWriter:
         else:
             metrics.LEDGER_WRITES.labels("written").inc()
             metrics.LEDGER_CHANGES.inc(len(operations) - 2)
-            self._defects.pop(node, None)
             self._model.put_gpunode(answer)
             self._removed(node, leaving - {str(row["id"]) for row in answer["spec"].get("tenants") or ()})
         if self._model.cluster.pending(node) or self._leaving.get(node):
@@ -137,7 +135,7 @@ class LedgerWriter:
     def _removed(self, node: str, tenants: Iterable[str]) -> None:
         for tenant in list(tenants):
             self._leaving.get(node, set()).discard(tenant)
-            self._model.cluster.release(node, TenantId(tenant))
+            self._model.unreserve(node, tenant)
             self.on_removed(node, tenant)
             self._model.on_tenant(tenant)
             self._model.on_room()

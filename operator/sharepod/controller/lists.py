@@ -53,7 +53,7 @@ class Lists:
             if self._done >= mine:
                 return
             covers = self._asked
-            await self._priorities()
+            await self.read_priorities()
             await self._kind(NODES, self._model.nodes, self._model.put_node, self._model.drop_node, POOL_LABEL)
             await self._kind(SHAREPODS, self._model.sharepods, self._model.put_sharepod, self._model.drop_sharepod)
             await self._kind(PODS, self._model.pods, self._model.put_pod, self._model.drop_pod, TENANT_LABEL)
@@ -95,7 +95,8 @@ class Lists:
         metrics.SWEPT.labels(resource.plural).inc()
         drop(item.uid)
 
-    async def _priorities(self) -> None:
+    async def read_priorities(self) -> None:
+        """Takes in the PriorityClasses, which are not watched. Raises `ApiError`."""
         try:
             items, _ = await self._client.list_all(PRIORITY_CLASSES)
         except ForbiddenError as error:

@@ -24,6 +24,7 @@ from .model import Model
 from .notes import Notes
 
 _YIELD = 0.01  # seconds of deciding after which others get a turn
+_PASSES = 4  # begun anew because room appeared, before one goes through to the end
 _EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,16 @@ class PlacementLoop:
             await self._kick.wait()
             self._kick.clear()
             await asyncio.sleep(0)  # what arrived at the same moment is decided together, in queue order
-            if self._may_act():
-                await self._pass()
+            for attempt in range(_PASSES):
+                if not self._may_act() or await self._pass(whole=attempt == _PASSES - 1):
+                    break
             metrics.WAITING.set(len(self._places))
 
-    async def _pass(self) -> None:
-        began = time.monotonic()
+    async def _pass(self, *, whole: bool) -> bool:
+        """Goes through the queue once. Where room appears while others have their turn, those at its head come first
+        again: then, unless it is to go through as a `whole`, it stops and returns False.
+        """
+        began, room = time.monotonic(), self._room
         for waiting in list(self._resizes.values()):
             if waiting.tried != self._room:
                 self._resize(waiting)
@@ -116,14 +121,17 @@ class PlacementLoop:
             if time.monotonic() - began > _YIELD:
                 await asyncio.sleep(0)
                 began = time.monotonic()
+                if self._room != room and not whole:
+                    return False
             if not self._may_act():
-                return
+                return True
             if self._places.get(waiting.tenant) is waiting and waiting.tried != self._room:
                 self._place(waiting, request, refused)
         packing = self._model.cluster.packing
         if packing.due:
             await asyncio.sleep(0)
             packing.renew()
+        return True
 
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, Request]]:
         found = []

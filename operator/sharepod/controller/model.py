@@ -161,18 +161,23 @@ class Model:
         if self.nodes.knows(*_version(raw)):
             return
         item = node_facts(raw)
-        taken, _, _ = self.nodes.put(item)
+        taken, before, _ = self.nodes.put(item)
         if taken:
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
             self.on_node(item.name)
+            if item.out_of_service != (before is not None and before.out_of_service):
+                self._tell_tenants(item.name)
 
     def node_is_gone(self, name: str) -> None:
         """The API server itself says that there is no such Node: nothing runs there."""
         if name not in self.gone_nodes:
             self.gone_nodes.add(name)
-            for row in self.cluster.reservations(name):
-                self.on_tenant(row.tenant)
+            self._tell_tenants(name)
+
+    def _tell_tenants(self, node: str) -> None:
+        for row in self.cluster.reservations(node):
+            self.on_tenant(row.tenant)
 
     def drop_node(self, uid: str) -> None:
         item = self.nodes.drop(uid)
@@ -236,12 +241,19 @@ class Model:
         for fault in faults:
             for decided in self.cluster.pending(item.name):
                 over = any(left.gpu == fault.gpu for left in self.cluster.overcommits(item.name))
-                if over and fault.gpu in decided.gpus and not decided.releasing:
+                if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
                     self._take_back(item.name, decided)
         for left in self.cluster.overcommits(item.name):
             log.error("%s", left.text)
         metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
         self.on_room()
+
+    def unreserve(self, node: str, tenant: str) -> None:
+        """Forgets a reservation, unless the ledger as last read has it: what is written ends by a write alone."""
+        gpunode = self.gpunodes.named(node)
+        if gpunode is None or tenant not in gpunode.rows:
+            self.cluster.release(node, TenantId(tenant))
+            self.on_room()
 
     def _take_back(self, node: str, decided: Reservation) -> None:
         log.info("%s: another operator wrote before us; the decision for %s is taken back", node, decided.tenant)

@@ -18,9 +18,11 @@ from sharepod.api.sharepod import (
     CONDITION_POD_READY,
     CONDITION_RESIZED,
     AssignedGpu,
+    GpuRequest,
     GrantedShare,
     Phase,
     SharePodStatus,
+    ShownShare,
     Usage,
 )
 from sharepod.api.units import format_fraction
@@ -74,6 +76,7 @@ def compose(sharepod: SharePodFacts, picture: Picture, finish: Finish | None = N
         pod_name=(pod.name if pod is not None else was.pod_name) if pod is not None or over else None,
         pod_uid=pod.uid if pod is not None else was.pod_uid,
         granted=_granted(row) if row is not None else (was.granted if over else None),
+        share=was.share if over and row is None else _shown(row, sharepod.request),
         usage=None if over else _usage(was, seen, picture.usage_due),
         conditions=tuple(
             _dated(was, item, picture.now, sharepod.generation) for item in conditions if item is not None
@@ -87,7 +90,7 @@ def difference(written: Mapping[str, Any], wanted: SharePodStatus) -> dict[str, 
     target = wanted.dump()
     changes: dict[str, Any] = {key: value for key, value in target.items() if written.get(key) != value}
     changes |= {key: None for key in written if key not in target}
-    for key in ("usage", "granted"):  # merged field by field: nothing of the former value may stay
+    for key in ("usage", "granted", "share"):  # merged field by field: nothing of the former value may stay
         if key in changes and isinstance(changes[key], dict):
             changes[key] |= {name: None for name in written.get(key) or {} if name not in changes[key]}
     return changes
@@ -116,6 +119,17 @@ def _gpus(was: SharePodStatus, row: Tenant, report: GPUNodeStatus | None) -> tup
 
 def _granted(row: Tenant) -> GrantedShare:
     return GrantedShare(request_milli=row.request_milli, limit_milli=row.limit_milli, memory=row.memory)
+
+
+def _shown(row: Tenant | None, request: GpuRequest | None) -> ShownShare | None:
+    if row is not None:
+        share, memory = (row.request_milli, row.limit_milli), size_down(row.memory)
+    elif request is not None:
+        share = (request.request, request.limit)
+        memory = size_down(request.memory) if request.memory is not None else ""
+    else:
+        return None
+    return ShownShare(request=format_fraction(share[0]), limit=format_fraction(share[1]), memory=memory)
 
 
 def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Usage | None:

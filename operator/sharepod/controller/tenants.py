@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from sharepod.api.gpunode import Mode, TenantState
 from sharepod.api.sharepod import KIND, GpuRequest, Phase, SharePodStatus
@@ -17,7 +18,7 @@ from sharepod.api.units import TenantId
 
 from . import lifecycle, metrics, status
 from .binder import Binder
-from .client import GPUNODES, PRIORITY_CLASSES, SHAREPODS, Client, ConflictError, ForbiddenError, Json, NotFoundError
+from .client import GPUNODES, SHAREPODS, Client, ConflictError, Json, NotFoundError
 from .events import Events
 from .facts import GpuNodeFacts, SharePodFacts
 from .ledger import LedgerWriter
@@ -35,9 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class Tenants:
-    """Works on tenants by key, the SharePod's uid. `loop` is set once, before `run`. `clock`: monotonic seconds."""
+    """Works on tenants by key, the SharePod's uid. `loop` and
+    `read_priorities` (lists the PriorityClasses) are set once, before `run`. `clock`: monotonic seconds."""
 
     loop: PlacementLoop
+    read_priorities: Callable[[], Awaitable[None]]
 
     def __init__(
         self,
@@ -69,12 +72,10 @@ class Tenants:
     async def _work(self, tenant: str) -> None:
         note = self._notes.of(tenant)
         view = self._view(tenant, note)
-        if (
-            view.sharepod is None
-            and (view.held or view.pod is not None)
-            and not await self._sharepod_is_gone(view, tenant)
-        ):
-            return
+        if view.sharepod is None and (view.held or view.pod is not None):
+            if not await self._sharepod_is_gone(view, tenant):
+                return
+            view = self._view(tenant, note)  # much can have happened meanwhile
         step = lifecycle.decide(view)
         log.debug("tenant %s: %s", tenant, step)
         finish = await self._act(view, tenant, note, step)
@@ -88,7 +89,7 @@ class Tenants:
     def _undecided(view: View, note: Note, step: lifecycle.Step) -> bool:
         """There is nothing to show yet: placement has not answered, or its answer is on its way to the ledger."""
         if isinstance(step, lifecycle.Place):
-            return note.refusal is None
+            return note.refusal is None and (view.sharepod is None or view.sharepod.status.node is None)
         return view.pod is None and bool(view.held) and all(held.written is None for held in view.held)
 
     def _view(self, tenant: str, note: Note) -> View:
@@ -148,7 +149,8 @@ class Tenants:
         """Its Pod cannot be made for long: others get the share, and it is placed again later."""
         note.give_back = True
         note.not_before = now + self._pause(note)
-        note.blocked = None
+        if note.blocked is not None:  # still the reason to show
+            note.blocked = replace(note.blocked, since=note.not_before, until=note.not_before)
 
     def _pause(self, note: Note) -> float:
         """How long to stay away after one more failure."""
@@ -207,8 +209,7 @@ class Tenants:
             case lifecycle.ClearPod():
                 note.give_back = True
             case lifecycle.Unreserve(node=node):
-                self._model.cluster.release(node, TenantId(tenant))
-                self._model.on_room()
+                self._model.unreserve(node, tenant)
                 self.queue.add(tenant)
             case lifecycle.BeginRelease(node=node):
                 name, namespace = self._name(view)
@@ -229,13 +230,9 @@ class Tenants:
     async def _learn_priority(self, name: str) -> None:
         """Looks up a PriorityClass that no list has shown yet; one that does not exist counts as 0, and its Pod will be
         refused."""
-        if name in self._model.priorities:
-            return
-        try:
-            found = await self._client.get(PRIORITY_CLASSES, name)
-        except (NotFoundError, ForbiddenError):
-            found = {}
-        self._model.priorities.setdefault(name, int(found.get("value") or 0))
+        if name not in self._model.priorities:
+            await self.read_priorities()
+            self._model.priorities.setdefault(name, 0)
 
     def _resize_or_leave(self, view: View, tenant: str, note: Note) -> None:
         """Has the loop decide about another share while one is asked for; else it waits for nothing."""

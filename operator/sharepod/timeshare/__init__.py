@@ -5,7 +5,8 @@ reads a clock.
 """
 
 from .account import Account, Usage
+from .actions import Action, Grant, Overdue, Revoke
 from .config import Config
-from .scheduler import Action, Grant, Overdue, Revoke, Scheduler
+from .scheduler import Scheduler
 
 __all__ = ["Account", "Action", "Config", "Grant", "Overdue", "Revoke", "Scheduler", "Usage"]

@@ -15,44 +15,15 @@ and carry out what it returns; call it again at `next_deadline` at the latest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from .account import Account, Charge, Usage
+from .actions import Action, Grant, Overdue, Revoke
 from .config import Config
-from .state import Hold, Tenant, floor_of, order_key
+from .placing import Turn, affected, plan
+from .state import Hold, Tenant, floor_of, order_key, write_off
 
 _DRAIN_GUESS_NS = 1_000_000
 """How soon a holder past its deadline is taken to drain: only used to plan around it."""
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Tell the tenant that it holds the token. `quantum_ns` 0: until it is revoked. `metered`: others wait, or its
-    ceiling binds."""
-
-    tenant: str
-    grant_id: int
-    quantum_ns: int
-    metered: bool
-
-
-@dataclass(frozen=True)
-class Revoke:
-    """Tell the holder to drain now: its quantum became shorter than it was told."""
-
-    tenant: str
-    grant_id: int
-
-
-@dataclass(frozen=True)
-class Overdue:
-    """The holder was overtaken, a grace period after its quantum ended. To be reported, nothing to be sent."""
-
-    tenant: str
-    grant_id: int
-
-
-Action = Grant | Revoke | Overdue
 
 
 class Scheduler:
@@ -66,8 +37,11 @@ class Scheduler:
         self._overdue: dict[str, list[Tenant]] = {}
         self._floors: dict[tuple[str, bool], int] = {}
         self._grants = 0
+        self._holding: dict[str, Tenant] = {}
+        self._throttled: dict[str, Tenant] = {}
         self._now = 0
-        self._stale = False
+        self._stale: set[str] = set()
+        """GPUs for which it may be someone's turn."""
 
     # ---- what the outside tells
 
@@ -78,7 +52,7 @@ class Scheduler:
         before."""
         if not 0 <= request_milli <= limit_milli <= 1000:
             raise ValueError(
-                f"tenant {tenant_id}: request {request_milli}, limit {limit_milli} are not 0 <= request <= limit <= 1000"
+                f"tenant {tenant_id}: not 0 <= request <= limit <= 1000: request {request_milli}, limit {limit_milli}"
             )
         if not gpus or len(set(gpus)) != len(gpus):
             raise ValueError(f"tenant {tenant_id}: gpus {list(gpus)} are none, or one twice")
@@ -100,7 +74,7 @@ class Scheduler:
             if tenant.waiting_since is not None:
                 self._classify(now, tenant)
             self._shorten_holds(now, tenant.gpus)
-        self._stale = True
+        self._stale.update(tenant.gpus)
 
     def remove(self, now: int, tenant_id: str) -> None:
         """Forgets a tenant; what it holds is free at once. Unknown tenants are ignored."""
@@ -110,6 +84,7 @@ class Scheduler:
             return
         self._settle_around(now, tenant)
         self._free(tenant)
+        self._stop_waiting(tenant)
         for gpu in tenant.gpus:
             self._sharing[gpu].remove(tenant)
             if not self._sharing[gpu]:
@@ -117,7 +92,7 @@ class Scheduler:
                 self._floors.pop((gpu, False), None)
                 self._floors.pop((gpu, True), None)
         del self._tenants[tenant_id]
-        self._stale = True
+        self._stale.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
         """The tenant has work and waits for the token. While it holds one this says nothing new."""
@@ -136,13 +111,14 @@ class Scheduler:
         if tenant.waiting_since is None:
             return
         self._settle_around(now, tenant)
-        tenant.stop_waiting()
+        self._stop_waiting(tenant)
         tenant.asleep_since = now
         tenant.active_until = now
-        self._stale = True
+        self._stale.update(tenant.gpus)
 
     def attend(self, now: int, tenant_id: str, *, present: bool) -> None:
-        """Whether the tenant has processes that may want the token at any moment: what others launch meanwhile is metered."""
+        """Whether the tenant has processes that may want the token at any moment: what others launch meanwhile is
+        metered."""
         self._advance_clock(now)
         self._tenants[tenant_id].present = present
 
@@ -167,7 +143,7 @@ class Scheduler:
             self._enqueue(now, tenant, woke=False)
         else:
             tenant.asleep_since = now
-        self._stale = True
+        self._stale.update(tenant.gpus)
 
     # ---- what the outside does
 
@@ -175,33 +151,33 @@ class Scheduler:
         """Everything that is due at `now`. Cheap when nothing is."""
         now = self._advance_clock(now)
         actions: list[Action] = []
-        for tenant in list(self._tenants.values()):
+        for tenant in list(self._holding.values()):
             hold = tenant.hold
-            if hold is not None and not hold.overdue and hold.deadline is not None and now >= hold.deadline:
-                if hold.shortened and not hold.revoked:
-                    hold.revoked = True
-                    actions.append(Revoke(tenant.id, hold.grant_id))
-                if now >= hold.deadline + self._config.grace_ns:
-                    self._overtake(now, tenant, hold)
-                    actions.append(Overdue(tenant.id, hold.grant_id))
-            elif tenant.throttled_until is not None and now >= tenant.throttled_until:
+            assert hold is not None, "a holder holds"
+            if hold.deadline is None or now < hold.deadline:
+                continue
+            if hold.shortened and not hold.revoked:
+                hold.revoked = True
+                actions.append(Revoke(tenant.id, hold.grant_id))
+            if now >= hold.deadline + self._config.grace_ns:
+                self._overtake(now, tenant, hold)
+                actions.append(Overdue(tenant.id, hold.grant_id))
+        for tenant in list(self._throttled.values()):
+            if tenant.throttled_until is not None and now >= tenant.throttled_until:
                 self._settle_around(now, tenant)
                 self._classify(now, tenant)
         if self._stale:
-            self._stale = False
             actions.extend(self._place(now))
         return actions
 
     def next_deadline(self) -> int | None:
         """When `tick` has something to do at the latest, if nothing else happens before."""
-        times: list[int] = []
-        for tenant in self._tenants.values():
+        times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
+        for tenant in self._holding.values():
             hold = tenant.hold
-            if hold is not None and hold.deadline is not None and not hold.overdue:
+            if hold is not None and hold.deadline is not None:
                 pending = hold.shortened and not hold.revoked
                 times.append(hold.deadline if pending else hold.deadline + self._config.grace_ns)
-            if tenant.throttled_until is not None:
-                times.append(tenant.throttled_until)
         return min(times, default=None)
 
     def usage(self, now: int, tenant_id: str) -> Usage:
@@ -307,16 +283,18 @@ class Scheduler:
             overdue = self._overdue.get(gpu, [])
             if tenant in overdue:
                 overdue.remove(tenant)
+        self._holding.pop(tenant.id, None)
         tenant.hold = None
 
     def _overtake(self, now: int, tenant: Tenant, hold: Hold) -> None:
         self._settle_around(now, tenant)
         hold.overdue = True
         tenant.account.overdue += 1
+        del self._holding[tenant.id]
         for gpu in tenant.gpus:
             self._overdue.setdefault(gpu, []).append(tenant)
             del self._holder[gpu]
-        self._stale = True
+        self._stale.update(tenant.gpus)
 
     def _enqueue(self, now: int, tenant: Tenant, *, woke: bool) -> None:
         tenant.waiting_since = now
@@ -325,6 +303,12 @@ class Scheduler:
         if woke or tenant.account.grants == 0:
             self._join(tenant)
         self._classify(now, tenant)
+
+    def _stop_waiting(self, tenant: Tenant) -> None:
+        """It was granted, or wants no more."""
+        tenant.waiting_since, tenant.woke = None, False
+        tenant.throttled, tenant.throttled_until = False, None
+        self._throttled.pop(tenant.id, None)
 
     def _join(self, tenant: Tenant) -> None:
         """Who did not compete meanwhile has saved up no claim on what is idle."""
@@ -335,23 +319,30 @@ class Scheduler:
         """Whether a waiting tenant can run or is held back by its ceiling. Its account is settled."""
         if tenant.account.ceiling <= 0:
             tenant.throttled, tenant.throttled_until = True, tenant.account.ready_at()
+            self._throttled[tenant.id] = tenant
         else:
             if tenant.throttled:
                 self._join(tenant)
             tenant.throttled, tenant.throttled_until = False, None
-            self._shorten_holds(now, tenant.gpus)
-        self._stale = True
+            self._throttled.pop(tenant.id, None)
+            self._shorten_holds(now, tenant.gpus, tenant)
+        self._stale.update(tenant.gpus)
 
-    def _shorten_holds(self, now: int, gpus: Iterable[str]) -> None:
-        """A holder that someone waits for keeps the token no longer than the quantum for that many."""
+    def _shorten_holds(self, now: int, gpus: Iterable[str], waiter: Tenant | None = None) -> None:
+        """A holder that someone waits for keeps the token no longer than the quantum for that many.
+
+        Once someone comes who has credit it keeps the token for the least quantum only, if it holds on borrowed time or
+        is owed less by more than a quantum.
+        """
+        owed = waiter.account.owed_ns() if waiter is not None and waiter.account.assured > 0 else None
         for gpu in gpus:
             holder = self._holder.get(gpu)
-            if holder is None or holder.hold is None:
+            if holder is None or holder.hold is None or self._unlimited(now, holder):
                 continue
-            hold = holder.hold
-            if self._unlimited(now, holder):
-                continue
-            deadline = max(now, hold.granted_at + self._quantum(holder))
+            hold, quantum = holder.hold, self._quantum(holder)
+            if owed is not None and (not hold.assured or owed - holder.account.owed_ns() > quantum):
+                quantum = self._config.quantum_min_ns
+            deadline = max(now, hold.granted_at + quantum)
             if hold.deadline is None or hold.deadline - deadline >= self._config.quantum_min_ns:
                 self._settle(now, holder)
                 hold.deadline, hold.shortened = deadline, True
@@ -371,34 +362,23 @@ class Scheduler:
 
     def _place(self, now: int) -> list[Action]:
         """Gives free GPUs to those whose turn it is."""
-        waiting = [tenant for tenant in self._tenants.values() if tenant.runnable]
+        waiting = affected(self._stale, self._sharing)
+        self._stale = set()
         if not waiting or all(
             any(gpu in self._holder for gpu in tenant.gpus) and len(tenant.gpus) == 1 for tenant in waiting
         ):
             return []
+        wanted = {gpu for tenant in waiting for gpu in tenant.gpus}
         for tenant in waiting:
             self._settle(now, tenant)
-        floors = {
-            (gpu, kind): self._floor(gpu, kind) for kind in (False, True) for tenant in waiting for gpu in tenant.gpus
-        }
+        for gpu in wanted & self._holder.keys():
+            self._settle(now, self._holder[gpu])
+        write_off({gpu: self._sharing[gpu] for gpu in wanted}, self._config.assured_burst_ns)
+        floors = {(gpu, kind): self._floor(gpu, kind) for kind in (False, True) for gpu in wanted}
         waiting.sort(key=lambda tenant: order_key(tenant, floors))
-        free_at = {gpu: self._expected_end(now, holder) for gpu, holder in self._holder.items()}
-        kept_until: dict[str, int] = {}
-        actions: list[Action] = []
-        for tenant in waiting:
-            quantum = self._quantum(tenant)
-            if all(gpu not in self._holder for gpu in tenant.gpus):
-                room = min((kept_until[gpu] - now for gpu in tenant.gpus if gpu in kept_until), default=None)
-                if room is None or room >= self._config.quantum_min_ns:
-                    actions.append(self._grant(now, tenant, quantum, room))
-                    for gpu in tenant.gpus:
-                        free_at[gpu] = self._expected_end(now, tenant)
-                    continue
-            start = max(free_at.get(gpu, now) for gpu in tenant.gpus)
-            for gpu in tenant.gpus:
-                kept_until[gpu] = min(kept_until.get(gpu, start), start)
-                free_at[gpu] = start + quantum
-        return actions
+        free_at = {gpu: self._expected_end(now, self._holder[gpu]) for gpu in wanted & self._holder.keys()}
+        turns = plan(waiting, free_at, now=now, quantum=self._quantum, shortest_ns=self._config.quantum_min_ns)
+        return [self._grant(now, turn) for turn in turns]
 
     def _expected_end(self, now: int, holder: Tenant) -> int:
         hold = holder.hold
@@ -407,17 +387,19 @@ class Scheduler:
             return now + self._config.quantum_max_ns
         return max(hold.deadline, now + _DRAIN_GUESS_NS)
 
-    def _grant(self, now: int, tenant: Tenant, quantum: int, room: int | None) -> Grant:
+    def _grant(self, now: int, turn: Turn) -> Grant:
+        tenant = turn.tenant
         for gpu in tenant.gpus:
             for other in self._paying(gpu):
                 self._settle(now, other)
-        unlimited = self._unlimited(now, tenant) and room is None
-        deadline = None if unlimited else now + (quantum if room is None else min(quantum, room))
+        unlimited = self._unlimited(now, tenant) and not turn.lent
+        deadline = None if unlimited else now + turn.quantum_ns
         metered = not unlimited or self._accompanied(tenant)
         self._grants += 1
         tenant.hold = Hold(self._grants, now, deadline, metered=metered, assured=tenant.account.assured > 0)
         tenant.account.grants += 1
-        tenant.stop_waiting()
+        self._stop_waiting(tenant)
+        self._holding[tenant.id] = tenant
         for gpu in tenant.gpus:
             self._holder[gpu] = tenant
         return Grant(tenant.id, self._grants, 0 if deadline is None else deadline - now, metered)

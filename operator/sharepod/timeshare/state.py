@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from .account import Account
 
+_KEPT_NS = 1_000_000
+"""Written off is never so much that a positive assured bucket is none."""
+
 
 @dataclass
 class Hold:
@@ -69,17 +72,32 @@ class Tenant:
         """Its part in what is idle, among its kind."""
         return self.account.request_milli or 1000
 
-    def stop_waiting(self) -> None:
-        """It was granted, or wants no more."""
-        self.waiting_since, self.woke = None, False
-        self.throttled, self.throttled_until = False, None
-
 
 def floor_of(sharing: Iterable[Tenant], gpu: str, best_effort: bool, floor: int) -> int:
     """The least virtual time of those who compete for the idle time of a GPU, and never less than `floor`, what it
     was before."""
     competing = [t.virtual[gpu] for t in sharing if t.best_effort is best_effort and (t.runnable or t.holding)]
     return max(floor, min(competing, default=floor))
+
+
+def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
+    """Forgets a part of what is owed to everybody on a GPU alike, before anyone's assured bucket is full.
+
+    It is time that hand-offs cost, which nobody can be paid back; buckets that are full of it would spill unevenly.
+    `sharing`: tenants by GPU, those that wait or hold with their accounts settled; `burst_ns`: what a bucket holds.
+    """
+    common: dict[str, int] = {}
+    competing: list[Tenant] = []
+    for gpu, tenants in sharing.items():
+        active = [t for t in tenants if (t.runnable or t.holding) and not t.best_effort]
+        owed = [tenant.account.owed_ns() for tenant in active]
+        if len(active) > 1 and max(owed) > burst_ns * 3 // 4:
+            common[gpu] = min(min(owed) - _KEPT_NS, burst_ns // 4)
+            competing.extend(active)
+    for tenant in dict.fromkeys(competing):
+        cut = min(common.get(gpu, 0) for gpu in tenant.gpus)
+        if cut > 0:
+            tenant.account.assured -= cut * tenant.account.request_milli
 
 
 def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int]) -> tuple[int, int, int, str]:

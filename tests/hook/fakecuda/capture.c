@@ -1,7 +1,7 @@
 /* Stream capture and graphs, with the error codes and the invalidations of the real driver.
  *
- * Two of them break naive interposers: a call such as cuEventQuery from any thread while a capture in global mode is open, and
- * cuCtxSynchronize (or cuCtxRecordEvent) on a context in which a stream is capturing. Both fail with
+ * Two of them break naive interposers: a call such as cuEventQuery from any thread while a capture in global mode is
+ * open, and cuCtxSynchronize (or cuCtxRecordEvent) on a context in which a stream is capturing. Both fail with
  * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidate the capture of whoever made it.
  */
 #include <stdlib.h>
@@ -92,7 +92,8 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool per_thread
         struct capture *capture = calloc(1, sizeof *capture);
         struct graph *graph = calloc(1, sizeof *graph);
         graph->magic = MAGIC_GRAPH;
-        *capture = (struct capture){.mode = mode, .thread = pthread_self(), .context = context, .origin = stream, .graph = graph};
+        *capture = (struct capture){
+            .mode = mode, .thread = pthread_self(), .context = context, .origin = stream, .graph = graph};
         capture->next = captures;
         captures = capture;
         stream->capture = capture;
@@ -179,7 +180,7 @@ static CUresult status_of(CUstream handle, CUstreamCaptureStatus *status, cuuint
         for (struct capture *capture = captures; capture != NULL; capture = capture->next)
             if (capture->context == context && !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    *status = stream->capture == NULL      ? CU_STREAM_CAPTURE_STATUS_NONE
+    *status = stream->capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
               : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (id != NULL)

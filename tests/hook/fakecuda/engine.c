@@ -1,11 +1,11 @@
 /* The queue of each device and the thread that moves it.
  *
- * Guarantees: operations of one process on one device run in the order in which they were submitted, whatever their stream (a valid
- * schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream); kernels of several processes
- * take turns in slices; a process that dies takes back all of its queue but at most a slice and AHEAD_NS. Nothing spins: kernels
- * occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late wake-up of the thread.
+ * Guarantees: operations of one process on one device run in the order in which they were submitted, whatever their
+ * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream);
+ * kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
+ * slice and AHEAD_NS. Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not
+ * delayed by a late wake-up of the thread.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -22,13 +22,13 @@ struct queue {
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t moved;    /* something was committed or retired */
-static pthread_cond_t wake;     /* the thread has something new to look at */
+static pthread_cond_t moved; /* something was committed or retired */
+static pthread_cond_t wake;  /* the thread has something new to look at */
 static struct queue queues[FAKE_DEVICES];
 static bool running;
-static bool idle;               /* the thread sleeps without a time to wake up at */
-static unsigned blocked;        /* launches that wait for room */
-static bool progress;           /* something was committed or retired since the last broadcast */
+static bool idle;        /* the thread sleeps without a time to wake up at */
+static unsigned blocked; /* launches that wait for room */
+static bool progress;    /* something was committed or retired since the last broadcast */
 
 uint64_t fake_now(void) {
     struct timespec now;

@@ -2,7 +2,6 @@
 #ifndef FAKECUDA_FAKE_H
 #define FAKECUDA_FAKE_H
 
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <pthread.h>
 
@@ -15,7 +14,9 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { MAGIC_CONTEXT = 0xc0, MAGIC_STREAM, MAGIC_EVENT, MAGIC_MODULE, MAGIC_FUNCTION, MAGIC_GRAPH, MAGIC_EXEC };
-enum { QUEUE_DEPTH = 1024 }; /* unfinished operations of one stream; a launch beyond them blocks, as the real one does */
+enum {
+    QUEUE_DEPTH = 1024
+}; /* unfinished operations of one stream; a launch beyond them blocks, as the real one does */
 
 struct graph;
 
@@ -93,11 +94,12 @@ bool fake_event_done(struct event *event);
 void fake_engine_forked(void);
 
 /* capture.c; with fake_lock */
-CUresult fake_unsafe_call(void);                    /* a call that stream capture may forbid */
-CUresult fake_sync_call(struct context *context);   /* a call that waits for all of a context */
+CUresult fake_unsafe_call(void);                  /* a call that stream capture may forbid */
+CUresult fake_sync_call(struct context *context); /* a call that waits for all of a context */
 CUresult fake_stream_sync_call(struct stream *stream);
-CUresult fake_order_call(struct stream *stream);    /* work put on a stream outside of capture */
-CUresult fake_capture_kernel(struct stream *stream, uint64_t duration, bool hang); /* NOT_READY: the stream is not capturing */
+CUresult fake_order_call(struct stream *stream); /* work put on a stream outside of capture */
+CUresult fake_capture_kernel(struct stream *stream, uint64_t duration,
+                             bool hang); /* NOT_READY: the stream is not capturing */
 void fake_capture_context_gone(struct context *context);
 
 /* launch.c */

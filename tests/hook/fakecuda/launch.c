@@ -100,14 +100,14 @@ static CUresult launch(CUfunction handle, CUstream stream_handle, void **argumen
 
 #define UNUSED_SHAPE (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared
 
-EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                               unsigned shared, CUstream stream, void **arguments, void **extra) {
+EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                               unsigned bz, unsigned shared, CUstream stream, void **arguments, void **extra) {
     UNUSED_SHAPE, (void)extra;
     return launch(f, stream, arguments, false);
 }
 
-EXPORT CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                    unsigned shared, CUstream stream, void **arguments, void **extra) {
+EXPORT CUresult cuLaunchKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                    unsigned bz, unsigned shared, CUstream stream, void **arguments, void **extra) {
     UNUSED_SHAPE, (void)extra;
     return launch(f, stream, arguments, true);
 }
@@ -118,8 +118,9 @@ EXPORT CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy
     return launch(f, stream, arguments, false);
 }
 
-EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                               unsigned bz, unsigned shared, CUstream stream, void **arguments) {
+EXPORT CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                               unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                                               void **arguments) {
     UNUSED_SHAPE;
     return launch(f, stream, arguments, true);
 }

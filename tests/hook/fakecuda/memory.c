@@ -1,4 +1,5 @@
-/* Device memory of the double: addresses that nothing lies behind, sizes rounded up to 512 bytes, and transfers that take time. */
+/* Device memory of the double: addresses that nothing lies behind, sizes rounded up to 512 bytes, and transfers that
+ * take time. */
 #include <stdlib.h>
 
 #include "fake.h"
@@ -51,7 +52,8 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned int flags) {
-    return flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST ? allocate(out, bytes) : CUDA_ERROR_INVALID_VALUE;
+    return flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST ? allocate(out, bytes)
+                                                                        : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element) {
@@ -117,34 +119,34 @@ static CUresult transfer(CUstream handle, uint64_t duration, bool per_thread, bo
 #define COPY_NS(bytes) ((uint64_t)(bytes) * 1000 / TRANSFER_BYTES_PER_US)
 #define FILL_NS(bytes) ((uint64_t)(bytes) * 1000 / FILL_BYTES_PER_US)
 
-#define TRANSFERS(suffix, stream_suffix, per_thread)                                                                                \
-    EXPORT CUresult cuMemcpyHtoD_v2##suffix(CUdeviceptr to, const void *from, size_t n) {                                           \
-        (void)to, (void)from;                                                                                                       \
-        return transfer(NULL, COPY_NS(n), per_thread, true);                                                                        \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemcpyDtoH_v2##suffix(void *to, CUdeviceptr from, size_t n) {                                                 \
-        (void)to, (void)from;                                                                                                       \
-        return transfer(NULL, COPY_NS(n), per_thread, true);                                                                        \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemcpyDtoD_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t n) {                                           \
-        (void)to, (void)from;                                                                                                       \
-        return transfer(NULL, FILL_NS(n), per_thread, false);                                                                       \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemsetD8_v2##suffix(CUdeviceptr to, unsigned char value, size_t n) {                                          \
-        (void)to, (void)value;                                                                                                      \
-        return transfer(NULL, FILL_NS(n), per_thread, false);                                                                       \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemcpyHtoDAsync_v2##stream_suffix(CUdeviceptr to, const void *from, size_t n, CUstream stream) {              \
-        (void)to, (void)from;                                                                                                       \
-        return transfer(stream, COPY_NS(n), per_thread, false);                                                                     \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemcpyDtoHAsync_v2##stream_suffix(void *to, CUdeviceptr from, size_t n, CUstream stream) {                    \
-        (void)to, (void)from;                                                                                                       \
-        return transfer(stream, COPY_NS(n), per_thread, false);                                                                     \
-    }                                                                                                                               \
-    EXPORT CUresult cuMemsetD8Async##stream_suffix(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {                \
-        (void)to, (void)value;                                                                                                      \
-        return transfer(stream, FILL_NS(n), per_thread, false);                                                                     \
+#define TRANSFERS(suffix, stream_suffix, per_thread)                                                                   \
+    EXPORT CUresult cuMemcpyHtoD_v2##suffix(CUdeviceptr to, const void *from, size_t n) {                              \
+        (void)to, (void)from;                                                                                          \
+        return transfer(NULL, COPY_NS(n), per_thread, true);                                                           \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemcpyDtoH_v2##suffix(void *to, CUdeviceptr from, size_t n) {                                    \
+        (void)to, (void)from;                                                                                          \
+        return transfer(NULL, COPY_NS(n), per_thread, true);                                                           \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemcpyDtoD_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t n) {                              \
+        (void)to, (void)from;                                                                                          \
+        return transfer(NULL, FILL_NS(n), per_thread, false);                                                          \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemsetD8_v2##suffix(CUdeviceptr to, unsigned char value, size_t n) {                             \
+        (void)to, (void)value;                                                                                         \
+        return transfer(NULL, FILL_NS(n), per_thread, false);                                                          \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemcpyHtoDAsync_v2##stream_suffix(CUdeviceptr to, const void *from, size_t n, CUstream stream) { \
+        (void)to, (void)from;                                                                                          \
+        return transfer(stream, COPY_NS(n), per_thread, false);                                                        \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemcpyDtoHAsync_v2##stream_suffix(void *to, CUdeviceptr from, size_t n, CUstream stream) {       \
+        (void)to, (void)from;                                                                                          \
+        return transfer(stream, COPY_NS(n), per_thread, false);                                                        \
+    }                                                                                                                  \
+    EXPORT CUresult cuMemsetD8Async##stream_suffix(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {   \
+        (void)to, (void)value;                                                                                         \
+        return transfer(stream, FILL_NS(n), per_thread, false);                                                        \
     }
 
 TRANSFERS(, , false)

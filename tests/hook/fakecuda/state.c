@@ -1,5 +1,4 @@
 /* The shared state file: who uses it, and the memory and time of its devices. See state.h. */
-#define _GNU_SOURCE
 #include "state.h"
 
 #include <errno.h>
@@ -110,7 +109,8 @@ bool fake_state_attach(void) {
         return true;
     state_fd = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
     if (state_fd < 0) {
-        fprintf(stderr, "fake CUDA: FAKE_CUDA_STATE=%s: %s\n", path ? path : "(unset)", strerror(path ? errno : ENOENT));
+        fprintf(stderr, "fake CUDA: FAKE_CUDA_STATE=%s: %s\n", path ? path : "(unset)",
+                strerror(path ? errno : ENOENT));
         return false;
     }
     if (fstat(state_fd, &facts) != 0 || facts.st_size < (off_t)sizeof *state)

@@ -1,8 +1,9 @@
 /* The simulated devices: one file, mapped shared by every process that uses the double.
  *
- * Guarantees: what a process holds (memory, its record) comes back when it dies in whatever way, and in whatever pid namespace it
- * lived, because the kernel drops its file locks; device time is handed out without locks, so that a process killed at any
- * instruction leaves the timeline usable. tests/hook/fakecuda.py reads and writes the same layout.
+ * Guarantees: what a process holds (memory, its record) comes back when it dies in whatever way, and in whatever pid
+ * namespace it lived, because the kernel drops its file locks; device time is handed out without locks, so that a
+ * process killed at any instruction leaves the timeline usable. tests/hook/fakecuda.py reads and writes the same
+ * layout.
  */
 #ifndef FAKECUDA_STATE_H
 #define FAKECUDA_STATE_H

@@ -34,7 +34,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     stream->magic = 0;
     if (stream->capture != NULL)
         stream->capture->invalid = true;
-    /* The real call returns at once and frees when the work is done; the double keeps the small struct: operations point to it. */
+    /* The real call returns at once and frees when the work is done; the double keeps the small struct: operations
+     * point to it. */
     for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -232,10 +233,11 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
 
 EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
     struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
-    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) ||
+        ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
-    CUresult result = start->recorded == 0 || end->recorded == 0 ? CUDA_ERROR_INVALID_HANDLE
+    CUresult result = start->recorded == 0 || end->recorded == 0       ? CUDA_ERROR_INVALID_HANDLE
                       : fake_event_done(start) && fake_event_done(end) ? CUDA_SUCCESS
                                                                        : CUDA_ERROR_NOT_READY;
     if (result == CUDA_SUCCESS)

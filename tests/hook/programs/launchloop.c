@@ -1,11 +1,9 @@
 /* Launches kernels in a loop and reports how much GPU time it got.
  *
- * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. It runs until --seconds
- * are over or SIGTERM comes and then exits 0; a CUDA error ends it with 1. Its kernels exist only in the test double of libcuda
- * (function names such as "spin_us_2000"), so that it measures the sharing, not a GPU.
+ * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. It runs
+ * until --seconds are over or SIGTERM comes and then exits 0; a CUDA error ends it with 1. Its kernels exist only in
+ * the test double of libcuda (function names such as "spin_us_2000"), so that it measures the sharing, not a GPU.
  */
-#define _GNU_SOURCE
-#define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
 #include <getopt.h>
@@ -32,13 +30,21 @@ static struct {
     int device;
     bool per_thread;
     const char *resolve, *call, *function;
-} options = {.kernel_us = 2000, .report = 1, .streams = 1, .threads = 1, .event_every = 1, .resolve = "symbol", .call = "kernel"};
+} options = {.kernel_us = 2000,
+             .report = 1,
+             .streams = 1,
+             .threads = 1,
+             .event_every = 1,
+             .resolve = "symbol",
+             .call = "kernel"};
 
 /* What differs by the way in. Everything else is called by symbol. */
 static struct {
-    CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+    CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                       void **, void **);
     CUresult (*launch_ex)(const CUlaunchConfig *, CUfunction, void **, void **);
-    CUresult (*launch_cooperative)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **);
+    CUresult (*launch_cooperative)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                   CUstream, void **);
     CUresult (*launch_graph)(CUgraphExec, CUstream);
     CUresult (*alloc)(CUdeviceptr *, size_t);
 } calls;
@@ -72,7 +78,8 @@ static void check(const char *what, CUresult result) {
     if (atomic_load(&stop))
         pthread_exit(NULL);
     cuGetErrorName(result, &name);
-    printf("{\"event\": \"error\", \"call\": \"%s\", \"error\": \"%s\", \"code\": %d}\n", what, name ? name : "?", result);
+    printf("{\"event\": \"error\", \"call\": \"%s\", \"error\": \"%s\", \"code\": %d}\n", what, name ? name : "?",
+           result);
     fflush(stdout);
     _exit(1);
 }
@@ -86,7 +93,8 @@ static void *resolve(void *library, const char *base, const char *symbol, const 
         found = dlsym(library, name);
     } else {
         CUresult (*get)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) =
-            (CUresult(*)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(library, "cuGetProcAddress_v2");
+            (CUresult(*)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(
+                library, "cuGetProcAddress_v2");
         CUdriverProcAddressQueryResult status;
         int version;
         CHECK(cuDriverGetVersion(&version));
@@ -95,7 +103,8 @@ static void *resolve(void *library, const char *base, const char *symbol, const 
                 (CUresult(*)(const char *, void **, int, cuuint64_t))dlsym(library, "cuGetProcAddress");
             CHECK(old(base, &found, version, options.per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0));
         } else {
-            CHECK(get(base, &found, version, options.per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0, &status));
+            CHECK(get(base, &found, version, options.per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0,
+                      &status));
         }
     }
     if (found == NULL) {
@@ -143,7 +152,13 @@ static void launch(struct worker *worker, unsigned which) {
     if (strcmp(options.call, "kernel") == 0) {
         CHECK(calls.launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
     } else if (strcmp(options.call, "ex") == 0) {
-        CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1, .hStream = stream};
+        CUlaunchConfig config = {.gridDimX = 1,
+                                 .gridDimY = 1,
+                                 .gridDimZ = 1,
+                                 .blockDimX = 32,
+                                 .blockDimY = 1,
+                                 .blockDimZ = 1,
+                                 .hStream = stream};
         CHECK(calls.launch_ex(&config, function, NULL, NULL));
     } else if (strcmp(options.call, "cooperative") == 0) {
         CHECK(calls.launch_cooperative(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL));
@@ -187,7 +202,8 @@ static void *work(void *argument) {
                 look(worker);
             if (worker->last - worker->first < EVENTS) {
                 unsigned at = worker->last % EVENTS;
-                CUstream stream = options.per_thread && options.streams == 1 ? CU_STREAM_PER_THREAD : worker->streams[which];
+                CUstream stream =
+                    options.per_thread && options.streams == 1 ? CU_STREAM_PER_THREAD : worker->streams[which];
                 CHECK(cuEventRecord(worker->events[at], stream));
                 worker->counts[at] = n + 1;
                 worker->last++;
@@ -195,9 +211,11 @@ static void *work(void *argument) {
             pthread_mutex_unlock(&worker->lock);
         }
         if (options.sync_every > 0 && (n + 1) % options.sync_every == 0)
-            CHECK(cuStreamSynchronize(options.per_thread && options.streams == 1 ? CU_STREAM_PER_THREAD : worker->streams[which]));
+            CHECK(cuStreamSynchronize(options.per_thread && options.streams == 1 ? CU_STREAM_PER_THREAD
+                                                                                 : worker->streams[which]));
         if (options.idle_us > 0) {
-            struct timespec pause = {.tv_sec = (time_t)(options.idle_us / 1000000), .tv_nsec = (long)(options.idle_us % 1000000) * 1000};
+            struct timespec pause = {.tv_sec = (time_t)(options.idle_us / 1000000),
+                                     .tv_nsec = (long)(options.idle_us % 1000000) * 1000};
             nanosleep(&pause, NULL);
         }
     }
@@ -215,10 +233,12 @@ static unsigned long long size_option(const char *text) {
     }
 }
 
-static void report(const char *event, double start, double *last_time, uint64_t *last_completed, uint64_t allocated, uint64_t refused) {
+static void report(const char *event, double start, double *last_time, uint64_t *last_completed, uint64_t allocated,
+                   uint64_t refused) {
     uint64_t launched = 0, completed = 0;
     for (unsigned i = 0; i < options.threads; i++) {
-        if (pthread_mutex_trylock(&workers[i].lock) == 0) { /* held by a worker that waits for its turn: its count stands as it is */
+        if (pthread_mutex_trylock(&workers[i].lock) ==
+            0) { /* held by a worker that waits for its turn: its count stands as it is */
             look(&workers[i]);
             pthread_mutex_unlock(&workers[i].lock);
         }
@@ -227,7 +247,8 @@ static void report(const char *event, double start, double *last_time, uint64_t 
     }
     double time = now(), kernel = (double)options.kernel_us / 1e6, elapsed = time - start;
     printf("{\"event\": \"%s\", \"elapsed\": %.3f, \"launches\": %llu, \"completed\": %llu, \"asked_seconds\": %.6f, "
-           "\"gpu_seconds\": %.6f, \"share\": %.4f, \"recent_share\": %.4f, \"allocated\": %llu, \"refused_allocations\": %llu}\n",
+           "\"gpu_seconds\": %.6f, \"share\": %.4f, \"recent_share\": %.4f, \"allocated\": %llu, "
+           "\"refused_allocations\": %llu}\n",
            event, elapsed, (unsigned long long)launched, (unsigned long long)completed, (double)launched * kernel,
            (double)completed * kernel, (double)completed * kernel / elapsed,
            time > *last_time ? (double)(completed - *last_completed) * kernel / (time - *last_time) : 0.0,
@@ -239,16 +260,29 @@ static void report(const char *event, double start, double *last_time, uint64_t 
 static void usage(void) {
     puts("launchloop [--kernel-us N=2000] [--function NAME=spin_us_N] [--seconds S=0: until SIGTERM] [--report S=1]\n"
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
-         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--device N=0] [--per-thread-stream]\n"
+         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--device N=0] "
+         "[--per-thread-stream]\n"
          "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph]");
 }
 
 static void parse(int argc, char **argv) {
-    static const struct option names[] = {
-        {"kernel-us", 1, NULL, 'k'}, {"function", 1, NULL, 'f'}, {"seconds", 1, NULL, 's'}, {"report", 1, NULL, 'r'},
-        {"memory", 1, NULL, 'm'}, {"chunk", 1, NULL, 'c'}, {"streams", 1, NULL, 'n'}, {"threads", 1, NULL, 't'},
-        {"sync-every", 1, NULL, 'y'}, {"event-every", 1, NULL, 'e'}, {"idle-us", 1, NULL, 'i'}, {"device", 1, NULL, 'd'},
-        {"per-thread-stream", 0, NULL, 'p'}, {"resolve", 1, NULL, 'R'}, {"call", 1, NULL, 'C'}, {"help", 0, NULL, 'h'}, {0}};
+    static const struct option names[] = {{"kernel-us", 1, NULL, 'k'},
+                                          {"function", 1, NULL, 'f'},
+                                          {"seconds", 1, NULL, 's'},
+                                          {"report", 1, NULL, 'r'},
+                                          {"memory", 1, NULL, 'm'},
+                                          {"chunk", 1, NULL, 'c'},
+                                          {"streams", 1, NULL, 'n'},
+                                          {"threads", 1, NULL, 't'},
+                                          {"sync-every", 1, NULL, 'y'},
+                                          {"event-every", 1, NULL, 'e'},
+                                          {"idle-us", 1, NULL, 'i'},
+                                          {"device", 1, NULL, 'd'},
+                                          {"per-thread-stream", 0, NULL, 'p'},
+                                          {"resolve", 1, NULL, 'R'},
+                                          {"call", 1, NULL, 'C'},
+                                          {"help", 0, NULL, 'h'},
+                                          {0}};
     for (int option; (option = getopt_long(argc, argv, "h", names, NULL)) != -1;)
         switch (option) {
         case 'k': options.kernel_us = strtoul(optarg, NULL, 10); break;
@@ -268,8 +302,8 @@ static void parse(int argc, char **argv) {
         case 'C': options.call = optarg; break;
         default: usage(); exit(option == 'h' ? 0 : 2);
         }
-    if (optind < argc || options.streams < 1 || options.streams > MAX_STREAMS || options.threads < 1 || options.event_every < 1 ||
-        options.report <= 0) {
+    if (optind < argc || options.streams < 1 || options.streams > MAX_STREAMS || options.threads < 1 ||
+        options.event_every < 1 || options.report <= 0) {
         usage();
         exit(2);
     }
@@ -311,7 +345,8 @@ int main(int argc, char **argv) {
     }
     size_t free_bytes, total_bytes;
     CHECK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
-    printf("{\"event\": \"start\", \"pid\": %d, \"gpu\": \"%s\", \"memory_free\": %zu, \"memory_total\": %zu, \"allocated\": %llu, "
+    printf("{\"event\": \"start\", \"pid\": %d, \"gpu\": \"%s\", \"memory_free\": %zu, \"memory_total\": %zu, "
+           "\"allocated\": %llu, "
            "\"refused_allocations\": %llu}\n",
            (int)getpid(), gpu, free_bytes, total_bytes, (unsigned long long)allocated, (unsigned long long)refused);
 

@@ -79,15 +79,19 @@ class Driver:
         volumes: Volumes,
         ledger: Ledger,
         directory: Callable[[str], Path | None],
+        trouble: Callable[[str], str | None],
         get_pod: GetPod,
         reservation_wait_s: float = RESERVATION_WAIT_S,
     ) -> None:
-        """`directory`: tenant id -> the directory that its pod gets, or None while there is none."""
+        """`directory`: tenant id -> the directory that its pod gets, or None where there is none; then `trouble` may
+        say why.
+        """
         self._node = node
         self._version = version
         self._volumes = volumes
         self._ledger = ledger
         self._directory = directory
+        self._trouble = trouble
         self._get_pod = get_pod
         self._reservation_wait_s = reservation_wait_s
 
@@ -182,9 +186,9 @@ class Driver:
                 tenant = choose_tenant(self._ledger.rows, who, owner_uid, self._node)
                 source = self._directory(tenant.id)
                 if source is None:
+                    why = self._trouble(tenant.id) or "it does not say why; if this goes on, see its log"
                     raise Refusal(
-                        Reason.NO_RESERVATION,
-                        f"the agent of node {self._node} has not set up pod {who}; if this goes on, its log says why",
+                        Reason.NO_RESERVATION, f"the agent of node {self._node} cannot serve pod {who}: {why}"
                     )
             except Refusal as refusal:
                 if refusal.reason is not Reason.NO_RESERVATION or loop.time() >= deadline:

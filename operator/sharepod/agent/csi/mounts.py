@@ -84,13 +84,20 @@ def mounts() -> tuple[Mount, ...]:
 
 def mounted_at(point: Path) -> Mount | None:
     """The topmost mount at exactly this path."""
-    return next((mount for mount in reversed(mounts()) if mount.point == point), None)
+    real = _real(point)
+    return next((mount for mount in reversed(mounts()) if mount.point == real), None)
 
 
 def holder_of(path: Path) -> Mount | None:
     """The mount that `path` lies on."""
-    on_path = [mount for mount in mounts() if mount.point == path or mount.point in path.parents]
+    real = path.resolve()
+    on_path = [mount for mount in mounts() if mount.point == real or mount.point in real.parents]
     return max(on_path, key=lambda mount: len(mount.point.parts), default=None)
+
+
+def _real(point: Path) -> Path:
+    """As the kernel lists it: a kubelet's root is often a symbolic link. A link at the end is not followed."""
+    return point.parent.resolve() / point.name
 
 
 def bind_readonly(source: Path, target: Path, staging: Path) -> None:

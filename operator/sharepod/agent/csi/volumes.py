@@ -67,6 +67,7 @@ class Volumes:
     def __init__(self, *, pods_dir: Path, tenants_dir: Path, state_dir: Path) -> None:
         """`pods_dir`: the kubelet's; `tenants_dir`: where tenants' directories lie, each named after its id."""
         self._pods_dir = pods_dir
+        self._listed_pods_dir = pods_dir.resolve()
         self._tenants_dir = tenants_dir
         self._state_file = state_dir / "volumes.json"
         self._staging = state_dir / "staging"
@@ -203,14 +204,17 @@ class Volumes:
         """Target -> tenant of every volume of ours, as the kernel lists them."""
         found: dict[Path, str] = {}
         for mount in mounts.mounts():
+            if not mount.point.is_relative_to(self._listed_pods_dir):
+                continue
+            target = self._pods_dir / mount.point.relative_to(self._listed_pods_dir)
             try:
-                self.pod_of(mount.point)
+                self.pod_of(target)
             except TargetError:
                 continue
             # `root` begins at the filesystem that the directory lies on: only its end is the same everywhere.
             tenant_dir = PurePosixPath(mount.root.removesuffix("//deleted"))
             if tenant_dir.parent.name == self._tenants_dir.name:
-                found[mount.point] = tenant_dir.name
+                found[target] = tenant_dir.name
         return found
 
     def _load(self) -> _State:

@@ -1,0 +1,35 @@
+"""What the scheduler wants done: values, carried out by whoever drives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Tell the tenant that it holds the token. `quantum_ns` 0: until it is revoked. `metered`: others wait, or its
+    ceiling binds."""
+
+    tenant: str
+    grant_id: int
+    quantum_ns: int
+    metered: bool
+
+
+@dataclass(frozen=True)
+class Revoke:
+    """Tell the holder to drain now: its quantum became shorter than it was told."""
+
+    tenant: str
+    grant_id: int
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """The holder was overtaken, a grace period after its quantum ended. To be reported, nothing to be sent."""
+
+    tenant: str
+    grant_id: int
+
+
+Action = Grant | Revoke | Overdue

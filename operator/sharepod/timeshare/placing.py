@@ -1,0 +1,67 @@
+"""Who starts now, given in what order tenants are to be served.
+
+A tenant that cannot start yet keeps the GPUs that it needs from the time on at which the last of them is expected to
+be free; until then they are lent to later ones whose quantum fits in between. So a gang is not starved by tenants of
+single GPUs, and its waiting wastes little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .state import Tenant
+
+
+@dataclass(frozen=True)
+class Turn:
+    """`lent`: the GPUs are kept for another, who is due when the quantum ends at the latest."""
+
+    tenant: Tenant
+    quantum_ns: int
+    lent: bool
+
+
+def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> list[Tenant]:
+    """Who waits for one of these GPUs, or for one together with it, through gangs. `sharing`: all tenants by GPU."""
+    found: dict[str, Tenant] = {}
+    pending, seen = sorted(gpus), set[str]()
+    while pending:
+        gpu = pending.pop()
+        seen.add(gpu)
+        for tenant in sharing.get(gpu, ()):
+            if tenant.runnable and tenant.id not in found:
+                found[tenant.id] = tenant
+                pending.extend(other for other in tenant.gpus if other not in seen)
+    return list(found.values())
+
+
+def plan(
+    ordered: Sequence[Tenant],
+    free_at: Mapping[str, int],
+    *,
+    now: int,
+    quantum: Callable[[Tenant], int],
+    shortest_ns: int,
+) -> list[Turn]:
+    """The turns that begin at `now`. `free_at`: when each GPU that is held is expected to be free; others are free
+    now."""
+    held = set(free_at)
+    ends = dict(free_at)
+    kept_from: dict[str, int] = {}
+    turns: list[Turn] = []
+    for tenant in ordered:
+        length = quantum(tenant)
+        if held.isdisjoint(tenant.gpus):
+            room = min((kept_from[gpu] - now for gpu in tenant.gpus if gpu in kept_from), default=None)
+            if room is None or room >= shortest_ns:
+                length = length if room is None else min(length, room)
+                turns.append(Turn(tenant, length, room is not None))
+                held.update(tenant.gpus)
+                ends.update(dict.fromkeys(tenant.gpus, now + length))
+                continue
+        start = max(ends.get(gpu, now) for gpu in tenant.gpus)
+        for gpu in tenant.gpus:
+            kept_from[gpu] = min(kept_from.get(gpu, start), start)
+            ends[gpu] = start + length
+    return turns

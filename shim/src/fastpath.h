@@ -1,0 +1,65 @@
+/* The fast path of the gate, inlined into the wrapped launches: open, and a stream that this thread has registered. */
+#ifndef SHAREPOD_FASTPATH_H
+#define SHAREPOD_FASTPATH_H
+
+#include "gate.h"
+#include "meter.h"
+#include "process.h"
+#include "streams.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* This thread's slot, or NULL. In a child of fork it points into wiped memory, which is a slot that nobody has. */
+extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
+
+/* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
+static inline void gate_order(const struct gate *gate) {
+    if (UNLIKELY(gate->fenced))
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* Which context a handle stands for: of a default stream the current one, else NULL (the handle says it). */
+static inline CUcontext gate_context(CUstream stream) {
+    CUcontext current = NULL;
+    if (streams_default(stream))
+        DRIVER(cuCtxGetCurrent)(&current);
+    return current;
+}
+
+/* Where the thread remembers that stream, or another one. */
+static inline struct slot_stream *gate_remembered(struct slot *slot, CUstream stream, CUcontext context) {
+    uintptr_t key = (uintptr_t)stream ^ (uintptr_t)context;
+    return &slot->streams[(key >> 4 ^ key >> 12) % SLOT_STREAMS];
+}
+
+/* Not NULL: inside a launch, and gate_leave_fast is to follow. */
+static inline struct slot_stream *gate_enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
+    if (UNLIKELY(slot == NULL))
+        return NULL;
+    CUcontext context = gate_context(stream);
+    const struct gate *gate = &the_process->gate;
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    if (UNLIKELY(sequence & 1))
+        return NULL;
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
+    gate_order(gate);
+    uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
+    struct slot_stream *entry = gate_remembered(slot, stream, context);
+    if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == stream &&
+               entry->per_thread == per_thread && (context == NULL || entry->context == context)))
+        return entry;
+    atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
+    return NULL;
+}
+
+static inline void gate_leave_fast(struct slot *slot, struct slot_stream *entry) {
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
+    if (UNLIKELY(entry->metered))
+        meter_launched(entry);
+}
+
+#endif

@@ -1,0 +1,156 @@
+"""The memory ledger: never over the limit, never refused for what a sibling merely keeps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharepod.agent.memory import Action, Credited, LedgerError, MemoryLedger, RecallFrom
+
+RECALL = 50
+
+
+def answers(actions: list[Action]) -> list[tuple[object, int]]:
+    return [(action.client, action.bytes) for action in actions if isinstance(action, Credited)]
+
+
+def recalls(actions: list[Action]) -> list[tuple[object, int]]:
+    return [(action.client, action.bytes) for action in actions if isinstance(action, RecallFrom)]
+
+
+@settings(max_examples=300)
+@given(
+    limit=st.integers(0, 1000),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["reserve", "release", "vanish", "pass"]), st.sampled_from("abc"), st.integers(1, 400)
+        ),
+        max_size=60,
+    ),
+)
+def test_credits_never_exceed_the_limit_and_every_request_is_answered(
+    limit: int, steps: list[tuple[str, str, int]]
+) -> None:
+    ledger = MemoryLedger(limit, enforced=True, recall_ns=RECALL)
+    model: dict[str, int] = {}
+    waiting: dict[int, str] = {}
+    now = seq = 0
+
+    def note(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Credited):
+                name = waiting.pop(action.seq)
+                assert name == action.client
+                model[name] = model.get(name, 0) + action.bytes
+
+    for what, name, amount in steps:
+        if what == "reserve":
+            seq += 1
+            waiting[seq] = name
+            note(ledger.reserve(now, name, seq, amount))
+        elif what == "release" and model.get(name, 0) >= amount:
+            model[name] -= amount
+            note(ledger.release(now, name, amount, recalled=False))
+        elif what == "vanish":
+            model.pop(name, None)
+            waiting = {key: who for key, who in waiting.items() if who != name}
+            note(ledger.vanish(now, name))
+        else:
+            now += amount
+            note(ledger.expire(now))
+        assert ledger.tracked == sum(model.values()) <= limit
+        due = ledger.next_deadline()
+        assert due is None or due > now
+        assert bool(waiting) == (due is not None), "who waits has a time by which it is answered"
+    now += RECALL * (len(waiting) + 1)
+    while waiting:
+        note(ledger.expire(now))
+        now += RECALL
+
+
+def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    assert answers(ledger.reserve(0, "a", 1, 80)) == [("a", 80)]
+    actions = ledger.reserve(0, "b", 1, 50)
+    assert answers(actions) == []
+    assert recalls(actions) == [("a", 30)]
+    assert answers(ledger.release(10, "a", 30, recalled=True)) == [("b", 50)]
+
+
+def test_a_sibling_that_gives_nothing_back_means_refusal_at_once() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    ledger.reserve(0, "b", 7, 50)
+    assert answers(ledger.release(1, "a", 0, recalled=True)) == [("b", 0)]
+
+
+def test_a_sibling_that_does_not_answer_means_refusal_after_a_bounded_time() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    ledger.reserve(0, "b", 7, 50)
+    assert ledger.next_deadline() == RECALL
+    assert answers(ledger.expire(RECALL - 1)) == []
+    assert answers(ledger.expire(RECALL)) == [("b", 0)]
+
+
+def test_a_late_answer_is_not_taken_for_the_next_recalls() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    ledger.reserve(0, "b", 7, 50)
+    ledger.expire(RECALL)
+    ledger.reserve(60, "b", 8, 30)
+    assert answers(ledger.release(61, "a", 5, recalled=True)) == []
+    assert answers(ledger.release(62, "a", 5, recalled=True)) == [("b", 30)]
+
+
+def test_more_than_the_limit_is_refused_without_asking_anyone() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    actions = ledger.reserve(0, "b", 7, 101)
+    assert answers(actions) == [("b", 0)]
+    assert recalls(actions) == []
+
+
+def test_a_vanished_clients_bytes_are_free_at_once() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    ledger.reserve(0, "b", 7, 50)
+    assert answers(ledger.vanish(1, "a")) == [("b", 50)]
+
+
+def test_not_enforced_is_counted_and_never_refused() -> None:
+    ledger = MemoryLedger(100, enforced=False, recall_ns=RECALL)
+    assert answers(ledger.reserve(0, "a", 1, 500)) == [("a", 500)]
+    assert ledger.used == 500
+
+
+def test_what_the_driver_uses_beyond_credits_counts() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 40)
+    ledger.observe(70)
+    assert ledger.used == 70
+    assert answers(ledger.reserve(0, "a", 2, 31)) == [("a", 0)]
+    assert answers(ledger.reserve(0, "a", 3, 30)) == [("a", 30)]
+
+
+def test_a_raised_limit_admits_who_waits() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    ledger.reserve(0, "b", 7, 50)
+    assert answers(ledger.set_limit(1, 200, enforced=True)) == [("b", 50)]
+
+
+def test_a_handover_is_credited_over_the_limit_and_what_follows_is_refused() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.handover("a", 150)
+    assert ledger.used == 150
+    assert answers(ledger.reserve(0, "a", 1, 1)) == [("a", 0)]
+
+
+def test_a_client_cannot_give_back_what_it_does_not_have() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 40)
+    with pytest.raises(LedgerError):
+        ledger.release(0, "a", 41, recalled=False)
+    with pytest.raises(LedgerError):
+        ledger.release(0, "a", 1, recalled=True)

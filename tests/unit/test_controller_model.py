@@ -1,0 +1,224 @@
+"""The model: whatever the order in which watches and lists bring things, it ends at what is true."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import random
+
+import pytest
+from sharepod.controller.agents import AgentLeases
+from sharepod.controller.client import Json
+from sharepod.controller.model import Model
+
+from .controller_objects import PODS, TENANT, pod_object, row, sharepod_object
+
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def new_model(*, alive: bool = True) -> Model:
+    agents = AgentLeases(20.0, lambda: 0.0, lambda: NOW)
+    if alive:
+        spec = {"holderIdentity": "a", "renewTime": "2026-01-01T00:00:00Z", "leaseDurationSeconds": 20}
+        agents.put({"metadata": {"name": "sharepod-agent-node-a", "uid": "lease"}, "spec": spec})
+    return Model(PODS, agents)
+
+
+def node_object(**fields: Json) -> Json:
+    return {
+        "metadata": {
+            "name": "node-a",
+            "uid": "node",
+            "resourceVersion": "1",
+            "labels": fields.get("labels", {"sharepod.dev/pool": "dedicated"}),
+        },
+        "spec": fields.get("spec", {}),
+        "status": {
+            "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+            **fields.get("status", {}),
+        },
+    }
+
+
+def gpunode_object(*rows: str, version: int = 1, **gpu: object) -> Json:
+    return {
+        "metadata": {"name": "node-a", "uid": "gpunode", "resourceVersion": str(version), "generation": version},
+        "spec": {"pool": "dedicated", "tenants": [row(tenant=name).dump() for name in rows]},
+        "status": {"gpus": [{"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1 << 34, **gpu}]},
+    }
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_late_and_repeated_news_change_nothing(seed: int) -> None:
+    """Two SharePods of one name, one after the other, each through several versions; every event comes late, twice, or
+    by a list.
+    """
+    chance = random.Random(seed)
+    history: list[tuple[str, Json]] = []
+    version = 0
+    for uid in ("first", "second"):
+        for _ in range(3):
+            version += 1
+            history.append(("put", sharepod_object(uid=uid, version=version, metadata={"labels": {"v": str(version)}})))
+        if uid == "first" or chance.random() < 0.5:
+            version += 1
+            history.append(("drop", sharepod_object(uid=uid, version=version)))
+    model = new_model()
+    for number, (what, item) in enumerate(history):
+        if what == "drop":
+            model.drop_sharepod(item["metadata"]["uid"])
+        else:
+            model.put_sharepod(copy.deepcopy(item))
+        for _ in range(chance.randrange(3)):  # a list that was begun earlier
+            earlier = history[chance.randrange(number + 1)]
+            if earlier[0] == "put":
+                model.put_sharepod(copy.deepcopy(earlier[1]))
+    what, last = history[-1]
+    found = model.sharepods.named("one", "n")
+    if what == "drop":
+        assert found is None
+        assert len(model.sharepods) == 0
+    else:
+        assert found is not None
+        assert (found.uid, found.version) == (last["metadata"]["uid"], version)
+        assert len(model.sharepods) == 1
+
+
+def test_who_is_concerned_is_told_and_nobody_else() -> None:
+    model = new_model()
+    told: list[str] = []
+    model.on_tenant = told.append
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object("a", "b"))
+    assert sorted(told) == ["a", "b"]
+    told.clear()
+    model.put_gpunode(gpunode_object("a", "b", "c", version=2))
+    assert told == ["c"]
+    told.clear()
+    model.put_gpunode(gpunode_object("a", "c", version=3))
+    assert told == ["b"]
+
+
+def test_a_pod_counts_on_the_node_it_is_pinned_to_until_it_ends() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    raw = pod_object()
+    raw["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
+    model.put_pod(raw)
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert account.taken().free.cpu_milli == 5000
+    ended = copy.deepcopy(raw)
+    ended["metadata"]["resourceVersion"] = "2"
+    ended["status"]["phase"] = "Succeeded"
+    model.put_pod(ended)
+    assert account.taken().free.cpu_milli == 8000
+
+
+def test_what_was_last_seen_of_a_pod_is_kept_once_it_is_gone() -> None:
+    model = new_model()
+    model.put_pod(pod_object())
+    last = pod_object(version=5, phase="Failed", deleting=True)
+    model.drop_pod("pod-1", last)
+    assert model.pod_of(TENANT) is None
+    assert model.lost_pods[TENANT].phase == "Failed"
+
+
+def test_a_pod_that_only_lost_our_label_is_there_again_once_it_was_read() -> None:
+    model = new_model()
+    model.put_pod(pod_object())
+    model.drop_pod("pod-1")
+    model.put_pod(pod_object(version=3))
+    assert model.pod_of(TENANT) is None
+    model.put_pod(pod_object(version=4), sure=True)
+    assert model.pod_of(TENANT) is not None
+
+
+@pytest.mark.parametrize(
+    ("node", "gpunode", "alive", "says"),
+    [
+        (node_object(), gpunode_object(), True, None),
+        (node_object(), None, True, "GPUNode"),
+        (node_object(), gpunode_object(), False, "agent"),
+        (node_object(status={"conditions": []}), gpunode_object(), True, "not ready"),
+        (node_object(labels={"sharepod.dev/pool": "device-plugin"}), gpunode_object(), True, "device-plugin"),
+        (node_object(labels={"sharepod.dev/pool": "mine"}), gpunode_object(), True, "mine"),
+        (node_object(status={"allocatable": {"cpu": "many"}}), gpunode_object(), True, "cpu"),
+        (node_object(), gpunode_object(memory="much"), True, "cannot be read"),
+    ],
+)
+def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None, alive: bool, says: str | None) -> None:
+    model = new_model(alive=alive)
+    model.put_node(node)
+    if gpunode is not None:
+        model.put_gpunode(gpunode)
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert account.state is not None
+    if says is None:
+        assert account.state.unavailable is None
+    else:
+        assert says in str(account.state.unavailable)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        ({"health": "Unhealthy", "reason": "Xid 79"}, "Xid 79"),
+        ({"shareable": False, "reason": "MIG is on"}, "MIG is on"),
+        ({"held": False}, "agent"),
+    ],
+)
+def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object(**gpu))
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert not account.gpus[0].state.available
+    assert reason in account.gpus[0].state.reason
+
+
+def test_a_ledger_outlives_its_node() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object("a"))
+    model.drop_node("node")
+    assert [row.tenant for row in model.cluster.reservations("node-a")] == ["a"]
+    again = node_object()
+    again["metadata"] |= {"uid": "again", "resourceVersion": "9"}
+    model.put_node(again)
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert account.gpus[0].free_milli == 600
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"containers": "none"},
+        {"gpu": {"request": "much"}},
+        {"gpu": {"request": 0.4, "frobnicate": 1}},
+        {"gpu": []},
+        {"nodeSelector": [1]},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 3}}},
+        {"containers": [{"name": "x", "resources": {"requests": {"cpu": {}}}}]},
+    ],
+)
+def test_a_sharepod_of_any_shape_becomes_facts_with_an_error_and_stops_nothing(spoiled: Json) -> None:
+    model = new_model()
+    model.put_sharepod(sharepod_object(spec=spoiled))
+    found = model.sharepods.get(TENANT)
+    assert found is not None
+    assert found.request is None
+    assert found.error is not None
+    assert str(found.error)
+
+
+def test_a_status_of_a_newer_version_keeps_what_decides_whether_work_runs_again() -> None:
+    model = new_model()
+    model.put_sharepod(sharepod_object(status={"phase": "Running", "podUID": "p", "novel": 1}))
+    found = model.sharepods.get(TENANT)
+    assert found is not None
+    assert (found.status.phase, found.status.pod_uid) == ("Running", "p")
