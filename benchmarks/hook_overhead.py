@@ -1,6 +1,6 @@
 """What the hook costs a program: nanoseconds for each launch while the gate is open, microseconds for each exec.
 
-    python benchmarks/hook_overhead.py
+    make bench-hook
 
 Writes build/results/hook.json. The launches go to a libcuda that does nothing, so that the difference between with and
 without the hook is the hook's own time; it is the least of several rounds, because a busy machine only adds. An exec is
@@ -19,10 +19,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 from hook.scripted_daemon import ScriptedDaemon
 from results import Row, write
 from sharepod.protocol import GpuTerms
+
+ROOT = Path(__file__).resolve().parent.parent
 
 BUILD = ROOT / "build"
 LAUNCHES = 1_000_000

@@ -464,6 +464,26 @@ def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server:
     assert "cannot be changed" in said
 
 
+def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) -> None:
+    def owners(uid: str) -> list[dict[str, object]]:
+        return [{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid, "controller": True}]
+
+    owner = server.api.create(
+        "/api/v1/namespaces/default/configmaps",
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}},
+    )
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    body = volume_pod("owned")
+    body["spec"].pop("volumes")
+    body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "ownerReferences": owners(owner["metadata"]["uid"])}
+    operator.create(PODS, body)
+    merge = {"metadata": {"ownerReferences": owners("victim")}}
+    assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
+    server.api.patch(f"{PODS}/owned", {"metadata": {"labels": {"app": "x"}}})
+    server.api.patch(f"{PODS}/owned", {"metadata": {"ownerReferences": None}})
+    assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
+
+
 def test_a_ledger_with_tenants_cannot_be_deleted(server: Cluster) -> None:
     row = {
         "id": "a",

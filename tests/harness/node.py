@@ -295,7 +295,6 @@ class Node:
         fresh.rename(self.state / "nvidia.json")
 
 
-
 def _plan(name: str) -> NodeLayout:
     subnet, plugins = free_subnet(), cni_directory()
     if subnet is None or plugins is None:

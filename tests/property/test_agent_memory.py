@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.agent.memory import Action, Credited, LedgerError, MemoryLedger, RecallFrom
+from sharepod.agent.memory import CLAIM_MAX, Action, Credited, LedgerError, MemoryLedger, RecallFrom
 
 RECALL = 50
 
@@ -23,7 +23,9 @@ def recalls(actions: list[Action]) -> list[tuple[object, int]]:
     limit=st.integers(0, 1000),
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["reserve", "release", "vanish", "pass"]), st.sampled_from("abc"), st.integers(1, 400)
+            st.sampled_from(["reserve", "release", "answer", "vanish", "disconnect", "exit", "pass"]),
+            st.sampled_from("abc"),
+            st.integers(1, 400),
         ),
         max_size=60,
     ),
@@ -33,7 +35,9 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
 ) -> None:
     ledger = MemoryLedger(limit, enforced=True, recall_ns=RECALL)
     model: dict[str, int] = {}
+    left: dict[int, int] = {}
     waiting: dict[int, str] = {}
+    owing: set[str] = set()
     now = seq = 0
 
     def note(actions: list[Action]) -> None:
@@ -42,6 +46,10 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
                 name = waiting.pop(action.seq)
                 assert name == action.client
                 model[name] = model.get(name, 0) + action.bytes
+            else:
+                assert isinstance(action.client, str)
+                assert action.client not in owing, "one recall at a time"
+                owing.add(action.client)
 
     for what, name, amount in steps:
         if what == "reserve":
@@ -51,14 +59,27 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
         elif what == "release" and model.get(name, 0) >= amount:
             model[name] -= amount
             note(ledger.release(now, name, amount, recalled=False))
-        elif what == "vanish":
-            model.pop(name, None)
+        elif what == "answer" and name in owing:
+            owing.discard(name)
+            given = min(amount, model.get(name, 0))
+            model[name] = model.get(name, 0) - given
+            note(ledger.release(now, name, given, recalled=True))
+        elif what in ("vanish", "disconnect"):
+            held = model.pop(name, 0)
+            owing.discard(name)
             waiting = {key: who for key, who in waiting.items() if who != name}
-            note(ledger.vanish(now, name))
+            if what == "vanish":
+                note(ledger.vanish(now, name))
+            else:
+                left[ord(name)] = left.get(ord(name), 0) + held
+                note(ledger.disconnect(now, name, ord(name)))
+        elif what == "exit":
+            left.pop(ord(name), None)
+            note(ledger.exited(now, ord(name)))
         else:
             now += amount
             note(ledger.expire(now))
-        assert ledger.tracked == sum(model.values()) <= limit
+        assert ledger.tracked == sum(model.values()) + sum(left.values()) <= limit
         due = ledger.next_deadline()
         assert due is None or due > now
         assert bool(waiting) == (due is not None), "who waits has a time by which it is answered"
@@ -99,8 +120,88 @@ def test_a_late_answer_is_not_taken_for_the_next_recalls() -> None:
     ledger.reserve(0, "b", 7, 50)
     ledger.expire(RECALL)
     ledger.reserve(60, "b", 8, 30)
-    assert answers(ledger.release(61, "a", 5, recalled=True)) == []
+    actions = ledger.release(61, "a", 5, recalled=True)
+    assert answers(actions) == []
+    assert recalls(actions) == [("a", 5)], "asked once more, for what this request needs"
     assert answers(ledger.release(62, "a", 5, recalled=True)) == [("b", 30)]
+
+
+def test_a_sibling_never_has_two_recalls_to_answer() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    sent = recalls(ledger.reserve(0, "b", 7, 50))
+    for turn in range(1, 200):
+        sent += recalls(ledger.expire(turn * RECALL))
+        sent += recalls(ledger.reserve(turn * RECALL, "b", 7, 50))
+    assert sent == [("a", 30)]
+
+
+def test_what_was_freed_after_the_driver_was_read_does_not_refuse_the_next_request() -> None:
+    ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 9)
+    ledger.begin_reading()
+    ledger.release(0, "a", 8, recalled=False)
+    ledger.observe(9)
+    assert answers(ledger.reserve(0, "a", 2, 8)) == [("a", 8)]
+
+
+def test_what_was_credited_while_the_driver_was_read_is_not_counted_twice() -> None:
+    ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
+    ledger.begin_reading()
+    ledger.reserve(0, "a", 1, 6)
+    ledger.observe(7)
+    assert ledger.used == 7
+
+
+def test_a_handover_of_what_the_driver_has_told_already_is_not_counted_twice() -> None:
+    ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
+    ledger.begin_reading()
+    ledger.observe(6)
+    assert ledger.used == 6
+    ledger.handover("a", 6, 1)
+    assert ledger.used == 6
+    assert answers(ledger.reserve(0, "a", 1, 4)) == [("a", 4)]
+
+
+def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
+    ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 10)
+    ledger.disconnect(0, "a", 1)
+    assert answers(ledger.reserve(0, "b", 2, 1)) == [("b", 0)]
+    ledger.handover("a again", 4, 1)
+    assert ledger.used == 10, "what it does not declare is not known to be free"
+    ledger.begin_reading()
+    ledger.observe(5, told={1})
+    assert ledger.used == 5, "the driver has told"
+    ledger.vanish(0, "a again")
+    ledger.begin_reading()
+    ledger.observe(0)
+    assert ledger.used == 0
+
+
+def test_a_reading_begun_before_a_connection_was_lost_frees_nothing_of_it() -> None:
+    ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
+    ledger.begin_reading()
+    ledger.reserve(0, "a", 1, 10)
+    ledger.disconnect(0, "a", 1)
+    ledger.observe(0, told={1})
+    assert ledger.used == 10
+    assert answers(ledger.reserve(0, "b", 2, 10)) == [("b", 0)]
+    assert ledger.exited(0, 1) == []
+    assert answers(ledger.reserve(0, "b", 2, 10)) == [("b", 10)]
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_whatever_clients_claim_the_sum_fits_into_a_frame(enforced: bool) -> None:
+    ledger = MemoryLedger(100, enforced=enforced, recall_ns=RECALL)
+    ledger.handover("a", CLAIM_MAX)
+    with pytest.raises(LedgerError):
+        ledger.handover("a", 1)
+    with pytest.raises(LedgerError):
+        ledger.reserve(0, "a", 1, CLAIM_MAX + 1)
+    for seq in range(1 << 16):
+        ledger.reserve(0, "b", seq, CLAIM_MAX)
+    assert ledger.used < 1 << 63
 
 
 def test_more_than_the_limit_is_refused_without_asking_anyone() -> None:

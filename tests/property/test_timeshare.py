@@ -188,7 +188,36 @@ def test_a_hung_holder_is_overtaken_and_pays_for_all_the_time_it_held() -> None:
     assert max(other.waits) <= Config().grace_ns + Config().quantum_max_ns + 1 * MS
     charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
     assert sum(charged) <= 120 * S  # each second of the GPU once
-    assert hung.share(0, 120 * S) == pytest.approx(0.5, abs=0.02)
+    assert hung.share(0, 120 * S) == pytest.approx(other.share(0, 120 * S), abs=0.02)
+    assert other.share(0, 120 * S) >= 0.5
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(
+    requests=parts(900, 4),
+    capped=st.lists(st.booleans(), min_size=4, max_size=4),
+    hung_request=st.sampled_from([0, 100]),
+    until=st.sampled_from([3 * S, 20 * S, 200 * S]),
+)
+def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
+    requests: list[int], capped: list[bool], hung_request: int, until: int
+) -> None:
+    begin = WARM_UP + 2 * S  # the hang is overtaken by then
+    end = begin + 60 * S
+    hung = Program("hung", request=hung_request, hang_at_ns=WARM_UP, hang_until_ns=WARM_UP + until)
+    others = [
+        Program(f"t{i}", request=r, limit=r if cap else 1000)
+        for i, (r, cap) in enumerate(zip(requests, capped, strict=False))
+    ]
+    simulation = Simulation([hung, *others])
+    simulation.run(end)
+    for program in others:
+        share = program.share(begin, end)
+        assert share >= program.request / 1000 - 0.015
+        assert share <= program.limit / 1000 + 0.015
+        assert peak_share(program, 10 * S) <= program.limit / 1000 + 0.025
+    names = [program.id for program in simulation.programs.values()]
+    assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
 
 
 def test_a_gang_and_singles_share_as_they_asked() -> None:

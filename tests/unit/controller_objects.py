@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
 from sharepod.controller.client import Json
 from sharepod.controller.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
@@ -54,6 +55,7 @@ def pod_object(
         "namespace": "n",
         "uid": uid,
         "resourceVersion": str(version),
+        "labels": {TENANT_LABEL: owner},
         "ownerReferences": [{"kind": "SharePod", "uid": owner, "controller": True}],
     }
     if deleting:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -14,9 +16,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sharepod import protocol
+from sharepod.agent import connection, served
 from sharepod.agent.settings import Settings
 from sharepod.agent.tenants import Tenants
 from sharepod.api.gpunode import MemoryIsolation, TenantState
+from structlog.testing import capture_logs
 from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
 
 
@@ -32,6 +36,7 @@ async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
 
 
 def open_descriptors() -> int:
+    gc.collect()  # what an earlier test left to be closed must not be closed while someone counts
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
@@ -104,18 +109,152 @@ async def test_processes_of_one_tenant_share_the_token(tenants: Tenants) -> None
         client.close()
 
 
-async def test_a_holder_that_vanishes_gives_the_token_and_its_bytes_back_at_once(tenants: Tenants) -> None:
-    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+HOLDER = (
+    "import socket,sys;from sharepod import protocol as p;"
+    "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.connect(sys.argv[1]);"
+    "s.send(p.encode(p.Hello(1,1)));s.recv(1024);"
+    "s.send(p.encode(p.Reserve(1,0,4<<30)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
+    "print('holds',flush=True);sys.stdin.read()"
+)
+"""A process that holds all of its tenant's memory, and the token."""
+
+
+async def test_a_holder_that_dies_gives_the_token_and_its_bytes_back_at_once(tenants: Tenants) -> None:
     sibling = await Client.connect(tenants.directory("b"))
-    assert await b.reserve(4 * GI) == 4 * GI
-    await b.granted()
-    a.send(protocol.Want(1))
-    await b.expect(protocol.Revoke)
-    b.close()
-    await a.expect(protocol.Grant, timeout_s=0.5)
-    assert await sibling.reserve(4 * GI) == 4 * GI
-    a.close()
+    holder = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", HOLDER, f"{tenants.directory('b')}/agent.sock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    try:
+        assert await asyncio.to_thread(holder.stdout.readline) == b"holds\n"
+        a = await Client.connect(tenants.directory("a"))
+        a.send(protocol.Want(1))
+        assert await a.nothing_comes(0.05)
+        assert await sibling.reserve(4 * GI) == 0
+        holder.kill()
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        assert await sibling.reserve(4 * GI, seq=2) == 4 * GI
+        a.close()
+    finally:
+        holder.kill()
+        await asyncio.to_thread(holder.communicate)
     sibling.close()
+
+
+async def test_a_lost_connection_of_a_living_process_frees_neither_memory_nor_token(tmp_path: Path) -> None:
+    rows = [row("a", 400), row("b", 600)]
+    async with tenants_with(settings_in(tmp_path, recall_ms=10), rows) as tenants:
+        a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+        assert await b.reserve(4 * GI) == 4 * GI
+        grant = await b.granted()
+        a.send(protocol.Want(1))
+        await b.expect(protocol.Revoke)
+        b.close()
+        assert await a.nothing_comes(0.1)
+        again = await Client.connect(tenants.directory("b"))
+        assert await again.reserve(3 * GI, handover=True) == 3 * GI
+        assert await again.reserve(1) == 0
+        again.send(protocol.Drained(grant.grant_id))
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        a.close()
+        again.close()
+
+
+async def test_a_holder_whose_connection_is_lost_is_overtaken_and_can_be_granted_again(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, grace_ms=50), [row("a", 400), row("b", 600)]) as tenants:
+        a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+        await b.granted()
+        a.send(protocol.Want(1))
+        await b.expect(protocol.Revoke)
+        b.close()
+        again = await Client.connect(tenants.directory("b"))
+        again.send(protocol.Want(1))
+        grant = await a.expect(protocol.Grant)
+        a.send(protocol.Drained(grant.grant_id))
+        await again.expect(protocol.Grant)
+        a.close()
+        again.close()
+
+
+async def test_without_descriptors_accepting_pauses_and_goes_on_later(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = await Client.connect(tenants.directory("b"))
+    monkeypatch.setattr(served, "_EXHAUSTED_PAUSE_S", 0.1)
+    kept, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 2, limit))
+    try:
+        with capture_logs() as lines:
+            sock = await Client.connect(tenants.directory("a"), hello=False)
+            await good.granted()
+            await asyncio.sleep(0.3)
+        assert sum("cannot accept" in line["event"] for line in lines) == 1
+        sock.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (kept, limit))
+    again = await Client.connect(tenants.directory("a"))
+    again.close()
+    good.close()
+
+
+async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenants: Tenants) -> None:
+    [flooded] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
+    clients = [await Client.connect(tenants.directory("a")) for _ in range(8)]
+    taken: list[int] = []
+    take = flooded.take_turn
+
+    def counted() -> bool:
+        took = take()
+        taken[-1] += took
+        return took
+
+    flooded.take_turn = counted  # type: ignore[method-assign]
+    for client in clients:
+        for seq in range(50):
+            client.send(protocol.MemInfo(seq, 0))
+    while sum(taken) < 400:
+        taken.append(0)
+        await asyncio.sleep(0)
+    assert 0 < max(taken) <= 2 * 32, "never more than the turn that ends and the one that begins"
+    for client in clients:
+        client.close()
+
+
+async def test_a_client_that_says_nothing_is_closed(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HELLO_WITHIN_S", 0.05)
+    mute = await Client.connect(tenants.directory("a"), hello=False)
+    assert await mute.ends()
+    mute.close()
+
+
+async def test_clients_that_break_the_protocol_do_not_fill_the_log(tenants: Tenants) -> None:
+    with capture_logs() as lines:
+        for _ in range(20):
+            bad = await Client.connect(tenants.directory("a"))
+            bad.send_raw(b"nonsense")
+            assert await bad.ends()
+            bad.close()
+    assert sum(line["log_level"] == "warning" for line in lines) == 1
+
+
+@pytest.mark.parametrize("frame", [protocol.Want(1), protocol.MemInfo(1, 0), protocol.Release(0, 0)])
+async def test_nothing_is_handed_over_after_any_other_frame(tenants: Tenants, frame: protocol.ClientFrame) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    client.send(frame)
+    client.send(protocol.Reserve(1, 0, 1 * GI, handover=True))
+    while await client.receive() is not None:
+        pass
+    client.close()
+
+
+async def test_handovers_are_bounded_in_sum(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(1 << 47, handover=True) == 1 << 47
+    client.send(protocol.Reserve(2, 0, 1, handover=True))
+    assert await client.ends()
+    client.close()
 
 
 async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_its_socket(tenants: Tenants) -> None:
@@ -142,7 +281,7 @@ async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_i
         a.close()
     finally:
         os.kill(child, 9)
-        await asyncio.to_thread(parent.wait)
+        await asyncio.to_thread(parent.communicate)
 
 
 async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_credits(tenants: Tenants) -> None:
@@ -261,9 +400,9 @@ async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenan
 
 async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None:
     good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
-    [served] = [served for served in tenants.served() if served.row.id == "a"]
+    [deafened] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
     asked = 0
-    while served.connected == 2:
+    while deafened.connected == 2:
         try:
             deaf.send(protocol.MemInfo(asked, 0))
         except OSError:
@@ -272,7 +411,7 @@ async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None
         if asked % 16 == 0:
             await asyncio.sleep(0)
         assert asked < 100_000
-    await until(lambda: served.connected == 1)
+    await until(lambda: deafened.connected == 1)
     await good.granted()
     good.close()
     deaf.close()
@@ -294,8 +433,8 @@ async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
         extra = await Client.connect(tenants.directory("a"), hello=False)
         assert await extra.ends()
         clients[0].close()
-        [served] = tenants.served()
-        await until(lambda: served.connected == 1)
+        [tenant] = tenants.served()
+        await until(lambda: tenant.connected == 1)
         again = await Client.connect(tenants.directory("a"))
         for client in (*clients, extra, again):
             client.close()

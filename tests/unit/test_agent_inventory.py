@@ -93,6 +93,7 @@ class FakeNvml:
 
     NVMLError = NvmlError
     NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_P2P_CAPS_INDEX_NVLINK = 2
     NVML_P2P_STATUS_OK = 0
     NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
@@ -143,6 +144,10 @@ class FakeNvml:
         return [0, 0, 0, 0]
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        self._call("compute", handle)
+        return self.processes.get(("compute", handle), [])
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: int) -> list[Any]:  # noqa: N802
         return self.processes.get(("compute", handle), [])
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
@@ -228,6 +233,33 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nv
     async with asyncio.timeout(10):
         while (await inventory.read()).gpus[0].health is not Health.HEALTHY:
             pass
+
+
+async def test_processes_that_cannot_be_read_are_not_taken_for_none(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    assert (await inventory.read()).unread == frozenset()
+    nvml.broken = {("compute", 0): 999}
+    assert (await inventory.read()).unread == {GPU0}
+    nvml.broken = {("handle", 1): 15}
+    assert (await inventory.read()).unread == {GPU1}
+
+
+async def test_a_driver_without_the_newest_call_is_asked_by_the_one_before(nvml: FakeNvml) -> None:
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=8, usedGpuMemory=5)]}
+    nvml.broken = {("compute", 0): nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    reading = await NvmlInventory(5, nvml).read()
+    assert reading.processes == (Process(8, GPU0, 5),)
+    assert reading.gpus[0].health is Health.HEALTHY
+
+
+async def test_an_answer_that_nobody_expected_is_an_inventory_error_and_the_next_is_read(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    uuids, nvml.uuids = nvml.uuids, None  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(InventoryError, match="was not understood"):
+            await inventory.read()
+    nvml.uuids = uuids
+    assert len((await inventory.read()).gpus) == 2
 
 
 async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:

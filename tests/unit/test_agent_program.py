@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from aiohttp.test_utils import TestClient, TestServer
 from sharepod import protocol
+from sharepod.agent import metrics
 from sharepod.agent.core import Agent
 from sharepod.agent.inventory import SimulatedInventory
 from sharepod.api.gpunode import Tenant, TenantState
@@ -122,8 +125,8 @@ def tenant_directory(directory: Path, tenant_id: str) -> Path:
     return directory / "state" / "tenants" / tenant_id
 
 
-def value(metrics: str, name: str, **labels: str) -> float:
-    for line in metrics.splitlines():
+def value(told: str, name: str, **labels: str) -> float:
+    for line in told.splitlines():
         if line.startswith(f"{name}{{") and all(f'{key}="{text}"' in line for key, text in labels.items()):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no {name} with {labels}")
@@ -137,17 +140,23 @@ async def test_it_serves_tenants_metrics_and_health_until_it_is_told_to_end(dire
         client.send(protocol.Drained(grant.grant_id))
         assert await client.reserve(1 * GI) == 1 * GI
         assert await program.get("/healthz") == (200, "ok\n")
-        status, metrics = await program.get("/metrics")
+        status, told = await program.get("/metrics")
         assert status == 200
-        assert value(metrics, "sharepod_tenant_grants_total", tenant="a", namespace="default", pod="a") == 1
-        assert value(metrics, "sharepod_tenant_memory_used_bytes", tenant="a", gpu=GPU0) == GI
-        assert value(metrics, "sharepod_tenant_request_ratio", tenant="a") == 0.4
-        assert value(metrics, "sharepod_gpu_memory_bytes", gpu=GPU1) == 16 * GI
-        assert re.search(r"^sharepod_inventory_simulated 1\.0$", metrics, re.MULTILINE)
+        assert value(told, "sharepod_tenant_grants_total", tenant="a", namespace="default", pod="a") == 1
+        assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a", gpu=GPU0) == GI
+        assert value(told, "sharepod_tenant_request_ratio", tenant="a") == 0.4
+        assert value(told, "sharepod_gpu_memory_bytes", gpu=GPU1) == 16 * GI
+        assert re.search(r"^sharepod_inventory_simulated 1\.0$", told, re.MULTILINE)
         assert {line["event"] for line in program.log} >= {"the inventory is simulated: there is no GPU behind it"}
         assert await program.end() == 0
         assert await client.ends()
         client.close()
+
+
+async def test_it_may_have_as_many_descriptors_as_the_node_allows(directory: Path) -> None:
+    async with running(directory) as program:
+        line = await program.says("limit of open files")
+        assert line["now"] == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 async def test_it_follows_its_tenants_file_and_keeps_what_it_has_when_that_is_wrong(directory: Path) -> None:
@@ -183,6 +192,60 @@ async def test_a_killed_agent_leaves_its_tenants_in_place_and_the_next_one_goes_
         assert await client.reserve(2 * GI) == 0
         client.close()
         assert await program.end() == 0
+
+
+@contextlib.asynccontextmanager
+async def started(directory: Path, **changes: Any) -> AsyncIterator[Agent]:
+    settings = settings_in(directory, **changes)
+    agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
+async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: Path) -> None:
+    write_inventory(directory, {"pid": 4242, "uuid": GPU0, "memory": "1Gi"})
+    async with started(directory) as agent:
+        await asyncio.sleep(0.2)
+        assert all(gpu.shareable for gpu in agent.facts().gpus)
+        await agent.tenants.apply([])
+        async with asyncio.timeout(10):
+            while agent.facts().gpus[0].shareable:  # noqa: ASYNC110 - the next reading tells
+                await asyncio.sleep(0.01)
+
+
+async def test_a_crowd_of_processes_is_put_together_into_few_reports(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, asked = asyncio.get_running_loop(), 0
+    facts = Agent.facts
+
+    def counted(agent: Agent) -> Any:
+        nonlocal asked
+        asked += 1
+        return facts(agent)
+
+    async with started(directory, inventory_interval_s=60) as agent:
+        await agent.tenants.apply([row("a")])
+        monkeypatch.setattr(Agent, "facts", counted)
+        begun = loop.time()
+        agent.changed.clear()
+        for _ in range(50):
+            (await Client.connect(agent.tenants.directory("a"))).close()
+        await asyncio.wait_for(agent.changed.wait(), 10)
+        assert 1 <= asked <= (loop.time() - begun) / 0.05 + 1
+
+
+async def test_many_who_ask_for_metrics_cost_no_more_than_one(directory: Path) -> None:
+    async with started(directory) as agent, TestClient(TestServer(metrics.application(agent))) as http:
+        await agent.tenants.apply([row("a")])
+        first = await (await http.get("/metrics")).text()
+        assert 'tenant="a"' in first
+        await agent.tenants.apply([])
+        answers = [await (await http.get("/metrics")).text() for _ in range(3)]
+        assert answers == [first] * 3
 
 
 @pytest.mark.parametrize(

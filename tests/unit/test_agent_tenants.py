@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import pytest_asyncio
 from sharepod.agent.inventory import Process
 from sharepod.agent.settings import Settings
-from sharepod.agent.statedir import StateDirError
+from sharepod.agent.statedir import StateDir, StateDirError
 from sharepod.agent.tenants import Tenants
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
@@ -141,6 +142,41 @@ async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(te
     assert not status_of(tenants, "a").drained
     observe(tenants)
     assert status_of(tenants, "a").drained
+
+
+async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(tenants: Tenants) -> None:
+    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    blind = replace(reading(), unread=frozenset({GPU0}))
+    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    assert status_of(tenants, "a").memory == 3 * GI
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    assert not status_of(tenants, "a").drained
+    assert "cannot be read" in (tenants.trouble("a") or "")
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+
+
+async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = StateDir.create
+
+    def full(state: StateDir, tenant_id: str, limits: str | None) -> Path:
+        if tenant_id == "bad":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(state, tenant_id, limits)
+
+    async with tenants_with(settings, [row("gone")]) as tenants:
+        rows = [row("bad"), row("good"), row("gone", state=TenantState.RELEASING)]
+        monkeypatch.setattr(StateDir, "create", full)
+        with pytest.raises(OSError, match=r"No space left on device \(tenant bad, 1 of 3 rows\)"):
+            await tenants.apply(rows)
+        (await Client.connect(tenants.directory("good"))).close()
+        assert tenants.directory("gone") is None
+        monkeypatch.setattr(StateDir, "create", create)
+        await tenants.apply(rows)
+        (await Client.connect(tenants.directory("bad"))).close()
 
 
 async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: Tenants) -> None:

@@ -306,3 +306,46 @@ def test_a_patch_of_a_ledger_without_the_field_makes_it() -> None:
 def test_nothing_to_change_is_no_patch() -> None:
     base = gpunode_facts(gpunode(row("a")))
     assert patch(base, changed=[row("a")], leaving={"gone"}, pool=Pool.DEDICATED) == []
+
+
+async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_again_later() -> None:
+    server = FakeServer()
+    start(server)
+    operator = Operator(server)
+    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    operator.reserve("old", GPUS[0], 100)
+    await operator.writer._write(NODE)
+    refused: list[str] = []
+    operator.writer.on_refused = lambda node, tenant, why: refused.append(f"{node} {tenant}: {why}")
+
+    async def refuse(call: str) -> None:
+        if call == "patch":
+            raise InvalidError("PATCH", 422, "Invalid", "not today")
+
+    server.before = refuse
+    operator.model.cluster.set_releasing(NODE, TenantId("old"))
+    operator.reserve("new", GPUS[0], 100)
+    operator.told.clear()
+    await operator.writer._write(NODE)
+    assert [text.split(":")[0] for text in refused] == [f"{NODE} new"]
+    assert operator.told == ["new"]
+    assert [str(item.tenant) for item in operator.model.cluster.pending(NODE)] == ["old"]
+    server.before = _at_once
+    await operator.writer._write(NODE)
+    assert served(server)["spec"]["tenants"][0]["state"] == "Releasing"
+
+
+async def test_nothing_is_written_to_a_ledger_that_cannot_be_read() -> None:
+    server = FakeServer()
+    start(server)
+    operator = Operator(server)
+    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    operator.reserve("one", GPUS[0], 100)
+    spoiled = copy.deepcopy(served(server))
+    spoiled["spec"]["tenants"] = [row("two").dump() | {"state": "Borrowed"}]
+    spoiled["metadata"] |= {"resourceVersion": "99", "generation": 9}
+    operator.model.put_gpunode(spoiled)
+    before = copy.deepcopy(served(server))
+    await operator.writer._write(NODE)
+    assert served(server) == before
+    assert "one" not in operator.rows()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase
 from sharepod.controller.facts import PodFacts, SharePodFacts
 from sharepod.controller.lifecycle import (
@@ -254,3 +255,42 @@ def test_promises_that_hold_in_every_situation(view: View) -> None:
     if isinstance(found, Forget):
         assert not view.held
         assert its_pod is None
+
+
+@given(st.text(max_size=2000))
+def test_whatever_reason_a_pod_ends_for_can_be_written(reason: str) -> None:
+    failed = pod(phase="Failed", node="node-a", status={"reason": reason})
+    finish = step(made(), failed, held())
+    assert isinstance(finish, Finish)
+    assert Condition(type="PodReady", status="False", reason=finish.reason).reason == finish.reason
+    assert len(finish.reason) <= 128
+
+
+def test_a_kubelets_lack_of_a_resource_ends_with_its_reason() -> None:
+    failed = pod(phase="Failed", node="node-a", status={"reason": "OutOfephemeral-storage"})
+    finish = step(made(), failed, held())
+    assert isinstance(finish, Finish)
+    assert finish.reason == "OutOfephemeral_storage"
+
+
+def test_nothing_is_concluded_while_a_row_cannot_be_read() -> None:
+    running = pod(node="node-a", phase="Running")
+    for its_pod in (None, running):
+        assert step(sharepod(), its_pod, unclear=True) == Wait()
+        assert step(None, its_pod, held(releasing=True, drained=True), unclear=True) == Wait()
+
+
+def test_a_pod_that_was_bound_and_is_gone_is_not_made_again_though_its_uid_was_never_written() -> None:
+    gone = pod(node="node-a", phase="Running")
+    finish = step(sharepod(), None, held(), lost=gone)
+    assert isinstance(finish, Finish)
+    assert finish.reason == "PodLost"
+    assert step(sharepod(), None, held(), lost=pod()) == CreatePod("node-a", row())
+
+
+def test_force_release_ends_a_sharepod_whose_pod_hangs_in_its_deletion() -> None:
+    hanging = pod(node="node-a", phase="Running", deleting=True)
+    finish = step(made(phase="Running"), hanging, held(forced=True))
+    assert isinstance(finish, Finish)
+    assert (finish.phase, finish.reason) == (Phase.FAILED, "PodLost")
+    assert step(made(phase="Failed"), hanging, held(forced=True)) == Remove("node-a", "force-release")

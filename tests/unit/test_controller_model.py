@@ -9,6 +9,7 @@ import random
 import pytest
 from sharepod.controller.agents import AgentLeases
 from sharepod.controller.client import Json
+from sharepod.controller.facts import pod_facts
 from sharepod.controller.model import Model
 
 from .controller_objects import PODS, TENANT, pod_object, row, sharepod_object
@@ -222,3 +223,99 @@ def test_a_status_of_a_newer_version_keeps_what_decides_whether_work_runs_again(
     found = model.sharepods.get(TENANT)
     assert found is not None
     assert (found.status.phase, found.status.pod_uid) == ("Running", "p")
+
+
+def test_a_node_whose_pool_label_is_put_back_is_there_again() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.drop_node("node", 5)
+    late = node_object()
+    late["metadata"]["resourceVersion"] = "4"
+    model.put_node(late)
+    assert model.nodes.named("node-a") is None
+    again = node_object()
+    again["metadata"]["resourceVersion"] = "6"
+    model.put_node(again)
+    assert model.nodes.named("node-a") is not None
+
+
+def test_a_pod_of_another_controller_is_not_the_tenants_whatever_owner_it_names() -> None:
+    model = new_model()
+    forged = pod_object(uid="forged", owner="attacker", node="node-b")
+    forged["metadata"]["ownerReferences"][0]["uid"] = TENANT
+    model.put_pod(forged)
+    assert model.pod_of(TENANT) is None
+    assert model.pod_of("attacker") is None
+    bare = pod_object(uid="bare")
+    del bare["metadata"]["labels"]
+    assert pod_facts(bare).tenant is None
+
+
+def test_an_orphaned_pod_stays_its_tenants_so_that_it_is_ended() -> None:
+    model = new_model()
+    model.put_pod(pod_object())
+    orphan = pod_object(version=2)
+    del orphan["metadata"]["ownerReferences"]
+    model.put_pod(orphan)
+    assert model.pod_of(TENANT) is not None
+    told: list[str] = []
+    model.on_tenant = told.append
+    taken = pod_object(version=3)
+    taken["metadata"]["ownerReferences"][0]["uid"] = "another"
+    model.put_pod(taken)
+    assert model.pod_of(TENANT) is None
+    assert told == [TENANT]
+
+
+def test_fields_of_a_newer_version_take_nothing_from_a_ledger() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    newer = gpunode_object("a", novel=1)
+    newer["spec"] |= {"budget": {"milli": 1}}
+    newer["spec"]["tenants"][0]["novel"] = 1
+    newer["status"] |= {"novel": 1, "tenants": [{"id": "a", "drained": True, "novel": 1}]}
+    model.put_gpunode(newer)
+    found = model.gpunodes.named("node-a")
+    assert found is not None
+    assert (set(found.rows), found.error) == ({"a"}, None)
+    assert found.status.tenants[0].drained
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert account.state is not None
+    assert account.state.unavailable is None
+
+
+def test_a_row_that_cannot_be_read_is_kept_as_it_was_and_its_tenant_waits() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object("a", "b"))
+    spoiled = gpunode_object("a", "b", version=2)
+    spoiled["spec"]["tenants"][0]["state"] = "Borrowed"
+    model.put_gpunode(spoiled)
+    found = model.gpunodes.named("node-a")
+    assert found is not None
+    assert set(found.rows) == {"a", "b"}
+    assert found.ledger_error is not None
+    assert model.unclear("a")
+    assert not model.unclear("b")
+    assert [row.tenant for row in model.cluster.reservations("node-a")] == ["a", "b"]
+    told: list[str] = []
+    model.on_tenant = told.append
+    model.put_gpunode(gpunode_object("a", "b", version=3))
+    assert not model.unclear("a")
+    assert "a" in told
+
+
+def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    account = model.cluster.node("node-a")
+    assert account is not None
+    for version, status in ((1, "False"), (2, "True")):
+        raw = gpunode_object(version=version)
+        condition = {"type": "AgentReady", "status": status, "reason": "X", "message": "kubelet refused"}
+        raw["status"]["conditions"] = [condition]
+        model.put_gpunode(raw)
+        assert account.state is not None
+        says = None if status == "True" else "has an agent that is not ready: kubelet refused"
+        assert account.state.unavailable == says

@@ -367,3 +367,19 @@ def test_the_same_question_has_the_same_answer() -> None:
     answers = {place(cluster, ask("second", 300)) for _ in range(3)}
     assert len(answers) == 1
     assert isinstance(answers.pop(), Assignment)
+
+
+def test_memory_is_not_lowered_below_what_is_in_use_so_that_nobody_is_promised_it() -> None:
+    cluster = cluster_of(node())
+    cluster.load("node-a", [row("t", 500)], 1)
+    before = free(cluster)
+
+    def lower(in_use: int) -> Reservation | Refusal:
+        return cluster.resize(T, request=Milli(200), limit=Milli(1000), memory=Bytes(1 * GI), in_use=in_use)
+
+    refusal = lower(3 * GI)
+    assert isinstance(refusal, Refusal)
+    assert refusal.outlook == "MemoryInUse"
+    assert "it uses 3Gi of memory, more than the 1Gi asked for" in refusal.message
+    assert free(cluster) == before
+    assert isinstance(lower(1 * GI), Reservation)

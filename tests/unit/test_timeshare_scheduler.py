@@ -109,10 +109,10 @@ def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() 
     assert isinstance(grant_b, Grant)
     assert grant_b.tenant == "b"
     later = end + 2 * S
-    assert scheduler.usage(later, "b").held_ns == 0, "the overdue holder pays"
-    assert scheduler.usage(later, "a").held_ns == later - 1
-    scheduler.drained(later, "a", wanting=False)
-    assert scheduler.usage(later + 5 * MS, "b").held_ns == 5 * MS
+    assert scheduler.usage(later, "b").held_ns == 1 * S, "who holds the GPU uses it"
+    assert scheduler.usage(later, "a").held_ns == end + 1 * S - 1
+    scheduler.drained(later, "b", wanting=False)
+    assert scheduler.usage(later + 5 * MS, "a").held_ns == end + 1 * S - 1 + 5 * MS, "nobody else holds it"
 
 
 def test_a_tenant_that_is_removed_frees_its_gpu_at_once() -> None:

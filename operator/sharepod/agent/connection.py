@@ -20,8 +20,8 @@ from sharepod.protocol import ProtocolError, RefusedReason
 
 log = structlog.get_logger(__name__)
 
-_BATCH = 32
-"""Frames that one client may have handled before others get their turn."""
+_HELLO_WITHIN_S = 5.0
+"""A client that has not said who it is by then is closed."""
 
 
 class Service(Protocol):
@@ -36,6 +36,10 @@ class Service(Protocol):
     def hints_fd(self) -> int: ...
 
     def welcomed(self, client: Connection) -> None: ...
+
+    def take_turn(self) -> bool: ...
+
+    def complain(self, event: str, *, pid: int, error: str | None = None) -> None: ...
 
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None: ...
 
@@ -56,6 +60,7 @@ class Connection:
         self._version = protocol.VERSION_MAX
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
+        self._greeting = self._loop.call_later(_HELLO_WITHIN_S, self._late)
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, frame: protocol.DaemonFrame) -> None:
@@ -72,6 +77,7 @@ class Connection:
         if not self._alive:
             return
         self._alive = False
+        self._greeting.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
         self._loop.call_soon(self._closed, self)
@@ -83,14 +89,15 @@ class Connection:
         try:
             self._sock.sendmsg([packet], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            log.warning("client does not read its frames, closing", pid=self.pid)
+            self._service.complain("client does not read its frames, closing", pid=self.pid)
             self.close()
         except OSError as error:
             log.debug("client is gone", pid=self.pid, error=error.strerror)
             self.close()
 
     def _readable(self) -> None:
-        for _ in range(_BATCH):
+        # What may not be handled in this turn stays in the socket, and makes it readable in the next.
+        while self._alive and self._service.take_turn():
             try:
                 # Without room for ancillary bytes the kernel drops descriptors that a client sends.
                 packet = self._sock.recv(protocol.FRAME_MAX + 1)
@@ -104,10 +111,17 @@ class Connection:
             try:
                 self._handle(protocol.parse_client(packet))
             except ProtocolError as error:
-                log.warning("client breaks the protocol, closing", pid=self.pid, error=str(error))
+                self._service.complain("client breaks the protocol, closing", pid=self.pid, error=str(error))
                 self.close()
-            if not self._alive:
-                return
+            except Exception as error:
+                # A frame that nobody thought of must not become one more traceback each time it is sent.
+                self._service.complain("client's frame was not understood, closing", pid=self.pid, error=repr(error))
+                self.close()
+
+    def _late(self) -> None:
+        if not self.greeted:
+            self._service.complain("client says nothing, closing", pid=self.pid)
+            self.close()
 
     def _handle(self, frame: protocol.ClientFrame) -> None:
         if isinstance(frame, protocol.Hello):
@@ -126,6 +140,7 @@ class Connection:
             self.refuse(RefusedReason.VERSION, f"this agent speaks versions {ours}; restart the pod to get its hook")
             return
         self.greeted = True
+        self._greeting.cancel()
         self._version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
         self._send(protocol.encode(welcome, version=version), fd=self._service.hints_fd)

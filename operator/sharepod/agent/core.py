@@ -26,6 +26,9 @@ from .tenants import Tenants
 
 log = structlog.get_logger(__name__)
 
+_COMPARE_AFTER_S = 0.05
+"""However often tenants' processes come and go, what became of it is put together no more often than this."""
+
 Residue = Callable[[str], str | None]
 """tenant id -> what is still there of it outside the agent (a published volume, processes in its cgroup), or None.
 Quick: no I/O that can hang."""
@@ -64,13 +67,15 @@ class Agent:
         self.changed = asyncio.Event()
         self.residue: Residue = lambda tenant_id: None
         self.owner_of: OwnerOf = lambda pid: None
-        self.tenants = Tenants(settings, changed=self._compare)
+        self.tenants = Tenants(settings, changed=self._compare_soon)
         self._reading = Reading(gpus=(), processes=())
         self._foreign: dict[str, int] = {}
         self._read_at: float | None = None
         self._failure: str | None = None
         self._last: Facts | None = None
         self._polling: asyncio.Task[None] | None = None
+        self._comparing: asyncio.TimerHandle | None = None
+        self._under_way = False
 
     async def start(self) -> None:
         """Reads the inventory once and begins to follow it. Raises `InventoryError` if there is none at all."""
@@ -92,6 +97,9 @@ class Agent:
             await asyncio.gather(self._polling, return_exceptions=True)
             self._polling = None
         await self.tenants.close()
+        if self._comparing is not None:
+            self._comparing.cancel()
+            self._comparing = None
 
     def facts(self) -> Facts:
         """What is known now. Cheap: no I/O."""
@@ -127,20 +135,35 @@ class Agent:
             self._compare()
 
     async def _read(self) -> None:
-        self._reading = await self.inventory.read()
+        if not self._under_way:
+            # A reading that timed out goes on in its thread: the next one that is asked for may be that one.
+            self.tenants.begin_reading()
+            self._under_way = True
+        reading = await self.inventory.read()
+        self._under_way = not reading.fresh
+        self._reading = reading
         self._read_at = asyncio.get_running_loop().time()
         if self._failure is not None:
             log.info("the inventory can be read again")
         self._failure = None
 
+    def _compare_soon(self) -> None:
+        if self._comparing is None:
+            self._comparing = asyncio.get_running_loop().call_later(_COMPARE_AFTER_S, self._compare)
+
     def _compare(self) -> None:
+        if self._comparing is not None:
+            self._comparing.cancel()
+            self._comparing = None
         now = self.facts().without_usage()
         if now != self._last:
             self._last = now
             self.changed.set()
 
     def _find_foreign(self) -> dict[str, int]:
-        """By UUID, a process of nobody's that uses the GPU."""
+        """By UUID, a process of nobody's that uses the GPU. Before the ledger is known nobody can be told apart."""
+        if not self.tenants.known:
+            return {}
         foreign: dict[str, int] = {}
         for process in self._reading.processes:
             if not self.tenants.knows(process) and self.owner_of(process.pid) is None:

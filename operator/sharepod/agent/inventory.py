@@ -37,11 +37,14 @@ class Process:
 
 @dataclass(frozen=True)
 class Reading:
-    """GPUs in the order of their index, and the processes on them. `fresh`: not an earlier one repeated."""
+    """GPUs in the order of their index, and the processes on them. `fresh`: not an earlier one repeated. `unread`: GPUs
+    whose processes could not be read. `exhaustive`: on other GPUs there are no processes but these."""
 
     gpus: tuple[Gpu, ...]
     processes: tuple[Process, ...]
     fresh: bool = True
+    unread: frozenset[str] = frozenset()
+    exhaustive: bool = False
 
 
 class Inventory(Protocol):

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -73,6 +74,7 @@ async def run(settings: Settings) -> int:
         os.setpriority(os.PRIO_PROCESS, 0, settings.niceness)
     except OSError as error:
         log.warning("cannot set the agent's priority", niceness=settings.niceness, error=error.strerror)
+    _raise_descriptor_limit()
     agent = Agent(settings, inventory_of(settings))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     runner = None
@@ -120,6 +122,17 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> int:
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _raise_descriptor_limit() -> None:
+    """Each process of a tenant costs two descriptors; the usual soft limit is for programs that know `select` only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("cannot raise the limit of open files", soft=soft, hard=hard, error=str(error))
+        return
+    log.info("limit of open files", was=soft, now=hard, processes_at_most=hard // 2)
 
 
 def _configure_logging(settings: Settings) -> None:

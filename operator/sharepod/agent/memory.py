@@ -4,13 +4,17 @@ Pure: time is passed in, and what is to be sent comes back as actions. Guarantee
 - Without an over-limit handover, credits and what the driver counts beyond them never exceed the limit.
 - A request that fits the limit is not refused because a sibling process sits on credits that it does not use: these
   are called back first, for a bounded time. Requests are decided in the order in which they came.
-- A client that is gone has no credits.
+- A client that has exited has no credits. One whose connection is gone while its process lives keeps them, until the
+  process exits, declares on a new connection what it holds, or the driver tells of its memory.
+- A reading of the driver is compared with the most that was credited while it was taken, never with what is credited
+  once it is there.
+- A sibling is asked for one thing at a time: it never has two recalls to answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
 Client = Hashable
@@ -43,6 +47,11 @@ Action = Credited | RecallFrom
 PENDING_MAX = 64
 """Requests of one client that may wait at once; a hook has one per thread that allocates."""
 
+CLAIM_MAX = 1 << 47
+"""More than any GPU has: the most that one request, or all that a client hands over, may be."""
+_SUM_MAX = 1 << 62
+"""What all credits may add up to where nothing is enforced; it has to fit into a frame."""
+
 
 @dataclass
 class _Pending:
@@ -53,6 +62,8 @@ class _Pending:
     """When it is decided at the latest; None: nobody was asked yet."""
     asked: dict[Client, int] = field(default_factory=dict)
     """Siblings whose answer is awaited, and which of their answers that is."""
+    later: set[Client] = field(default_factory=set)
+    """Siblings that are to be asked once they have answered what another request asked of them."""
 
 
 class MemoryLedger:
@@ -63,15 +74,20 @@ class MemoryLedger:
         self.enforced = enforced
         self._recall_ns = recall_ns
         self._credits: dict[Client, int] = {}
+        self._left: dict[int, int] = {}
+        self._left_lately: set[int] = set()
+        self._handed: dict[Client, int] = {}
+        self._tracked = self._peak = 0
         self._untracked = 0
         self._pending: deque[_Pending] = deque()
+        self._waiting: dict[Client, int] = {}
         self._asked: dict[Client, int] = {}
         self._answered: dict[Client, int] = {}
 
     @property
     def tracked(self) -> int:
-        """The sum of all credits."""
-        return sum(self._credits.values())
+        """The sum of all credits, with those whose connection is gone."""
+        return self._tracked
 
     @property
     def used(self) -> int:
@@ -86,24 +102,52 @@ class MemoryLedger:
         """`used`, less what this client has but does not use."""
         return self.used - min(idle, self.credit(client))
 
-    def observe(self, driver_bytes: int) -> None:
+    def begin_reading(self) -> None:
+        """From now on the driver is being read; `observe` takes what it said."""
+        self._peak = self._tracked
+        self._left_lately.clear()
+
+    def observe(self, driver_bytes: int, told: Collection[int] = ()) -> None:
         """What the driver says that the tenant's processes use on this GPU. What goes beyond the credits counts as
-        well."""
-        self._untracked = max(0, driver_bytes - self.tracked)
+        well. `told`: pids that it knows all about, so that what their lost connections had need not be kept."""
+        for pid in [pid for pid in self._left if pid in told and pid not in self._left_lately]:
+            size = self._left.pop(pid)
+            self._tracked -= size
+            self._peak -= size
+        self._untracked = max(0, driver_bytes - self._peak)
 
     def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[Action]:
         """From now on. Nothing is taken back; a lower limit refuses what comes."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
-    def handover(self, client: Client, size: int) -> None:
-        """Credits what a process has in use already, known from before this ledger, whatever the limit."""
-        self._credits[client] = self.credit(client) + size
+    def handover(self, client: Client, size: int, pid: int | None = None) -> None:
+        """Credits what a process has in use already, known from before this ledger or from an earlier connection of
+        `pid`, whatever the limit. Raises `LedgerError` for more than any GPU has."""
+        handed = self._handed.get(client, 0) + size
+        if handed > CLAIM_MAX or self._tracked + size > _SUM_MAX:
+            raise LedgerError(f"{handed} bytes handed over; no GPU has as much")
+        self._handed[client] = handed
+        if pid in self._left:
+            kept = min(size, self._left[pid])
+            self._tracked -= kept
+            self._left[pid] -= kept
+            if self._left[pid] == 0:
+                del self._left[pid]
+            self._untracked = max(0, self._untracked - (size - kept))
+        else:
+            self._untracked = max(0, self._untracked - size)
+        self._add(client, size)
 
     def reserve(self, now: int, client: Client, seq: int, size: int) -> list[Action]:
-        """A client asks for more. Raises `LedgerError` if it has too many requests waiting."""
-        if sum(1 for pending in self._pending if pending.client == client) >= PENDING_MAX:
+        """A client asks for more. Raises `LedgerError` if it has too many requests waiting, or asks for more than any
+        GPU has."""
+        if size > CLAIM_MAX:
+            raise LedgerError(f"{size} bytes asked for; no GPU has as much")
+        waiting = self._waiting.get(client, 0)
+        if waiting >= PENDING_MAX:
             raise LedgerError(f"more than {PENDING_MAX} requests for memory wait at once")
+        self._waiting[client] = waiting + 1
         self._pending.append(_Pending(client, seq, size))
         return self.expire(now)
 
@@ -114,9 +158,10 @@ class MemoryLedger:
         if size > credit:
             raise LedgerError(f"{size} bytes given back, {credit} credited")
         if recalled:
-            if self._answered.get(client, 0) >= self._asked.get(client, 0):
+            if not self._owes_answer(client):
                 raise LedgerError("an answer to a recall that was not sent")
             self._answered[client] = self._answered.get(client, 0) + 1
+        self._tracked -= size
         if size == credit:
             self._credits.pop(client, None)
         else:
@@ -124,13 +169,21 @@ class MemoryLedger:
         return self.expire(now)
 
     def vanish(self, now: int, client: Client) -> list[Action]:
-        """A client is gone, and all that it had is free."""
-        self._credits.pop(client, None)
-        self._asked.pop(client, None)
-        self._answered.pop(client, None)
-        self._pending = deque(pending for pending in self._pending if pending.client != client)
-        for pending in self._pending:
-            pending.asked.pop(client, None)
+        """A client has exited, and all that it had is free."""
+        self._tracked -= self._credits.pop(client, 0)
+        return self._forget(now, client)
+
+    def disconnect(self, now: int, client: Client, pid: int) -> list[Action]:
+        """A client's connection is gone, but its process is not: what it had is kept in the name of `pid`."""
+        credit = self._credits.pop(client, 0)
+        if credit:
+            self._left[pid] = self._left.get(pid, 0) + credit
+            self._left_lately.add(pid)
+        return self._forget(now, client)
+
+    def exited(self, now: int, pid: int) -> list[Action]:
+        """The process has ended: what was kept for it is free."""
+        self._tracked -= self._left.pop(pid, 0)
         return self.expire(now)
 
     def expire(self, now: int) -> list[Action]:
@@ -139,34 +192,66 @@ class MemoryLedger:
         while self._pending:
             head = self._pending[0]
             if not self.enforced or self.used + head.bytes <= self.limit:
-                self._credits[head.client] = self.credit(head.client) + head.bytes
-                actions.append(Credited(head.client, head.seq, head.bytes))
+                granted = head.bytes if self._tracked + head.bytes <= _SUM_MAX else 0
+                self._add(head.client, granted)
+                actions.append(Credited(head.client, head.seq, granted))
             elif self._may_yet_fit(now, head, actions):
                 break
             else:
                 actions.append(Credited(head.client, head.seq, 0))
             self._pending.popleft()
+            self._waiting[head.client] -= 1
+            if self._waiting[head.client] == 0:
+                del self._waiting[head.client]
         return actions
 
     def next_deadline(self) -> int | None:
         """When `expire` has something to decide at the latest."""
         return self._pending[0].deadline if self._pending else None
 
+    # ---- inside
+
+    def _add(self, client: Client, size: int) -> None:
+        if size:
+            self._credits[client] = self.credit(client) + size
+            self._tracked += size
+            self._peak = max(self._peak, self._tracked)
+
+    def _forget(self, now: int, client: Client) -> list[Action]:
+        for kept in (self._asked, self._answered, self._handed):
+            kept.pop(client, None)
+        if self._waiting.pop(client, None):
+            self._pending = deque(pending for pending in self._pending if pending.client != client)
+        for pending in self._pending:
+            pending.asked.pop(client, None)
+            pending.later.discard(client)
+        return self.expire(now)
+
+    def _owes_answer(self, client: Client) -> bool:
+        return self._answered.get(client, 0) < self._asked.get(client, 0)
+
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[Action]) -> bool:
         """Whether siblings, asked now or before, have still to answer."""
         if head.deadline is None:
-            return self._ask_siblings(now, head, actions)
-        return now < head.deadline and any(
-            self._answered.get(client, 0) < answer for client, answer in head.asked.items()
-        )
-
-    def _ask_siblings(self, now: int, head: _Pending, actions: list[Action]) -> bool:
-        siblings = [client for client in self._credits if client != head.client]
-        if not siblings or self._untracked + head.bytes > self.limit:
+            siblings = [client for client in self._credits if client != head.client]
+            if not siblings or self._untracked + head.bytes > self.limit:
+                return False
+            head.deadline = now + self._recall_ns
+            for client in siblings:
+                self._ask(head, client, actions)
+        if now >= head.deadline:
             return False
-        head.deadline = now + self._recall_ns
-        short = self.used + head.bytes - self.limit
-        for client in siblings:
-            self._asked[client] = head.asked[client] = self._asked.get(client, 0) + 1
-            actions.append(RecallFrom(client, short))
-        return True
+        for client in list(head.later):
+            if self._answered.get(client, 0) >= head.asked[client]:
+                head.later.discard(client)
+                if client in self._credits:
+                    self._ask(head, client, actions)
+        return any(self._answered.get(client, 0) < answer for client, answer in head.asked.items())
+
+    def _ask(self, head: _Pending, client: Client, actions: list[Action]) -> None:
+        if self._owes_answer(client):
+            head.later.add(client)
+        else:
+            self._asked[client] = self._asked.get(client, 0) + 1
+            actions.append(RecallFrom(client, self.used + head.bytes - self.limit))
+        head.asked[client] = self._asked[client]

@@ -1,10 +1,13 @@
 """`/metrics` for Prometheus and `/healthz` for the kubelet.
 
-Values are read when they are asked for; nothing is counted twice. Series of a tenant end with the tenant.
+Values are read when they are asked for, at most once a second however many ask; nothing is counted twice. Series of a
+tenant end with the tenant.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from aiohttp import web
@@ -14,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from .core import Agent
 
+CACHED_S = 1.0
 _TENANT = ("tenant", "namespace", "pod")
 
 
@@ -89,8 +93,14 @@ def application(agent: Agent, *, unhealthy: Callable[[], str | None] | None = No
     registry.register(AgentCollector(agent))
     ProcessCollector(registry=registry)
 
+    kept, kept_at = b"", -math.inf
+
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        nonlocal kept, kept_at
+        now = asyncio.get_running_loop().time()
+        if now - kept_at >= CACHED_S:
+            kept, kept_at = generate_latest(registry), now
+        return web.Response(body=kept, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_request: web.Request) -> web.Response:
         trouble = agent.unhealthy() or (unhealthy() if unhealthy is not None else None)

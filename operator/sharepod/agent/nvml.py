@@ -49,8 +49,9 @@ class NvmlInventory:
             if self._last is None:
                 raise InventoryError(f"NVML has not answered within {self._timeout_s:g} s; see `dmesg`") from None
             return _unhealthy(self._last, f"NVML does not answer within {self._timeout_s:g} s")
-        except InventoryError:
-            self._running = None
+        except BaseException:
+            if self._running is not None and self._running.done():
+                self._running = None
             raise
         self._running = None
         self._last = reading
@@ -61,8 +62,10 @@ class NvmlInventory:
     def _run(self, answer: Future[Reading]) -> None:
         try:
             answer.set_result(self._read())
-        except BaseException as error:
+        except InventoryError as error:
             answer.set_exception(error)
+        except BaseException as error:
+            answer.set_exception(InventoryError(f"NVML's answer was not understood: {error!r}"))
 
     def _read(self) -> Reading:
         nvml = self._open()
@@ -76,6 +79,7 @@ class NvmlInventory:
         handles: dict[str, Any] = {}
         gpus: list[Gpu] = []
         processes: list[Process] = []
+        unread: set[str] = set()
         for index in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -84,17 +88,23 @@ class NvmlInventory:
                 lost = self._lost(index, str(error))
                 if lost is not None:
                     gpus.append(lost)
+                    unread.add(lost.uuid)
                 continue
             if not is_gpu_uuid(uuid):
                 continue
             handles[uuid] = handle
             gpu, found = self._read_gpu(nvml, index, uuid, handle)
             gpus.append(gpu)
-            processes.extend(found)
+            if found is None:
+                unread.add(uuid)
+            else:
+                processes.extend(found)
         links = {uuid: self._links_of(nvml, uuid, handles) for uuid in handles}
         return Reading(
             gpus=tuple(gpu.model_copy(update={"links": links.get(gpu.uuid, ())}) for gpu in gpus),
             processes=tuple(processes),
+            unread=frozenset(unread),
+            exhaustive=True,
         )
 
     def _open(self) -> Any:
@@ -118,7 +128,8 @@ class NvmlInventory:
         known = {gpu.index: gpu for gpu in self._last.gpus} if self._last is not None else {}
         return _sick(known[index], reason) if index in known else None
 
-    def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process]]:
+    def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process] | None]:
+        """The GPU, and its processes or None if they cannot be read."""
         troubles: list[str] = []
 
         def ask(what: str, call: Callable[[], Any], default: Any) -> Any:
@@ -142,11 +153,12 @@ class NvmlInventory:
         if remapping is not None and remapping[3]:
             troubles.append("remapping of memory rows has failed; the GPU needs service")
         found: dict[int, int] = {}
+        before = len(troubles)
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            call = getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")
-            for process in ask("its processes", lambda call=call: call(handle), []):  # type: ignore[misc]
+            for process in ask("its processes", lambda kind=kind: _running(nvml, kind, handle), []):  # type: ignore[misc]
                 used = int(process.usedGpuMemory or 0)
                 found[int(process.pid)] = max(found.get(int(process.pid), 0), used)
+        told = len(troubles) == before
         gpu = Gpu(
             uuid=uuid,
             index=index,
@@ -158,7 +170,7 @@ class NvmlInventory:
         )
         if troubles:
             gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
-        return gpu, [Process(pid, uuid, used) for pid, used in sorted(found.items())]
+        return gpu, [Process(pid, uuid, used) for pid, used in sorted(found.items())] if told else None
 
     @staticmethod
     def _numa_node(nvml: Any, handle: Any) -> int | None:
@@ -185,6 +197,16 @@ class NvmlInventory:
             if pair in self._links:
                 links.append(Link(uuid=other, kind=self._links[pair]))
         return tuple(links)
+
+
+def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
+    """The processes of one kind; older drivers know an older call only."""
+    try:
+        return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle))
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            raise
+    return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle))
 
 
 def _kind_of(nvml: Any, one: Any, other: Any) -> str | None:

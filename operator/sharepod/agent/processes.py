@@ -6,6 +6,7 @@ A pid here is never another process's: each is watched through a pidfd taken whe
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -14,23 +15,30 @@ from collections.abc import Callable
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5
 _UCRED = struct.Struct("iII")
 
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Errors that say nothing of the one who asks: this process, or the node, has no more to give."""
+
 
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     """The pid of the process that connected, and a pidfd of it (the caller's to close); None if it is gone or not in
     our namespace.
 
-    The kernel says it, not the process. A pid of 0 is one of a PID namespace that we cannot see.
+    The kernel says it, not the process. A pid of 0 is one of a PID namespace that we cannot see. Raises `OSError` where
+    there are no more descriptors: a process that cannot be watched is not served.
     """
     pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     try:
         return pid, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:
-        pass
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise
     if pid <= 0:
         return pid, None
     try:
         return pid, os.pidfd_open(pid)
-    except OSError:
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise
         return pid, None
 
 

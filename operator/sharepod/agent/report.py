@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from sharepod.api.gpunode import Gpu, Tenant
+from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
 from sharepod.api.units import format_fraction
 
 from .apiserver import JSON_PATCH, ApiFailure, ApiServer, Json, Refused, backoff
@@ -27,8 +27,6 @@ from .core import Facts
 from .ledger import GPUNODES, LedgerWatch
 
 log = structlog.get_logger(__name__)
-
-CONDITION_READY = "AgentReady"
 
 FACTS_EVERY_S = 1.0
 USAGE_EVERY_S = 30.0
@@ -151,12 +149,12 @@ class StatusReport:
     def _status(self, facts: Facts, server: Mapping[str, Any]) -> Json:
         readiness = self._readiness()
         before: Mapping[str, Any] = next(
-            (c for c in server.get("conditions") or () if c.get("type") == CONDITION_READY), {}
+            (c for c in server.get("conditions") or () if c.get("type") == CONDITION_AGENT_READY), {}
         )
         same = before.get("status") == readiness.status
         since = before.get("lastTransitionTime") if same else None
         condition = {
-            "type": CONDITION_READY,
+            "type": CONDITION_AGENT_READY,
             "status": readiness.status,
             "reason": readiness.reason,
             "message": readiness.message,

@@ -7,9 +7,11 @@ is told anew.
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from uuid import UUID
 
 import structlog
@@ -27,8 +29,13 @@ from .tokens import Tokens
 
 log = structlog.get_logger(__name__)
 
-_HANDOVER_MAX = 1 << 47
 _ACCEPT_BATCH = 16
+_FRAMES_A_TURN = 32
+"""Frames of all of one tenant's clients that are handled before other tenants get their turn."""
+_EXHAUSTED_PAUSE_S = 1.0
+_COMPLAINTS_EVERY_S = 10.0
+_DESCRIPTORS_KEPT = 64
+"""So many descriptors are not given to clients: the agent's own work needs some."""
 
 
 class ServedTenant:
@@ -48,6 +55,11 @@ class ServedTenant:
         self._hints = protocol.HintsPage()
         self._timer: asyncio.TimerHandle | None = None
         self._full_logged = False
+        self._exhausted_logged = False
+        self._paused: asyncio.TimerHandle | None = None
+        self._frames_left = _FRAMES_A_TURN
+        self._complained_at: float | None = None
+        self._unsaid = 0
         self._listener: socket.socket | None = listener
         self._loop = asyncio.get_running_loop()
         self._set_rates()
@@ -70,10 +82,22 @@ class ServedTenant:
                 client.send(protocol.Limits(self.terms(), self.grace_ms))
         self._arm()
 
-    def observe(self, memory_of: dict[str, int]) -> None:
-        """What the driver says that this tenant's processes use, in bytes by UUID."""
+    def begin_reading(self) -> None:
+        """From now on the driver is being read."""
+        for ledger in self._ledgers:
+            ledger.begin_reading()
+
+    def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
+        """What the driver says that this tenant's processes use, in bytes by UUID and pid. `unread`: GPUs that it did
+        not say it of. `exhaustive`: who is not listed is not on that GPU."""
         for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True):
-            ledger.observe(memory_of.get(gpu, 0))
+            if gpu in unread:
+                continue
+            by_pid = memory_of.get(gpu, {})
+            told = {pid for pid, size in by_pid.items() if size}
+            if exhaustive:
+                told |= self.processes.pids - by_pid.keys()
+            ledger.observe(sum(by_pid.values()), told)
 
     def stop(self, reason: str | None) -> None:
         """Closes socket and clients, with a word to them if there is a reason. Processes are watched on until
@@ -83,6 +107,9 @@ class ServedTenant:
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
         for client in list(self._connections):
             if reason is None:
                 client.close()
@@ -143,8 +170,28 @@ class ServedTenant:
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
         self._changed()
 
+    def take_turn(self) -> bool:
+        """Whether one more frame of this tenant may be handled in this turn of the loop."""
+        if self._frames_left == 0:
+            return False
+        if self._frames_left == _FRAMES_A_TURN:
+            self._loop.call_soon(self._next_turn)
+        self._frames_left -= 1
+        return True
+
+    def complain(self, event: str, *, pid: int, error: str | None = None) -> None:
+        """Logs what a client does wrong, of one tenant no more than a line each few seconds."""
+        now = self._loop.time()
+        if self._complained_at is not None and now - self._complained_at < _COMPLAINTS_EVERY_S:
+            self._unsaid += 1
+            return
+        log.warning(event, tenant=self.row.id, pid=pid, error=error, unsaid_before=self._unsaid)
+        self._complained_at, self._unsaid = now, 0
+
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None:
         """A frame of a client that has said hello. Raises `ProtocolError`."""
+        if not (isinstance(frame, protocol.Reserve) and frame.handover):
+            client.handover_open = False
         match frame:
             case protocol.Want():
                 if frame.gpu_mask >> len(self.row.gpus):
@@ -167,12 +214,11 @@ class ServedTenant:
         now = time.monotonic_ns()
         match frame:
             case protocol.Reserve(handover=True):
-                if not client.handover_open or frame.bytes > _HANDOVER_MAX:
-                    raise ProtocolError("a handover after the first request for memory, or of more than any GPU has")
-                ledger.handover(client, frame.bytes)
+                if not client.handover_open:
+                    raise ProtocolError("a handover after the first other frame")
+                ledger.handover(client, frame.bytes, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
             case protocol.Reserve():
-                client.handover_open = False
                 self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes))
             case protocol.Release():
                 actions = ledger.release(now, client, frame.bytes, recalled=frame.recalled)
@@ -201,6 +247,9 @@ class ServedTenant:
     def _set_contended(self, contended: bool) -> None:
         self._hints.contended = contended
 
+    def _next_turn(self) -> None:
+        self._frames_left = _FRAMES_A_TURN
+
     def _accept(self) -> None:
         for _ in range(_ACCEPT_BATCH):
             if self._listener is None:
@@ -210,11 +259,31 @@ class ServedTenant:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("cannot accept a client", tenant=self.row.id, error=error.strerror)
+                self._pause_accepting(error)
                 return
-            self._admit(sock)
+            try:
+                self._admit(sock)
+            except OSError as error:
+                sock.close()
+                self._pause_accepting(error)
+                return
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """A listener that cannot be served stays readable: without a pause the loop would do nothing else."""
+        if not self._exhausted_logged:
+            log.error("cannot accept clients, trying again", tenant=self.row.id, error=error.strerror)
+            self._exhausted_logged = True
+        if self._listener is not None and self._paused is None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._paused = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        self._paused = None
+        if self._listener is not None:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _admit(self, sock: socket.socket) -> None:
+        """Takes the client in, or closes it. Raises `OSError` where it cannot be watched."""
         full = self._settings.connections_max
         if len(self._connections) >= full or len(self.processes) >= full:
             if not self._full_logged:
@@ -222,8 +291,11 @@ class ServedTenant:
                 self._full_logged = True
             sock.close()
             return
-        self._full_logged = False
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if most != resource.RLIM_INFINITY and sock.fileno() >= most - _DESCRIPTORS_KEPT:
+            raise OSError(errno.EMFILE, "no descriptors left for clients; raise the agent's limit of open files")
         pid, pidfd = peer_of(sock)
+        self._full_logged = self._exhausted_logged = False
         if pidfd is not None:
             self.processes.add(pid, pidfd)
         self._connections.add(Connection(sock, pid, self, self._gone))
@@ -232,17 +304,24 @@ class ServedTenant:
         """Its socket may live on in a child; what it held does not."""
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
+        self._tokens.exited(self.row.id, pid)
+        now = time.monotonic_ns()
+        for index, ledger in enumerate(self._ledgers):
+            self._carry_out(index, ledger.exited(now, pid))
+        self._arm()
         self._changed()
 
     def _gone(self, client: Connection) -> None:
         if client not in self._connections:
             return
         self._connections.discard(client)
-        self._tokens.vanished(self.row.id, client)
+        alive = client.pid in self.processes
+        self._tokens.vanished(self.row.id, client, alive=alive)
         self._tokens.attend(self.row.id, present=self.connected > 0)
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
-            self._carry_out(index, ledger.vanish(now, client))
+            gone = ledger.disconnect(now, client, client.pid) if alive else ledger.vanish(now, client)
+            self._carry_out(index, gone)
         self._arm()
         self._changed()
 
@@ -257,6 +336,8 @@ class ServedTenant:
 
     def _arm(self) -> None:
         """One timer for whichever request for memory has to be decided first."""
+        if self._listener is None:
+            return
         due = min((when for ledger in self._ledgers if (when := ledger.next_deadline()) is not None), default=None)
         if self._timer is not None:
             self._timer.cancel()
@@ -268,9 +349,11 @@ class ServedTenant:
     def _decide(self) -> None:
         self._timer = None
         now = time.monotonic_ns()
-        for index, ledger in enumerate(self._ledgers):
-            self._carry_out(index, ledger.expire(now))
-        self._arm()
+        try:
+            for index, ledger in enumerate(self._ledgers):
+                self._carry_out(index, ledger.expire(now))
+        finally:
+            self._arm()
 
 
 def uuid_bytes(gpu: str) -> bytes:

@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
     """How much unused time under the limit a tenant may save up, in milliseconds of its rate."""
 
-    recall_ms: Annotated[int, Field(ge=1, le=1000)] = 50
+    recall_ms: Annotated[int, Field(ge=1, le=1000)] = 250
     """How long an allocation over the limit waits for sibling processes to give back device memory that they do not
     use."""
 

@@ -79,20 +79,33 @@ class Tenants:
         New: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has no
         hook and no socket. Changed: limits replaced, clients told. Releasing: socket closed, clients refused. Gone:
         closed; the directory goes once nothing is left of the tenant. A row that cannot be served is logged and has
-        no directory. Raises `OSError` where the state directory does not take what has to be written; applying the
-        same rows again goes on from there.
+        no directory. Raises `OSError` where the state directory does not take what has to be written, once every row
+        has been tried; applying the same rows again goes on from there.
         """
+        failed: dict[str, OSError] = {}
         async with self._applying:
             wanted = {row.id: row for row in rows}
             for tenant_id in [tenant_id for tenant_id in self._entries if tenant_id not in wanted]:
                 self._drop(tenant_id)
             for row in wanted.values():
-                await self._apply_row(row)
-            self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted}
+                try:
+                    await self._apply_row(row)
+                except OSError as error:
+                    failed[row.id] = error
+            self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted if tenant_id in self._entries}
             if not self._known:
                 self._known = True
                 self._leftovers.update(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
         self._changed()
+        if failed:
+            tenant_id, first = next(iter(failed.items()))
+            words = f"{first.strerror or first} (tenant {tenant_id}, {len(failed)} of {len(wanted)} rows)"
+            raise OSError(first.errno, words, first.filename) from first
+
+    @property
+    def known(self) -> bool:
+        """Whether the node's ledger has been applied since the start."""
+        return self._known
 
     def directory(self, tenant_id: str) -> Path | None:
         """The directory to publish to the tenant's pod; None if the tenant is unknown, Releasing or cannot be
@@ -126,26 +139,33 @@ class Tenants:
         entries = self._entries.values()
         return tuple(e.served for e in entries if e.served is not None and e.row.state is TenantState.RESERVED)
 
+    def begin_reading(self) -> None:
+        """From now on the inventory is being read: what `observe` is given next is from no earlier."""
+        for entry in self._entries.values():
+            if entry.served is not None:
+                entry.served.begin_reading()
+
     def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> None:
         """Takes note of what a reading of the inventory says about the tenants. Called once per inventory interval.
 
-        A reading that is an earlier one repeated shows nobody drained.
+        A reading that is an earlier one repeated shows nobody drained, nor does a GPU whose processes cannot be read.
         """
-        memory: dict[str, dict[str, int]] = {}
+        memory: dict[str, dict[str, dict[int, int]]] = {}
         pids: dict[str, set[int]] = {}
         for process in reading.processes:
             owner = self._owner(process, owner_of)
             if owner is None:
                 continue
             pids.setdefault(owner, set()).add(process.pid)
-            by_gpu = memory.setdefault(owner, {})
-            by_gpu[process.uuid] = by_gpu.get(process.uuid, 0) + process.memory
+            by_pid = memory.setdefault(owner, {}).setdefault(process.uuid, {})
+            by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory
         for tenant_id, entry in self._entries.items():
             entry.seen = frozenset(pids.get(tenant_id, ()))
+            if not reading.fresh:
+                continue
             if entry.served is not None and entry.row.state is TenantState.RESERVED:
-                entry.served.observe(memory.get(tenant_id, {}))
-            if reading.fresh:
-                self._judge(entry, residue)
+                entry.served.observe(memory.get(tenant_id, {}), unread=reading.unread, exhaustive=reading.exhaustive)
+            self._judge(entry, residue, reading.unread)
         self._remove_leftovers(residue)
 
     def knows(self, process: Process) -> bool:
@@ -236,7 +256,7 @@ class Tenants:
                 return tenant_id
         return None
 
-    def _judge(self, entry: _Entry, residue: Residue) -> None:
+    def _judge(self, entry: _Entry, residue: Residue, unread: frozenset[str]) -> None:
         """Whether a tenant that is being released has left nothing behind. Once it has, it stays so."""
         if entry.row.state is not TenantState.RELEASING or entry.drained:
             return
@@ -244,6 +264,9 @@ class Tenants:
         left = f"{clients} of its processes run" if clients else None
         if entry.seen:
             left = f"process {min(entry.seen)} is on its GPU"
+        blind = sorted(unread.intersection(entry.row.gpus))
+        if left is None and blind:
+            left = f"the processes on {', '.join(blind)} cannot be read"
         left = left or residue(entry.row.id)
         if left is None:
             entry.drained = True

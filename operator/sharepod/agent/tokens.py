@@ -1,7 +1,8 @@
 """The token scheduler on the event loop: one token per tenant, shared by the processes of the tenant that want it.
 
 A tenant wants the token while any of its processes does, and has drained when each process that was told of the grant
-has. A process that is gone has drained. Every call takes effect at once; what has to happen later is one timer.
+has. A process that has exited has drained; one whose connection is gone while it lives has not, until it says so on a
+new connection or is overtaken. Every call takes effect at once; what has to happen later is one timer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _HINTS_S = 0.5
 class TokenClient(Protocol):
     """A process, as far as the token goes."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that connected."""
+
     def send(self, frame: protocol.DaemonFrame) -> None:
         """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
 
@@ -37,6 +42,8 @@ class _Token:
     contended: Callable[[bool], None]
     wanting: set[TokenClient] = field(default_factory=set)
     undrained: set[TokenClient] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
+    """Pids that have not drained either, and have lost the connection on which they would say so."""
     grant_id: int | None = None
     hinted: bool = False
 
@@ -97,27 +104,38 @@ class Tokens:
         """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
         ours."""
         token = self._tokens[tenant_id]
-        if frame.grant_id != token.grant_id or client not in token.undrained:
+        unheard = client.pid in token.unheard
+        if frame.grant_id != token.grant_id or not (unheard or client in token.undrained):
             if frame.wanting:
                 self.want(tenant_id, client)
             return
         token.undrained.discard(client)
+        token.unheard.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
         self._maybe_drained(tenant_id, token)
 
-    def vanished(self, tenant_id: str, client: TokenClient) -> None:
-        """A process is gone, and with it what it held."""
+    def vanished(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
+        """A connection is gone. With it goes what its process held, unless that is still `alive`."""
         token = self._tokens.get(tenant_id)
         if token is None:
             return
         token.wanting.discard(client)
         if client in token.undrained:
             token.undrained.discard(client)
+            if alive:
+                token.unheard.add(client.pid)
             self._maybe_drained(tenant_id, token)
         elif not token.wanting and token.grant_id is None:
             self._scheduler.unwant(self._clock(), tenant_id)
             self._pump()
+
+    def exited(self, tenant_id: str, pid: int) -> None:
+        """A process has ended: nothing of it is on a GPU."""
+        token = self._tokens.get(tenant_id)
+        if token is not None and pid in token.unheard:
+            token.unheard.discard(pid)
+            self._maybe_drained(tenant_id, token)
 
     def usage(self, tenant_id: str) -> Usage:
         """What the tenant held up to now."""
@@ -131,7 +149,7 @@ class Tokens:
         self._timer = self._sweep = None
 
     def _maybe_drained(self, tenant_id: str, token: _Token) -> None:
-        if token.undrained:
+        if token.undrained or token.unheard:
             return
         token.grant_id = None
         self._scheduler.drained(self._clock(), tenant_id, wanting=bool(token.wanting))
@@ -140,6 +158,7 @@ class Tokens:
     def _pump(self) -> None:
         """Carries out what is due, and sets the timer to what will be."""
         now = self._clock()
+        given_up: list[str] = []
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
             if isinstance(action, Grant):
@@ -152,6 +171,8 @@ class Tokens:
                     client.send(protocol.Revoke(action.grant_id))
             elif isinstance(action, Overdue):
                 log.warning("holder is overdue and was overtaken", tenant=action.tenant, grant=action.grant_id)
+                if token.unheard:
+                    given_up.append(action.tenant)
         due = self._scheduler.next_deadline()
         if self._timer is not None:
             self._timer.cancel()
@@ -159,6 +180,10 @@ class Tokens:
         if due is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
+        for tenant_id in given_up:
+            token = self._tokens[tenant_id]
+            token.unheard.clear()
+            self._maybe_drained(tenant_id, token)
 
     @staticmethod
     def _tell(token: _Token, client: TokenClient, grant: Grant) -> None:

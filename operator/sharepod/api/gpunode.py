@@ -16,6 +16,9 @@ from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model
 KIND = "GPUNode"
 PLURAL = "gpunodes"
 
+CONDITION_AGENT_READY = "AgentReady"
+"""In a GPUNode's status, written by its agent: False while it cannot serve new tenants."""
+
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 
 

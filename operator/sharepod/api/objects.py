@@ -20,7 +20,9 @@ are gone.
 """
 
 TENANT_LABEL = f"{GROUP}/tenant"
-"""On a Pod that the operator made: the id of its tenant. It finds pods; it proves nothing."""
+"""On a Pod that the operator made: the id of its tenant. Admission lets nobody else set it and nobody change it, so it
+says whose the Pod is, unless the Pod's controller is another.
+"""
 
 CSI_DRIVER = f"gpu.{GROUP}"
 VOLUME_NAME = "sharepod-gpu"

@@ -21,6 +21,7 @@ from .model import Model
 from .notes import Blocked, Note
 
 _AGAIN_WHEN_BLOCKED = 5.0
+POD_TERMINATING = "PodTerminating"
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,10 @@ class Binder:
             note.blocked = None
             self._model.put_pod(raw)
             return
+        if raw["metadata"].get("deletionTimestamp"):
+            text = f"waits until the former pod named {sharepod.name} is gone, which is being deleted"
+            self._block(sharepod, note, POD_TERMINATING, text, now)
+            return
         text = (
             f"a pod named {sharepod.name} exists in {sharepod.namespace} and does not belong to this SharePod; "
             "delete it, or give the SharePod another name"
@@ -85,7 +90,8 @@ class Binder:
     def _block(self, sharepod: SharePodFacts, note: Note, reason: str, message: str, now: float) -> None:
         since = note.blocked.since if note.blocked is not None else now
         note.blocked = Blocked(reason, message, since, now + _AGAIN_WHEN_BLOCKED)
-        self._events.warning(KIND, sharepod, reason, "Bind", message)
+        tell = self._events.normal if reason == POD_TERMINATING else self._events.warning
+        tell(KIND, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts) -> None:
         """Begins to end a Pod."""
@@ -133,3 +139,15 @@ class Binder:
             return True
         self._model.put_pod(raw, sure=True)
         return pod.ended
+
+    async def not_on(self, node: str, name: str, namespace: str, tenant: str) -> bool:
+        """Whether the API server itself says that this tenant has no Pod on that node, nor one that is bound for it."""
+        try:
+            raw = await self._client.get(PODS, name, namespace)
+        except NotFoundError:
+            return True
+        pod = pod_facts(raw)
+        if pod.tenant != tenant:
+            return True
+        self._model.put_pod(raw, sure=True)
+        return (pod.node or pod.pin) != node

@@ -1,20 +1,22 @@
 """What the operator keeps of each object: typed, frozen, small.
 
 Guarantees: nothing here trusts the shape of what a user can write. A SharePod that cannot be meant becomes facts with
-`error`, not an exception; a GPUNode that cannot be read becomes one that takes no tenants and says so.
+`error`, not an exception; of a GPUNode all that can be read is, fields of a newer version are passed over, and what
+cannot be read is named, so that nothing is concluded from its absence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from sharepod.api.dialects import effective
-from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, Tenant
-from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Holder, Tenant, TenantStatus
+from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL, TENANT_LABEL, Condition
+from sharepod.api.objects import Model as ApiModel
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
 from sharepod.placement.model import PodNeeds, Resources, Taint
@@ -60,8 +62,8 @@ class SharePodFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts(Facts):
-    """A Pod that bears our label. `tenant`: the uid of its controller if that is a SharePod, else None: then it is not
-    ours.
+    """A Pod that bears our label. `tenant`: what the label says, which admission lets only the operator set; None where
+    its controller is another than that SharePod: then it is not ours. One that was orphaned still is.
 
     `node`: where it is bound; `pin`: the node that its affinity names; `ran`: whether any of its containers ever
     started; `waiting`, `unschedulable`: why it does not start, or is not bound; `disrupted`: what evicted it;
@@ -111,7 +113,9 @@ class NodeFacts(Facts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNodeFacts(Facts):
-    """A GPUNode. `error`: why its spec or status cannot be read; then both are empty."""
+    """A GPUNode. `error`: what of it cannot be read: it takes no tenants; `ledger_error`: what of its spec cannot
+    be: nothing is written to it; `unreadable`: tenants whose rows cannot be read.
+    """
 
     generation: int
     spec: GPUNodeSpec
@@ -121,6 +125,8 @@ class GpuNodeFacts(Facts):
     forced: frozenset[str]
     """Tenants named by the annotation force-release."""
     error: str | None
+    ledger_error: str | None = None
+    unreadable: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> dict[str, Tenant]:
@@ -169,7 +175,7 @@ def pod_facts(raw: Json) -> PodFacts:
     disruption = conditions.get("DisruptionTarget") or {}
     return PodFacts(
         **_common(raw),
-        tenant=_controller(metadata, "SharePod"),
+        tenant=_tenant(metadata),
         node=spec.get("nodeName") or None,
         pin=_pin(spec),
         gpus=_visible(spec),
@@ -216,23 +222,32 @@ def node_facts(raw: Json) -> NodeFacts:
 def gpunode_facts(raw: Json) -> GpuNodeFacts:
     """What is kept of a GPUNode."""
     metadata = raw["metadata"]
-    error: str | None = None
-    spec, status = GPUNodeSpec(), GPUNodeStatus()
-    try:
-        spec = GPUNodeSpec.model_validate(raw.get("spec") or {})
-        status = GPUNodeStatus.model_validate(raw.get("status") or {})
-    except ValidationError as found:
-        first = found.errors()[0]
-        error = f"has a GPUNode that cannot be read: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
+    faults: list[str] = []
+    unreadable: set[str] = set()
+    rows = _each(Tenant, spec_raw, "tenants", faults, unreadable)
+    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=_each(Holder, spec_raw, "holders", faults))
+    ledger_faults = len(faults)
+    status = _one(
+        GPUNodeStatus,
+        status_raw,
+        faults,
+        gpus=_each(Gpu, status_raw, "gpus", faults),
+        tenants=_each(TenantStatus, status_raw, "tenants", faults),
+        conditions=_each(Condition, status_raw, "conditions", faults),
+    )
+    error = f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}" if faults else None
     forced = (metadata.get("annotations") or {}).get(FORCE_RELEASE_ANNOTATION) or ""
     return GpuNodeFacts(
         **_common(raw),
         generation=int(metadata.get("generation") or 0),
         spec=spec,
         status=status,
-        has_tenants="tenants" in (raw.get("spec") or {}),
+        has_tenants="tenants" in spec_raw,
         forced=frozenset(part.strip() for part in str(forced).split(",") if part.strip()),
         error=error,
+        ledger_error=error if ledger_faults else None,
+        unreadable=frozenset(unreadable),
     )
 
 
@@ -262,6 +277,48 @@ def _controller(metadata: Json, kind: str | None) -> str | None:
         if owner.get("controller") and kind in (None, owner.get("kind")):
             return str(owner["uid"])
     return None
+
+
+def _tenant(metadata: Json) -> str | None:
+    label = str((metadata.get("labels") or {}).get(TENANT_LABEL) or "") or None
+    controller = _controller(metadata, None)
+    return label if controller is None or controller == label else None
+
+
+A = TypeVar("A", bound=ApiModel)
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _each(kind: type[A], raw: Json, field: str, faults: list[str], unreadable: set[str] | None = None) -> tuple[A, ...]:
+    """The entries of a list that can be read; the ids of others go into `unreadable`."""
+    found: list[A] = []
+    for number, entry in enumerate(raw.get(field) or ()):
+        try:
+            found.append(kind.model_validate(entry, extra="ignore"))
+        except ValidationError as error:
+            faults.append(f"{field}[{number}].{_first(error)}")
+            if unreadable is not None:
+                unreadable.add(str(_object(entry).get("id") or ""))
+    return tuple(found)
+
+
+def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel]) -> A:
+    """An object whose lists were read already."""
+    rest = {key: value for key, value in raw.items() if key not in lists}
+    try:
+        found = kind.model_validate(rest, extra="ignore")
+    except ValidationError as error:
+        faults.append(_first(error))
+        found = kind()
+    return found.model_copy(update=lists)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def _sharepod_status(raw: Json) -> SharePodStatus:

@@ -88,10 +88,13 @@ def registry(model: Model, login: Callable[[], Any], gap: Callable[[], None], he
     def drop_pod(raw: Any) -> None:
         model.drop_pod(str(raw["metadata"]["uid"]), raw)
 
+    def drop_node(raw: Any) -> None:
+        model.drop_node(str(raw["metadata"]["uid"]), int(raw["metadata"]["resourceVersion"]))
+
     watched = (
         ((GROUP, VERSION, "sharepods"), model.put_sharepod, uid(model.drop_sharepod)),
         ((GROUP, VERSION, "gpunodes"), model.put_gpunode, uid(model.drop_gpunode)),
-        (("", "v1", "nodes"), model.put_node, uid(model.drop_node)),
+        (("", "v1", "nodes"), model.put_node, drop_node),
         (("", "v1", "pods"), model.put_pod, drop_pod),
     )
     for selector, put, drop in watched:

@@ -2,8 +2,9 @@
 
 Guarantees: one write is in flight for a GPUNode, and whatever is decided meanwhile goes into the next; each write is a
 JSON Patch that holds only for the very GPUNode, and the very generation of its spec, that it was worked out from, so
-that a stale writer changes nothing; a write that is refused though nothing had moved is a defect, which is reported
-and not repeated.
+that a stale writer changes nothing; of a write that is refused though nothing had moved, which is reported, new
+reservations are dropped (`on_refused` is told, to stay away) and the rest is tried again after growing pauses; nothing
+is written to a ledger that cannot be read.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .facts import GpuNodeFacts
 from .model import Model
 from .workqueue import Queue
 
+_LONGEST_PAUSE = 300.0
+
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,9 @@ class LedgerWriter:
         self._events = events
         self._queue: Queue[str] = Queue("ledger", self._write, workers)
         self._leaving: dict[str, set[str]] = {}
+        self._refusals: dict[str, int] = {}
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
+        self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
     async def run(self) -> None:
         """Writes until cancelled."""
@@ -57,6 +62,7 @@ class LedgerWriter:
         """This process leads no more: nothing that was not written is, and what was decided is forgotten."""
         self._queue.clear()
         self._leaving.clear()
+        self._refusals.clear()
         names = {node.name for node in self._model.cluster.nodes()} | {item.name for item in self._model.gpunodes}
         for name in names:
             for decided in self._model.cluster.pending(name):
@@ -64,8 +70,12 @@ class LedgerWriter:
 
     async def _write(self, node: str) -> None:
         base = self._model.gpunodes.named(node)
-        if base is None or base.error is not None:
-            self._drop(node, "its GPUNode is gone" if base is None else base.error or "")
+        if base is None:
+            self._drop(node, "its GPUNode is gone")
+            return
+        if base.ledger_error is not None:
+            self._drop_fresh(base, base.ledger_error)
+            self._again(node)
             return
         leaving = self._leaving.get(node, set())
         operations = patch(
@@ -80,7 +90,8 @@ class LedgerWriter:
         try:
             answer = await self._client.patch_json(GPUNODES, node, operations)
         except InvalidError as error:
-            await self._refused(base, error)
+            if await self._refused(base, error):
+                return
         except NotFoundError:
             await self._read(base)
         except NotLeadingError:
@@ -91,6 +102,7 @@ class LedgerWriter:
             await self._read(base)
             raise
         else:
+            self._refusals.pop(node, None)
             metrics.LEDGER_WRITES.labels("written").inc()
             metrics.LEDGER_CHANGES.inc(len(operations) - 2)
             self._model.put_gpunode(answer)
@@ -102,19 +114,36 @@ class LedgerWriter:
         node = self._model.nodes.named(name)
         return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
 
-    async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> None:
-        """The patch was refused: because the spec has moved on, or because the patch is wrong."""
+    async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
+        """The patch was refused: because the spec has moved on, or, then it returns True, because it is not wanted."""
         await self._read(base)
         now = self._model.gpunodes.named(base.name)
         if now is None or now.uid != base.uid or now.generation != base.generation:
             metrics.LEDGER_WRITES.labels("conflict").inc()
-            return
+            return False
         metrics.LEDGER_WRITES.labels("defect").inc()
         log.error("ledger of %s: a write was refused though nothing had moved: %s", base.name, error)
         self._events.warning(
             KIND, base, "LedgerWriteRefused", "Reserve", f"the API server refused a reservation: {error.message}"
         )
-        self._drop(base.name, error.message)
+        self._drop_fresh(now, error.message)
+        self._again(base.name)
+        return True
+
+    def _again(self, node: str) -> None:
+        """Tries later what is still to be written to this node, if anything is."""
+        if self._model.cluster.pending(node) or self._leaving.get(node):
+            count = self._refusals[node] = self._refusals.get(node, 0) + 1
+            self._queue.add_after(node, min(_LONGEST_PAUSE, 2.0 ** min(count - 1, 10)))
+
+    def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
+        """Reservations that were only decided are not made; what the ledger has is kept in mind as decided."""
+        for decided in self._model.cluster.pending(base.name):
+            if decided.tenant not in base.rows:
+                log.warning("ledger of %s: the decision for %s is dropped: %s", base.name, decided.tenant, why)
+                self.on_refused(base.name, decided.tenant, why)
+                self._model.cluster.revert(base.name, decided.tenant)
+                self._model.on_tenant(decided.tenant)
 
     async def _read(self, base: GpuNodeFacts) -> None:
         try:

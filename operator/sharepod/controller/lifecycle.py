@@ -4,6 +4,7 @@ Guarantees, whatever order things happen in:
 - a Pod is made only where the ledger, as the API server has it, says Reserved, and only while `status.podUID` is
   empty: no work runs twice;
 - a terminal phase is written before the reservation begins to end;
+- nothing is taken as lost while a row of the tenant cannot be read;
 - a row of the ledger is removed only when its agent has confirmed that nothing is left, when that is overridden (the
   Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was ever bound to that node;
 - a Pod is taken back only while it is not bound.
@@ -11,6 +12,7 @@ Guarantees, whatever order things happen in:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Tenant, TenantState
@@ -24,6 +26,8 @@ POD_LOST = "PodLost"
 POD_FAILED = "PodFailed"
 COMPLETED = "Completed"
 RESERVATION_LOST = "ReservationLost"
+NODE_GONE = "the Node is gone"
+FORCED = "force-release"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class View:
     `lost`: its Pod as last seen, if it is gone; `returned`: uids of Pods that this process took back before they were
     bound; `unbound_since`: when kube-scheduler was first seen to refuse its Pod; `give_back`: its Pod was taken back,
     or could not be made for long, so that its reservation is to be given back; `blocked_until`: not to try to make it
-    before.
+    before; `unclear`: a row of it cannot be read, so what it holds is not known.
     """
 
     sharepod: SharePodFacts | None
@@ -66,6 +70,7 @@ class View:
     blocked_until: float = 0.0
     now: float = 0.0
     bind_timeout: float = 60.0
+    unclear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +156,8 @@ NEVER_BOUND = "no Pod of it was bound"
 
 def decide(view: View) -> Step:
     """The next step for a tenant."""
+    if view.unclear:
+        return Wait()
     sharepod = view.sharepod
     if sharepod is None or sharepod.deleting or sharepod.ended:
         return _end(view)
@@ -170,7 +177,7 @@ def _end(view: View) -> Step:
         return DeletePod(pod)
     for held in view.held:
         if held.forced:
-            return Remove(held.node, "force-release")
+            return Remove(held.node, FORCED)
         if stuck:
             continue
         if not held.releasing:
@@ -186,6 +193,9 @@ def _with_pod(view: View, pod: PodFacts) -> Step:
     if pod.ended:
         return ended(pod)
     if pod.deleting:
+        if any(held.forced for held in view.held):
+            reason = EVICTED if pod.disrupted else POD_LOST
+            return Finish(Phase.FAILED, reason, "an admin gave its share away while its pod was being deleted")
         return Wait()
     place = pod.node or pod.pin
     here: Held | None = None
@@ -217,6 +227,8 @@ def _without_pod(view: View, sharepod: SharePodFacts) -> Step:
         if sharepod.status.pod_uid in view.returned:
             return ClearPod()
         return _lost(view, sharepod)
+    if view.lost is not None and view.lost.node is not None and view.lost.uid not in view.returned:
+        return _lost(view, sharepod)  # it was bound, and is gone before `podUID` was written
     if not view.held:
         return Place() if sharepod.error is None else Wait()
     kept = min(view.held, key=lambda held: (held.written is None, held.releasing, held.node))
@@ -245,13 +257,19 @@ def ended(pod: PodFacts) -> Finish:
         return Finish(Phase.SUCCEEDED, COMPLETED, "all containers ended with exit code 0")
     if pod.deleting:
         return Finish(Phase.FAILED, POD_LOST, "the pod was deleted before it had ended; nothing is run a second time")
-    return Finish(Phase.FAILED, pod.reason or POD_FAILED, pod.message or "a container failed")
+    return Finish(Phase.FAILED, _reason(pod.reason), pod.message or "a container failed")
+
+
+def _reason(said: str) -> str:
+    """A kubelet's reason, such as `OutOfephemeral-storage`, as a condition's: those allow fewer characters."""
+    kept = re.sub(r"[^A-Za-z0-9_]", "_", said)[:128]
+    return kept if re.match("[A-Za-z]", kept) else POD_FAILED
 
 
 def _lost(view: View, sharepod: SharePodFacts) -> Finish:
     """Its Pod was made and is gone."""
     lost = view.lost
-    if lost is not None and lost.uid == sharepod.status.pod_uid:
+    if lost is not None and sharepod.status.pod_uid in (None, lost.uid):
         if lost.ended:
             return ended(lost)
         if lost.disrupted:

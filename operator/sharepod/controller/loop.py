@@ -220,9 +220,12 @@ class PlacementLoop:
             self._resizes.pop(waiting.tenant, None)
             return
         asked, note = sharepod.request, self._notes.of(waiting.tenant)
+        gpunode = self._model.gpunodes.named(held[0][0])
+        seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
+        in_use = next(seen, 0)  # of the GPU where it uses most
         try:
             answer = self._model.cluster.resize(
-                TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory
+                TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory, in_use=in_use
             )
         except PlacementError as error:
             log.error("resize of %s/%s: %s", sharepod.namespace, sharepod.name, error)

@@ -100,6 +100,7 @@ class Operator:
         self.tenants.loop = self.loop
         self.tenants.read_priorities = self.lists.read_priorities
         self.nodes = Nodes(self.model, self.client, self.ledger, self.events, settings, clock)
+        self.ledger.on_refused = self.tenants.stay_away
         self.ledger.on_removed = lambda node, _tenant: self._look_at_node(node)
         self.model.on_tenant = self._look_at_tenant
         self.model.on_node = self._look_at_node

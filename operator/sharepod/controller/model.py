@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from sharepod.api.gpunode import Gpu, Health, Pool
+from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.placement.cluster import Cluster
@@ -63,6 +64,7 @@ class Model:
         self.priorities: dict[str, int] = {}
         self.default_priority = 0
         self._pods_of: dict[str, set[str]] = {}
+        self._unreadable: dict[str, frozenset[str]] = {}
         self.on_tenant: Callable[[str], None] = _nobody
         self.on_node: Callable[[str], None] = _nobody
         self.on_room: Callable[[], None] = lambda: None
@@ -110,6 +112,8 @@ class Model:
             self._pod_gone(replaced)
         if not taken:
             return
+        if before is not None and before.tenant not in (None, item.tenant):
+            self._no_longer_of(before)
         if item.tenant is not None:
             self._pods_of.setdefault(item.tenant, set()).add(item.uid)
             self.lost_pods.pop(item.tenant, None)
@@ -128,13 +132,17 @@ class Model:
     def _pod_gone(self, pod: PodFacts) -> None:
         self.cluster.remove_pod(pod.uid)
         if pod.tenant is not None:
-            mine = self._pods_of.get(pod.tenant, set())
-            mine.discard(pod.uid)
-            if not mine:
-                self._pods_of.pop(pod.tenant, None)
             self.lost_pods[pod.tenant] = pod
-            self.on_tenant(pod.tenant)
+            self._no_longer_of(pod)
         self.on_room()
+
+    def _no_longer_of(self, pod: PodFacts) -> None:
+        tenant = pod.tenant or ""
+        mine = self._pods_of.get(tenant, set())
+        mine.discard(pod.uid)
+        if not mine:
+            self._pods_of.pop(tenant, None)
+        self.on_tenant(tenant)
 
     def _count_pod(self, pod: PodFacts) -> None:
         node = pod.node or (pod.pin if pod.tenant is not None else None)
@@ -169,6 +177,12 @@ class Model:
             if item.out_of_service != (before is not None and before.out_of_service):
                 self._tell_tenants(item.name)
 
+    def node_is_there(self, name: str) -> None:
+        """The API server itself says that there is such a Node, be it out of the pool: processes may run there."""
+        if name in self.gone_nodes:
+            self.gone_nodes.discard(name)
+            self.on_node(name)
+
     def node_is_gone(self, name: str) -> None:
         """The API server itself says that there is no such Node: nothing runs there."""
         if name not in self.gone_nodes:
@@ -179,8 +193,9 @@ class Model:
         for row in self.cluster.reservations(node):
             self.on_tenant(row.tenant)
 
-    def drop_node(self, uid: str) -> None:
-        item = self.nodes.drop(uid)
+    def drop_node(self, uid: str, version: int = 0) -> None:
+        """A Node that is gone, or has left the pool, as of `version`: put back, it is the same Node still."""
+        item = self.nodes.drop(uid, version)
         if item is not None:
             self.refresh_node(item.name)
             self.on_node(item.name)
@@ -190,7 +205,7 @@ class Model:
     def put_gpunode(self, raw: Json) -> None:
         if self.gpunodes.knows(*_version(raw)):
             return
-        item = gpunode_facts(raw)
+        item = self._with_known_rows(gpunode_facts(raw))
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
@@ -198,16 +213,26 @@ class Model:
             self._ledger_gone(replaced)
         if before is None or before.generation != item.generation:
             self._load(item)
-        if before is None or (before.status.gpus, before.error, before.spec.pool) != (
-            item.status.gpus,
-            item.error,
-            item.spec.pool,
-        ):
+        if before is None or _for_placement(before) != _for_placement(item):
             self.refresh_node(item.name)
         for tenant in _concerned(before, item):
             self.on_tenant(tenant)
         if before is None or (before.spec.pool, before.forced) != (item.spec.pool, item.forced):
             self.on_node(item.name)
+
+    def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
+        """A row that cannot be read is taken to be as it was when it last could."""
+        before = self.gpunodes.get(item.uid)
+        if item.unreadable:
+            self._unreadable[item.name] = item.unreadable
+            known = tuple(row for row in (before.spec.tenants if before else ()) if row.id in item.unreadable)
+            return replace(item, spec=item.spec.model_copy(update={"tenants": (*item.spec.tenants, *known)}))
+        self._unreadable.pop(item.name, None)
+        return item
+
+    def unclear(self, tenant: str) -> bool:
+        """Whether some ledger has a row of this tenant that cannot be read: it is not known what it holds."""
+        return any(tenant in tenants for tenants in self._unreadable.values())
 
     def drop_gpunode(self, uid: str) -> None:
         item = self.gpunodes.drop(uid)
@@ -219,6 +244,7 @@ class Model:
     def _ledger_gone(self, item: GpuNodeFacts) -> None:
         tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
         self.cluster.drop_ledger(item.name)
+        self._unreadable.pop(item.name, None)
         for tenant in tenants:
             self.on_tenant(tenant)
 
@@ -303,6 +329,8 @@ class Model:
             return "is not ready"
         if not self.agents.alive(node.name):
             return "has no agent that renews its Lease"
+        if (unready := _agent_unready(gpunode)) is not None:
+            return f"has an agent that is not ready: {unready}"
         return None
 
     # All of it
@@ -317,6 +345,18 @@ class Model:
 def _told(pod: PodFacts) -> tuple[object, ...]:
     """What of a Pod concerns its tenant."""
     return (pod.uid, *(getattr(pod, name) for name in PodFacts.__slots__))
+
+
+def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
+    """Why the node's agent says that it cannot serve new tenants, or None."""
+    for condition in gpunode.status.conditions:
+        if condition.type == CONDITION_AGENT_READY and condition.status == "False":
+            return condition.message or condition.reason
+    return None
+
+
+def _for_placement(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode)
 
 
 def _gpu_state(gpu: Gpu) -> GpuState:
@@ -344,6 +384,7 @@ def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
     old = before.rows
     tenants = {tenant for tenant in {*old, *rows} if old.get(tenant) != rows.get(tenant)}
     seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
+    tenants |= before.unreadable ^ now.unreadable
     tenants |= {tenant for tenant in {*seen, *was} if seen.get(tenant) != was.get(tenant)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}

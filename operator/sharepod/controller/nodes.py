@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Pool, manifest
-from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION
+from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 
 from . import metrics
 from .agents import PREFIX
@@ -25,6 +25,12 @@ from .settings import Settings
 from .workqueue import Queue
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
+
+_UNLABELLED = (
+    f"the node has lost its label {POOL_LABEL} while it has tenants, so no agent runs there to see them end, and the "
+    f"shares of those that end are not given away: put the label back, or give away the share of a tenant that is "
+    f"surely gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+)
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +100,12 @@ class Nodes:
         except NotFoundError:
             self._model.node_is_gone(name)
         else:
-            if "sharepod.dev/pool" in (raw["metadata"].get("labels") or {}):
+            self._model.node_is_there(name)
+            if POOL_LABEL in (raw["metadata"].get("labels") or {}):
                 self._model.put_node(raw)
+                return
+            if gpunode is not None and gpunode.spec.tenants:
+                await self._say_agent(gpunode, away=True, reason="PoolLabelGone", text=_UNLABELLED.format(name))
                 return
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._model.cluster.reservations(name):
             return
@@ -153,30 +163,38 @@ class Nodes:
             if self._clock() < due:
                 self.queue.add_after(node.name, due - self._clock() + 0.1)
                 return
-        if away == (known is not None and known.status == "False"):
-            return
-        namespace, lease = self._settings.namespace, f"{PREFIX}{node.name}"
-        text = (
+        reason = "LeaseNotRenewed" if away else "LeaseRenewed"
+        if known is not None or away:
+            await self._say_agent(gpunode, away=away, reason=reason, text=self._advice(node.name) if away else "")
+
+    def _advice(self, name: str) -> str:
+        namespace, lease = self._settings.namespace, f"{PREFIX}{name}"
+        return (
             f"the node is ready, but its agent does not renew Lease {namespace}/{lease}: no SharePod is placed there, "
             f"and the shares of those that end are not given away. Look at: kubectl -n {namespace} get pods -o wide "
-            f"--field-selector spec.nodeName={node.name}. To give away the share of a tenant that is surely gone: "
-            f"kubectl annotate gpunode {node.name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+            f"--field-selector spec.nodeName={name}. To give away the share of a tenant that is surely gone: "
+            f"kubectl annotate gpunode {name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
         )
+
+    async def _say_agent(self, gpunode: GpuNodeFacts, *, away: bool, reason: str, text: str) -> None:
+        """Writes the condition AgentAlive, unless it says so already."""
+        if any(item.type == CONDITION_AGENT_ALIVE and item.reason == reason for item in gpunode.status.conditions):
+            return
         condition: Json = {
             "type": CONDITION_AGENT_ALIVE,
             "status": "False" if away else "True",
-            "reason": "LeaseNotRenewed" if away else "LeaseRenewed",
-            "message": text if away else "",
+            "reason": reason,
+            "message": text,
             "lastTransitionTime": self._now(),
             "observedGeneration": gpunode.generation,
         }
         body: Json = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "metadata": {"name": node.name, "uid": gpunode.uid},
+            "metadata": {"name": gpunode.name, "uid": gpunode.uid},
             "status": {"conditions": [condition]},
         }
-        self._model.put_gpunode(await self._client.apply_status(GPUNODES, node.name, body))
+        self._model.put_gpunode(await self._client.apply_status(GPUNODES, gpunode.name, body))
         if away:
             self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
 

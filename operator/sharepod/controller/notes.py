@@ -1,5 +1,6 @@
-"""What the operator remembers of a tenant and could forget: reasons to show, times, proofs. All of it is found out
-again after a restart; what must not be forgotten stands in the API server.
+"""What the operator remembers of a tenant and could forget: reasons to show, times, proofs. After a restart all of it
+is found out again, or taken the safe way: a Pod that was taken back just before counts as one that was lost. What must
+not be forgotten stands in the API server.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Note:
     """Why its share stays as it is."""
     resize_asked: int | None = None
     """The SharePod's generation that asked for another share."""
+    memory_settled: int | None = None
+    """The SharePod's generation at which the memory it has by default was what it asked for."""
     blocked: Blocked | None = None
     returned: set[str] = field(default_factory=set)
     """Uids of its Pods that were taken back unbound."""
@@ -43,6 +46,7 @@ class Note:
     """Not placed again before this."""
     release_generation: dict[str, int] = field(default_factory=dict)
     """By node: the GPUNode's generation at which its row was Releasing, or a later one."""
+    status_written: float | None = None
     usage_written: float | None = None
     said: dict[str, str] = field(default_factory=dict)
     """By reason: the message of the last Event."""
@@ -62,4 +66,5 @@ class Notes:
         self._notes.pop(tenant, None)
 
     def clear(self) -> None:
-        self._notes.clear()
+        """Forgets all but which Pods were taken back, which nothing else tells from those that ran and are gone."""
+        self._notes = {tenant: Note(returned=note.returned) for tenant, note in self._notes.items() if note.returned}

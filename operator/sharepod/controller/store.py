@@ -6,6 +6,7 @@ list that was begun before; of two objects of one name the newer is there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
@@ -22,7 +23,7 @@ class Store(Generic[F]):
     def __init__(self) -> None:
         self._items: dict[str, F] = {}
         self._names: dict[tuple[str, str], str] = {}
-        self._ended: dict[str, None] = {}
+        self._ended: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._items)
@@ -43,7 +44,7 @@ class Store(Generic[F]):
     def knows(self, uid: str, version: int) -> bool:
         """Whether this version of an object, or a later one, or its end, is known."""
         known = self._items.get(uid)
-        return uid in self._ended or (known is not None and known.version >= version)
+        return version <= self._ended.get(uid, -1) or (known is not None and known.version >= version)
 
     def revive(self, uid: str) -> None:
         """The API server says that this object is there: what was taken for its end was none."""
@@ -54,8 +55,9 @@ class Store(Generic[F]):
         it has taken the place of.
         """
         known = self._items.get(item.uid)
-        if item.uid in self._ended or (known is not None and known.version >= item.version):
+        if self.knows(item.uid, item.version):
             return False, known, None
+        self._ended.pop(item.uid, None)
         key = (item.namespace, item.name)
         other = self._items.get(self._names.get(key, ""))
         replaced = other if other is not None and other.uid != item.uid else None
@@ -67,9 +69,12 @@ class Store(Generic[F]):
         self._names[key] = item.uid
         return True, known, replaced
 
-    def drop(self, uid: str) -> F | None:
-        """Takes out an object that is gone; returns what was known of it."""
-        self._ended[uid] = None
+    def drop(self, uid: str, version: float = math.inf) -> F | None:
+        """Takes out an object that is gone; returns what was known of it. With `version` it is one that may only have
+        left what we select, as of then: in a later version it is there again.
+        """
+        known = self._items.get(uid)
+        self._ended[uid] = max(version, known.version if known is not None else 0, self._ended.get(uid, 0))
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
         item = self._items.pop(uid, None)

@@ -15,10 +15,11 @@ from dataclasses import replace
 from sharepod.api.gpunode import Mode, TenantState
 from sharepod.api.sharepod import KIND, GpuRequest, Phase, SharePodStatus
 from sharepod.api.units import TenantId
+from sharepod.placement.model import Outlook
 
 from . import lifecycle, metrics, status
-from .binder import Binder
-from .client import GPUNODES, SHAREPODS, Client, ConflictError, Json, NotFoundError
+from .binder import POD_TERMINATING, Binder
+from .client import SHAREPODS, Client, ConflictError, Json, NotFoundError
 from .events import Events
 from .facts import GpuNodeFacts, SharePodFacts
 from .ledger import LedgerWriter
@@ -26,18 +27,20 @@ from .lifecycle import Finish, Held, View
 from .loop import PlacementLoop
 from .model import Model
 from .notes import Note, Notes
+from .proofs import Proofs
 from .settings import Settings
 from .workqueue import Queue
 
 _LOOK_AGAIN = 1.0
+_MINOR = {"conditions", "usage", "observedGeneration"}
+_CALM = 1.0  # where only these change, a status is written at most so often
 _LONGEST_PAUSE = 600.0
 
 log = logging.getLogger(__name__)
 
 
 class Tenants:
-    """Works on tenants by key, the SharePod's uid. `loop` and
-    `read_priorities` (lists the PriorityClasses) are set once, before `run`. `clock`: monotonic seconds."""
+    """Works on tenants by key, the SharePod's uid. `loop` and `read_priorities` are set once, before `run`."""
 
     loop: PlacementLoop
     read_priorities: Callable[[], Awaitable[None]]
@@ -57,6 +60,7 @@ class Tenants:
         self._client = client
         self._ledger = ledger
         self._binder = binder
+        self._proofs = Proofs(model, client, binder)
         self._events = events
         self._notes = notes
         self._settings = settings
@@ -87,7 +91,9 @@ class Tenants:
 
     @staticmethod
     def _undecided(view: View, note: Note, step: lifecycle.Step) -> bool:
-        """There is nothing to show yet: placement has not answered, or its answer is on its way to the ledger."""
+        """There is nothing to show yet: no answer of placement, none in the ledger, or a row that cannot be read."""
+        if view.unclear:
+            return True
         if isinstance(step, lifecycle.Place):
             return note.refusal is None and (view.sharepod is None or view.sharepod.status.node is None)
         return view.pod is None and bool(view.held) and all(held.written is None for held in view.held)
@@ -117,6 +123,7 @@ class Tenants:
             blocked_until=note.blocked.until if note.blocked is not None else 0.0,
             now=now,
             bind_timeout=self._settings.bind_timeout,
+            unclear=self._model.unclear(tenant),
         )
 
     def _held(self, node: str, tenant: str, note: Note) -> Held:
@@ -143,14 +150,22 @@ class Tenants:
         node = self._model.nodes.named(name)
         if node is not None:
             return "the node is out of service" if node.out_of_service else None
-        return "the Node is gone" if name in self._model.gone_nodes else None
+        return lifecycle.NODE_GONE if name in self._model.gone_nodes else None
 
     def _hold_off(self, note: Note, now: float) -> None:
         """Its Pod cannot be made for long: others get the share, and it is placed again later."""
         note.give_back = True
-        note.not_before = now + self._pause(note)
+        waits = note.blocked is not None and note.blocked.reason == POD_TERMINATING
+        note.not_before = now + (_LOOK_AGAIN if waits else self._pause(note))
         if note.blocked is not None:  # still the reason to show
             note.blocked = replace(note.blocked, since=note.not_before, until=note.not_before)
+
+    def stay_away(self, node: str, tenant: str, why: str) -> None:
+        """Its reservation there was refused by the API server."""
+        note, now = self._notes.of(tenant), self._clock()
+        pause = self._pause(note)
+        note.not_before = now + pause
+        note.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
 
     def _pause(self, note: Note) -> float:
         """How long to stay away after one more failure."""
@@ -219,12 +234,16 @@ class Tenants:
                 else:
                     self.queue.add_after(tenant, _LOOK_AGAIN)
             case lifecycle.Remove(node=node, why=why):
-                self._remove(view, tenant, node, why)
-            case Finish():
-                finish = await self._confirmed(view, tenant, step)
-                if finish is None:
+                if self._ledger.leaving(node, tenant):
+                    return None
+                if await self._proofs.may_remove(view, tenant, *self._name(view), step):
+                    self._remove(view, tenant, node, why)
+                else:
                     self.queue.add_after(tenant, _LOOK_AGAIN)
-                return finish
+            case Finish():
+                if await self._proofs.ended(view, tenant, *self._name(view), step):
+                    return step
+                self.queue.add_after(tenant, _LOOK_AGAIN)
         return None
 
     async def _learn_priority(self, name: str) -> None:
@@ -237,18 +256,22 @@ class Tenants:
     def _resize_or_leave(self, view: View, tenant: str, note: Note) -> None:
         """Has the loop decide about another share while one is asked for; else it waits for nothing."""
         sharepod = view.sharepod
-        if sharepod is not None and sharepod.request is not None and self._resizing(view, sharepod.request):
-            self.loop.want_resize(tenant, changed=note.resize_asked != sharepod.generation)
+        if sharepod is not None and sharepod.request is not None and self._resizing(view, sharepod.request, note):
+            in_use = note.resize_refusal is not None and note.resize_refusal.outlook is Outlook.IN_USE
+            self.loop.want_resize(tenant, changed=in_use or note.resize_asked != sharepod.generation)
             note.resize_asked = sharepod.generation
         else:
             note.resize_refusal = None
             self.loop.leave(tenant)
 
-    def _resizing(self, view: View, asked: GpuRequest) -> bool:
+    def _resizing(self, view: View, asked: GpuRequest, note: Note) -> bool:
+        """Whether another share is asked for than is granted. That a GPU's memory is reported otherwise asks for
+        nothing: memory by default changes with the SharePod alone.
+        """
         if len(view.held) != 1 or view.held[0].written is None or view.held[0].releasing:
             return False
-        row = view.held[0].wanted
-        if row.mode is Mode.EXCLUSIVE or view.sharepod is None or view.sharepod.ended or view.sharepod.deleting:
+        row, sharepod = view.held[0].wanted, view.sharepod
+        if row.mode is Mode.EXCLUSIVE or sharepod is None or sharepod.ended or sharepod.deleting:
             return False
         if (row.request, row.limit) != (asked.request, asked.limit):
             return True
@@ -259,6 +282,12 @@ class Tenants:
             if len(sizes) < len(row.gpus):
                 return False
             memory = min(asked.memory_on(size) for size in sizes)
+            if note.memory_settled is None:  # since this process began: what the status says was seen to
+                refused = any(item.type == "Resized" and item.status == "False" for item in sharepod.status.conditions)
+                note.memory_settled = -1 if refused else sharepod.status.observed_generation or -1
+            if memory == row.memory:
+                note.memory_settled = sharepod.generation
+            return note.memory_settled != sharepod.generation
         return memory != row.memory
 
     async def _take_back(self, view: View, note: Note, step: lifecycle.TakeBack) -> None:
@@ -276,8 +305,6 @@ class Tenants:
             self._events.warning(KIND, view.sharepod, "PodTakenBack", "Bind", text)
 
     def _remove(self, view: View, tenant: str, node: str, why: str) -> None:
-        if self._ledger.leaving(node, tenant):
-            return
         log.info("tenant %s leaves %s: %s", tenant, node, why)
         metrics.RELEASES.labels(
             "agent" if why == "drained" else "override" if why != lifecycle.NEVER_BOUND else "unbound"
@@ -290,28 +317,6 @@ class Tenants:
         self._notes.of(tenant).release_generation.pop(node, None)
         self._ledger.remove(node, tenant)
 
-    async def _confirmed(self, view: View, tenant: str, finish: Finish) -> Finish | None:
-        """An end that follows from something's absence is written once the API server itself says so."""
-        if finish.reason == lifecycle.RESERVATION_LOST and view.pod is not None:
-            place = view.pod.node or view.pod.pin or ""
-            await self._read_gpunode(place)
-            gpunode = self._model.gpunodes.named(place)
-            row = gpunode.rows.get(tenant) if gpunode is not None else None
-            return finish if row is None or row.state is TenantState.RELEASING else None
-        if view.pod is not None:
-            return finish
-        name, namespace = self._name(view)
-        gone = await self._binder.absent(name, namespace, tenant)
-        return finish if gone and self._model.pod_of(tenant) is None else None
-
-    async def _read_gpunode(self, name: str) -> None:
-        known: GpuNodeFacts | None = self._model.gpunodes.named(name)
-        try:
-            self._model.put_gpunode(await self._client.get(GPUNODES, name))
-        except NotFoundError:
-            if known is not None:
-                self._model.drop_gpunode(known.uid)
-
     # Showing
 
     async def _show(self, view: View, sharepod: SharePodFacts, note: Note, finish: Finish | None) -> None:
@@ -320,7 +325,7 @@ class Tenants:
         cleared = sharepod.status.pod_uid in note.returned
         now = self._clock()
         usage_due = note.usage_written is None or now >= note.usage_written + self._settings.usage_interval
-        resizing = sharepod.request is not None and self._resizing(view, sharepod.request)
+        resizing = sharepod.request is not None and self._resizing(view, sharepod.request, note)
         picture = status.Picture(
             view=view,
             node=held.node if held is not None else None,
@@ -341,6 +346,9 @@ class Tenants:
             self.queue.add_after(sharepod.uid, (note.usage_written or now) + self._settings.usage_interval - now)
         if not changes:
             return
+        if changes.keys() <= _MINOR and note.status_written is not None and now < note.status_written + _CALM:
+            self.queue.add_after(sharepod.uid, note.status_written + _CALM - now)
+            return
         log.debug("status of %s/%s: %s", sharepod.namespace, sharepod.name, changes)
         metadata: Json = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         try:
@@ -351,6 +359,7 @@ class Tenants:
             await self._read_sharepod(sharepod)
             self.queue.add(sharepod.uid)
             return
+        note.status_written = now
         if "usage" in changes:
             note.usage_written = now
         self._model.put_sharepod(answer)

@@ -85,10 +85,12 @@ class Cluster:
         self._put(account, reservation.tenant, Row(reservation, None))
         self.packing.settle()
 
-    def resize(self, tenant: TenantId, *, request: Milli, limit: Milli, memory: Bytes | None) -> Reservation | Refusal:
-        """Another share on the same GPUs; `memory` None: request x the memory of the GPU. Returns the row to write, or
-        why a raise does not fit; then nothing has changed. Raises `PlacementError` for a tenant without a reservation,
-        an Exclusive one, or a limit below the request."""
+    def resize(
+        self, tenant: TenantId, *, request: Milli, limit: Milli, memory: Bytes | None, in_use: int = 0
+    ) -> Reservation | Refusal:
+        """Another share on the same GPUs; `memory` None: request x the memory of the GPU; `in_use`: bytes
+        that it was last seen to use of one. Returns the row to write, or why it cannot be; then nothing has changed.
+        Raises `PlacementError` for a tenant without a reservation, an Exclusive one, or a limit below the request."""
         node, row = self._only_row(tenant)
         if row.wanted.mode is Mode.EXCLUSIVE:
             raise PlacementError(f"tenant {tenant} is Exclusive: there is no share to change")
@@ -99,7 +101,7 @@ class Cluster:
         # Without the GPU in the inventory its memory is not known: the bytes granted stay as they are.
         amount = memory if memory is not None else min(map(asked.memory_on, capacities), default=row.wanted.memory)
         wanted = replace(row.wanted, request=request, limit=limit, memory=amount)
-        refusal = refuse_resize(node, row, wanted)
+        refusal = refuse_resize(node, row, wanted, in_use)
         if refusal is None:
             self._put(node, tenant, Row(wanted, row.written, since=row))
             return wanted

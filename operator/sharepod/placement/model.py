@@ -232,6 +232,8 @@ class Outlook(StrEnum):
     """Some node could take it if other tenants left or the node became available."""
     NEVER = "NeverFits"
     """No known node could take it even when empty: the request or the cluster has to change."""
+    IN_USE = "MemoryInUse"
+    """It would take away memory that the tenant itself uses: that has to be freed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Whether a tenant may have another share on the GPUs it has.
 
-What it holds already is its own and only a raise needs room, so a lowering is never refused, not even on a GPU that is
-over-committed.
+What it holds already is its own and only a raise needs room, so a lowering of time is never refused, not even on a GPU
+that is over-committed; one of memory is only below what the tenant was last seen to use, which cannot be taken back.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from .model import Outlook, Refusal, Reservation
 from .wording import counted, size_down, size_up
 
 
-def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation) -> Refusal | None:
+def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int = 0) -> Refusal | None:
     """Why `wanted` cannot stand in place of `row`, or None where it can."""
     more_time = wanted.request - row.request
     more_memory = wanted.memory - row.memory
     if row.wanted.releasing:
         advice = "Make a new SharePod with the share that it should have."
         return _refusal(row, Outlook.NEVER, ["the SharePod is ending"], advice)
+    if more_memory < 0 and in_use > wanted.memory:
+        obstacle = f"it uses {size_up(in_use)} of memory, more than the {size_down(wanted.memory)} asked for"
+        return _refusal(row, Outlook.IN_USE, [obstacle], "Free memory first; it is lowered once less is in use.")
     if more_time <= 0 and more_memory <= 0:
         return None
     unseen = [uuid for uuid in row.gpus if uuid not in node.gpus_by_uuid]

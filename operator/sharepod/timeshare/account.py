@@ -68,14 +68,17 @@ class Account:
         self.assured = min(self.assured, self._assured_cap())
         self.ceiling = min(self.ceiling, self._ceiling_cap())
 
-    def advance(self, now: int, held_ns: int, charge: Charge) -> None:
-        """Fills both buckets up to `now` and charges `held_ns` nanoseconds of holding since `at`."""
+    def advance(self, now: int, held_ns: int, charge: Charge, *, owed_ns: int | None = None) -> None:
+        """Fills both buckets up to `now` and charges `held_ns` nanoseconds of holding since `at`.
+
+        `owed_ns`: charged to the buckets in its place, where that is more than what counts as usage.
+        """
         elapsed = now - self.at
         if elapsed <= 0:
             return
         fill = elapsed * self.request_milli
-        cost = held_ns * 1000
-        if held_ns == 0:
+        cost = max(held_ns, owed_ns or 0) * 1000
+        if cost == 0:
             self.assured = min(self.assured + fill, self._assured_cap())
         elif charge is Charge.OWN:
             self.assured = min(self.assured + fill - cost, self._assured_cap())
@@ -84,7 +87,7 @@ class Account:
             before = self.assured
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
-            self.borrowed_ns += max(0, cost - paid) // 1000
+            self.borrowed_ns += min(held_ns, max(0, cost - paid) // 1000)
         self.ceiling = min(self.ceiling + elapsed * self.limit_milli - cost, self._ceiling_cap())
         if held_ns:
             self.held_ns += held_ns

@@ -1,8 +1,9 @@
 """Who holds the token of which GPU, and for how long.
 
 Guarantees:
-- A GPU has one holder, except that a holder which has not drained a grace period after its quantum is overtaken. Each
-  nanosecond of a GPU is charged once: to the overdue holder, oldest first, until it drains.
+- A GPU has one holder, except that a holder which has not drained a grace period after its quantum is overtaken.
+- Each nanosecond of a GPU counts as used once: by its holder, or where it has none by the overdue one, oldest first.
+  An overdue tenant owes all the time until it drains besides; nobody else's share or ceiling changes by that.
 - A tenant with several GPUs gets all of them in one grant or none. The GPUs that it waits for are kept for it once it
   is its turn, and are meanwhile given only to those who are due to be done when it can start.
 - A tenant starts only with a positive ceiling bucket. Order: tenants that wake with credit; those with a positive
@@ -221,8 +222,11 @@ class Scheduler:
         return self._now
 
     def _charged_to(self, gpu: str) -> Tenant | None:
+        holder = self._holder.get(gpu)
+        if holder is not None:
+            return holder
         overdue = self._overdue.get(gpu)
-        return overdue[0] if overdue else self._holder.get(gpu)
+        return overdue[0] if overdue else None
 
     def _settle(self, now: int, tenant: Tenant) -> None:
         """Brings one account up to `now`. To be called before anything changes that its charge depends on."""
@@ -236,13 +240,14 @@ class Scheduler:
             if until <= account.at:
                 continue
             held = (until - account.at) * paying // len(tenant.gpus)
+            owed = until - account.at if hold.overdue else held
             late = hold.deadline is not None and account.at >= hold.deadline
             # What was launched while it was alone, and so in any number, may drain for the grace period at no cost.
             own = contended and (hold.overdue or (hold.metered and (hold.assured or late)))
-            hold.charged_ns += held
+            hold.charged_ns += owed
             for gpu in tenant.gpus:
-                tenant.virtual[gpu] += held * 1000 // tenant.weight
-            account.advance(until, held, Charge.OWN if own else Charge.BORROWED)
+                tenant.virtual[gpu] += owed * 1000 // tenant.weight
+            account.advance(until, held, Charge.OWN if own else Charge.BORROWED, owed_ns=owed)
 
     def _settle_around(self, now: int, tenant: Tenant) -> None:
         """Settles the tenant and everyone whose charge a change of it can alter."""
