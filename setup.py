@@ -33,6 +33,11 @@ CFLAGS = [
     "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
     "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
 ]  # fmt: skip
+# What the hook may leave to the libc of whatever program it is loaded into: in every glibc since 2.17 and in musl.
+# Anything else would end each program of the container where symbols are bound at the start.
+TAKEN_FROM_LIBC = frozenset({
+    "dl_iterate_phdr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strrchr",
+})  # fmt: skip
 LDFLAGS = [
     "-shared",
     "-nostdlib",
@@ -57,19 +62,37 @@ def sources_hash() -> str:
     return digest.hexdigest()[:32]
 
 
+def machine_flags(compiler: list[str]) -> list[str]:
+    """On arm64 gcc otherwise calls its own library for atomics, and the hook is linked with none."""
+    asked = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=True, timeout=30)
+    return ["-mno-outline-atomics"] if asked.stdout.startswith(("aarch64", "arm64")) else []
+
+
+def check_needs(built: Path) -> None:
+    """A hook that takes more than TAKEN_FROM_LIBC is not to be loaded into anything."""
+    tool = shlex.split(os.environ.get("NM") or "nm")
+    command = [*tool, "-D", "--undefined-only", str(built)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    more = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()} - TAKEN_FROM_LIBC
+    if more:
+        names = ", ".join(sorted(more))
+        raise SystemExit(f"the hook needs {names}, which a program need not have: see CFLAGS in setup.py")
+
+
 def compile_hook(target: Path, *, extra: tuple[str, ...] = ()) -> None:
     """Compiles the hook to `target`, by rename, so that no program ever maps half a file."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     command = [
-        *compiler, *CFLAGS, *extra, f'-DSHAREPOD_BUILD="{sources_hash()}"',
+        *compiler, *CFLAGS, *machine_flags(compiler), *extra, f'-DSHAREPOD_BUILD="{sources_hash()}"',
         f"-I{SHIM / 'include'}", f"-I{SHIM / 'src'}", "-isystem", str(include_dir()),
         *(str(path) for path in hook_sources() if path.suffix == ".c"), *LDFLAGS, "-o", str(draft),
     ]  # fmt: skip
     print(" ".join(command), flush=True)
     try:
         subprocess.run(command, check=True)
+        check_needs(draft)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

@@ -13,6 +13,11 @@ static struct streams *begin(CUresult *refused) {
     return &the_process->streams;
 }
 
+/* One name for each stream: a capture may begin and end by different forms of the calls. */
+static CUstream named(CUstream stream, bool per_thread) {
+    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
 static CUresult begun(struct streams *streams, CUstream stream, bool per_thread, CUresult result) {
     struct gate *gate = &the_process->gate;
     unsigned open = atomic_load(&gate->captures);
@@ -21,8 +26,7 @@ static CUresult begun(struct streams *streams, CUstream stream, bool per_thread,
         if (streams_default(stream) || !HAS(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS)
             DRIVER(cuCtxGetCurrent)(&context);
         streams->captures[open].context = context;
-        streams->captures[open].stream = stream;
-        streams->captures[open].per_thread = per_thread;
+        streams->captures[open].stream = named(stream, per_thread);
         gate_set_captures(gate, open + 1);
     }
     unlock(&streams->lock);
@@ -37,7 +41,7 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
         return result; /* the capture, if there is one, goes on */
     lock(&streams->lock);
     for (unsigned i = atomic_load(&gate->captures); i > 0; i--)
-        if (streams->captures[i - 1].stream == stream && streams->captures[i - 1].per_thread == per_thread) {
+        if (streams->captures[i - 1].stream == named(stream, per_thread)) {
             unsigned last = atomic_load(&gate->captures) - 1;
             streams->captures[i - 1] = streams->captures[last];
             gate_set_captures(gate, last);

@@ -48,9 +48,27 @@ void drain_begin(struct streams *streams) {
     streams_unhide(mode);
 }
 
-/* An error means that the context is broken: nothing of it runs any more. */
-static bool finished(CUevent event) {
-    return DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+/* Whether the work before the event is over. An error of the context or the device ends it too; any other answer says
+ * nothing about the work, which then counts as unfinished. */
+static bool finished(CUevent event, CUcontext context) {
+    CUcontext popped;
+    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return true; /* it is no context any more */
+    CUresult result = DRIVER(cuEventQuery)(event);
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    switch (result) {
+    case CUDA_SUCCESS:
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_UNKNOWN: return true;
+    default:
+        return result >= CUDA_ERROR_ILLEGAL_ADDRESS && result <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all of a context */
+    }
 }
 
 bool drain_poll(struct streams *streams) {
@@ -60,14 +78,14 @@ bool drain_poll(struct streams *streams) {
     for (unsigned i = 0; i < streams->context_count && all; i++) {
         struct known_context *known = &streams->contexts[i];
         if (known->waiting)
-            known->waiting = !finished(known->event);
+            known->waiting = !finished(known->event, known->context);
         all = !known->waiting;
     }
     for (unsigned i = 0; i < streams->stream_count && all; i++) {
         struct known_stream *known = &streams->streams[i];
         if (!known->waiting)
             continue;
-        known->waiting = !finished(known->event);
+        known->waiting = !finished(known->event, known->context);
         if (!known->waiting && known->stream == STREAM_ORPHAN) {
             DRIVER(cuEventDestroy_v2)(known->event);
             *known = (struct known_stream){0};

@@ -29,7 +29,7 @@ bool entries_load(void) {
     struct object driver;
     if (atomic_load_explicit(&loaded, memory_order_acquire))
         return true;
-    if (!object_find("libcuda.so", &driver))
+    if (!object_find(DRIVER_FILE, &driver))
         return false;
     for (int i = 0; i < ENTRY_COUNT; i++)
         entries_driver[i] = object_symbol(&driver, rows[i].symbol);
@@ -66,6 +66,10 @@ void *entries_wrapper_of(const void *function) {
         if (rows[i].kind != 'C' && entries_driver[i] == function)
             return entries_wrapper((enum entry)i);
     return NULL;
+}
+
+bool entries_must_pass(enum entry entry) {
+    return rows[entry].kind == 'G';
 }
 
 bool entries_gated_name(const char *name) {

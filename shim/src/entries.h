@@ -9,6 +9,7 @@
 #include <cuda.h>
 #include <stdbool.h>
 
+#define DRIVER_FILE "libcuda.so" /* how the name of the driver's file begins */
 #define EXPORT __attribute__((visibility("default")))
 
 enum entry {
@@ -36,6 +37,8 @@ enum entry entries_exported(const char *symbol);
 void *entries_wrapper(enum entry entry);
 /* The wrapper of a function of the driver; NULL if it has none. */
 void *entries_wrapper_of(const void *function);
+/* Whether it must never pass unseen. */
+bool entries_must_pass(enum entry entry);
 /* Whether cuGetProcAddress must not hand out anything but wrappers for this name. */
 bool entries_gated_name(const char *name);
 

@@ -10,12 +10,12 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* This thread's slot, or NULL. In a child of fork it points into wiped memory, which is a slot that nobody has. */
+/* This thread's slot, or NULL. */
 extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
 
 /* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
 static inline void gate_order(const struct gate *gate) {
-    if (UNLIKELY(gate->fenced))
+    if (UNLIKELY(atomic_load_explicit(&gate->fenced, memory_order_relaxed)))
         atomic_thread_fence(memory_order_seq_cst);
     else
         atomic_signal_fence(memory_order_seq_cst);

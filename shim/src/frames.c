@@ -131,7 +131,9 @@ static bool recall(struct session *session, const struct shp_recall *frame) {
     struct gpu *gpu = by_wire(gpus, frame->gpu);
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
-        session_release(session, place, memory_recall(place, frame->bytes), SHP_RELEASE_RECALLED);
+        uint64_t given = memory_recall(place, frame->bytes);
+        if (!session_release(session, place, given, SHP_RELEASE_RECALLED))
+            gpu->credited += given; /* the daemon counts them still */
     }
     unlock(&gpus->lock);
     return gpu != NULL;

@@ -6,13 +6,25 @@
 #include "entries.h"
 #include "fastpath.h"
 
+#define SETTLE (5 * SYS_MS)
+
 __thread struct slot *gate_slot;
+
+/* Slots ever used, also before a fork that nobody told us of (musl, a bare clone): the thread that forked goes on with
+ * its old slot, so that no other may get that one. Not in wiped memory. */
+static _Atomic uint32_t slots_seen;
+
+void gate_after_fork(void) {
+    gate_slot = NULL;
+    atomic_store(&slots_seen, 0);
+}
 
 static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
 }
 
 void gate_prepare(struct gate *gate) {
+    atomic_store(&gate->slot_count, atomic_load(&slots_seen));
     gate->fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
     atomic_store(&gate->word, GATE_READY);
 }
@@ -29,8 +41,10 @@ void gate_open(struct gate *gate, bool metered) {
 
 void gate_close(struct gate *gate) {
     atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
-    if (!gate->fenced)
-        membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    if (gate->fenced || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
+        return;
+    gate->fenced = true; /* forbidden since the start */
+    sys_sleep(SETTLE);   /* for once: launches that began without a fence are seen by then */
 }
 
 void gate_set_captures(struct gate *gate, uint32_t captures) {
@@ -80,12 +94,16 @@ static struct slot *claim_slot(struct gate *gate) {
         ;
     if (fresh < GATE_SLOTS) {
         atomic_store(&gate->slots[fresh].thread, self);
+        for (uint32_t seen = atomic_load(&slots_seen);
+             seen < fresh + 1 && !atomic_compare_exchange_weak(&slots_seen, &seen, fresh + 1);)
+            ;
         return gate_slot = &gate->slots[fresh];
     }
     for (int i = 0; i < GATE_SLOTS; i++) {
         struct slot *slot = &gate->slots[i];
         expected = atomic_load(&slot->thread);
-        if (sys_thread_lives(expected) || !atomic_compare_exchange_strong(&slot->thread, &expected, self))
+        if (expected == 0 || sys_thread_lives(expected) ||
+            !atomic_compare_exchange_strong(&slot->thread, &expected, self))
             continue;
         uint64_t sequence = atomic_load(&slot->sequence);
         if (sequence & 1)

@@ -31,7 +31,7 @@ struct slot_stream {
     uint16_t count;  /* launches since the last one */
     uint8_t fences;  /* recorded and not waited for, 0 to FENCES */
     bool per_thread;
-    uint32_t epoch;  /* of the registry: events of an older one went with their context */
+    uint32_t born;   /* which context of that handle, see struct known_context: its events go with it */
     uint64_t waited; /* when the last wait for a fence ended */
     CUevent events[FENCES];
 };
@@ -45,7 +45,7 @@ struct slot {
 struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
-    bool fenced;               /* no membarrier */
+    _Atomic bool fenced;       /* no membarrier */
     _Atomic uint32_t waiters __attribute__((aligned(64)));
     _Atomic uint32_t slot_count; /* slots ever used */
     /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
@@ -72,6 +72,9 @@ void gate_renew(struct gate *gate);
 
 /* How many stream captures are open. With the registry's lock. */
 void gate_set_captures(struct gate *gate, uint32_t captures);
+
+/* In a child of fork. */
+void gate_after_fork(void);
 
 /* For the agent thread alone. */
 void gate_prepare(struct gate *gate);

@@ -52,8 +52,12 @@ static bool reserve(int place, uint64_t bytes) {
                                            exact ? missing : rounded(missing, CREDIT_STEP), deadline - now);
         /* Credits that came are in hand by now: another thread may be faster, then ask again. */
         if (answer.came && answer.status != SHP_RESERVE_OK) {
-            if (exact)
-                return false;
+            if (exact) { /* unless another thread has freed some meanwhile */
+                lock(&process->gpus.lock);
+                taken = take(gpu, bytes);
+                unlock(&process->gpus.lock);
+                return taken;
+            }
             exact = true;
         }
     }
@@ -205,6 +209,15 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address) {
     FREE(cuMemFree, address);
 }
 
+void memory_rename_context(CUcontext from, CUcontext to) {
+    struct process *process = the_process;
+    lock(&process->gpus.lock);
+    for (size_t i = 0; i < process->memory.capacity; i++)
+        if (process->memory.table[i].address != 0 && process->memory.table[i].context == from)
+            process->memory.table[i].context = to;
+    unlock(&process->gpus.lock);
+}
+
 void memory_forget_context(CUcontext context) {
     struct process *process = the_process;
     uint64_t freed[SHP_MAX_GPUS] = {0};
@@ -227,7 +240,10 @@ void memory_forget_context(CUcontext context) {
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     struct process *process = the_process;
     if (place < 0) {
-        *free_bytes = *total = 0;
+        if (free_bytes != NULL)
+            *free_bytes = 0;
+        if (total != NULL)
+            *total = 0;
         return;
     }
     struct gpu *gpu = &process->gpus.gpus[place];
@@ -244,7 +260,7 @@ static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
         limit = answer.limit;
         used = answer.used;
     }
-    if (*total > limit)
+    if (total != NULL && *total > limit)
         *total = limit;
     uint64_t left = limit > used ? limit - used : 0;
     if (free_bytes != NULL && *free_bytes > left)
@@ -271,10 +287,12 @@ EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemGetInfo) ? DRIVER(cuMemGetInfo)(free_bytes, total) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS) {
-        uint64_t wide_free = *free_bytes, wide_total = *total;
+        uint64_t wide_free = free_bytes ? *free_bytes : 0, wide_total = total ? *total : 0;
         clip(place, &wide_free, &wide_total);
-        *free_bytes = saturated(wide_free);
-        *total = saturated(wide_total);
+        if (free_bytes != NULL)
+            *free_bytes = saturated(wide_free);
+        if (total != NULL)
+            *total = saturated(wide_total);
     }
     return result;
 }
@@ -292,7 +310,7 @@ EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
     CUresult result = process_enter();
     if (result == CUDA_SUCCESS)
         result = HAS(cuDeviceTotalMem) ? DRIVER(cuDeviceTotalMem)(bytes, device) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && bytes != NULL) {
         uint64_t wide = *bytes;
         clip(gpus_place(&the_process->gpus, device), NULL, &wide);
         *bytes = saturated(wide);

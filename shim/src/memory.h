@@ -25,6 +25,8 @@ struct memory {
 
 /* The context is gone, and its allocations with it. */
 void memory_forget_context(CUcontext context);
+/* Its allocations are booked under another handle, until it is known whether it has ended. */
+void memory_rename_context(CUcontext from, CUcontext to);
 
 /* For the agent thread: gives back up to `bytes` idle credits of that place; returns how many. With the lock of struct
  * gpus. */

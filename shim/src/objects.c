@@ -51,23 +51,39 @@ bool object_find(const char *prefix, struct object *object) {
     return dl_iterate_phdr(visit_by_name, &search) != 0;
 }
 
+static bool covers(const struct dl_phdr_info *info, const void *address) {
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        ElfW(Addr) start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        if (info->dlpi_phdr[i].p_type == PT_LOAD && (ElfW(Addr))address - start < info->dlpi_phdr[i].p_memsz)
+            return true;
+    }
+    return false;
+}
+
 static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argument) {
     struct search *search = argument;
-    ElfW(Addr) address = (ElfW(Addr))search->inside;
     (void)size;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        ElfW(Addr) start = info->dlpi_addr + part->p_vaddr;
-        if (part->p_type != PT_LOAD || address < start || address >= start + part->p_memsz)
-            continue;
-        size_t length = (size_t)(base_name(info->dlpi_name) - info->dlpi_name);
-        if (length == 0 || length >= search->size)
-            return -1;
-        memcpy(search->path, info->dlpi_name, length);
-        search->path[length] = '\0';
-        return 1;
-    }
-    return 0;
+    if (!covers(info, search->inside))
+        return 0;
+    size_t length = (size_t)(base_name(info->dlpi_name) - info->dlpi_name);
+    if (length == 0 || length >= search->size)
+        return -1;
+    memcpy(search->path, info->dlpi_name, length);
+    search->path[length] = '\0';
+    return 1;
+}
+
+static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct search *search = argument;
+    (void)size;
+    if (info->dlpi_name == NULL || !covers(info, search->inside))
+        return 0;
+    return strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) == 0 ? 1 : -1;
+}
+
+bool object_holds(const void *address, const char *prefix) {
+    struct search search = {.inside = address, .prefix = prefix};
+    return address != NULL && dl_iterate_phdr(visit_holder, &search) == 1;
 }
 
 bool object_own_directory(char *directory, size_t size) {

@@ -16,6 +16,7 @@ static _Atomic bool fork_watched; /* inherited by children, as the registration 
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
+    gate_after_fork();
     if (process != NULL && atomic_load(&process->gate.word) != 0)
         memset(process, 0, sizeof *process);
 }
@@ -40,12 +41,13 @@ static void *agent(void *argument) {
     return NULL;
 }
 
-/* The program's signals are for its own threads. */
+/* The program's signals are for its own threads. The two that the C library sends to every thread stay open: setuid
+ * waits until all have answered. */
 static bool start_agent(struct process *process) {
     int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
         (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");
     int (*detach)(unsigned long) = (int (*)(unsigned long))object_libc_symbol("pthread_detach");
-    uint64_t all = ~0ull, before = 0;
+    uint64_t all = ~(3ull << 31), before = 0; /* all but 32 and 33 */
     unsigned long thread;
     if (create == NULL)
         return false;
@@ -77,7 +79,7 @@ static CUresult start(struct process *process) {
     if (!entries_load())
         return CUDA_ERROR_NOT_FOUND;
     if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||
-        !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventSynchronize) || !HAS(cuEventDestroy_v2)) {
+        !HAS(cuEventRecord) || !HAS(cuEventQuery) || !HAS(cuEventDestroy_v2)) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }

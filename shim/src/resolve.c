@@ -22,6 +22,16 @@ static bool pseudo_handle(void *handle) {
     return handle == (void *)0 || handle == (void *)-1l; /* RTLD_DEFAULT, RTLD_NEXT */
 }
 
+/* NULL, with something for dlerror to say: programs print it without looking. */
+static struct verdict refuse(void *handle, void *real, bool versioned, const char *version) {
+    const char *absent = "(a function of libcuda that is not to be had)";
+    if (versioned)
+        ((void *(*)(void *, const char *, const char *))real)(handle, absent, version);
+    else
+        ((void *(*)(void *, const char *))real)(handle, absent);
+    return (struct verdict){NULL, true};
+}
+
 static struct verdict decide(void *handle, const char *symbol, void *real, bool versioned, const char *version) {
     struct verdict undecided = {NULL, real == NULL}; /* no C library function to ask: not found */
     enum entry entry = entries_exported(symbol);
@@ -29,12 +39,18 @@ static struct verdict decide(void *handle, const char *symbol, void *real, bool 
         return undecided;
     bool there = entries_load() && entries_driver[entry] != NULL;
     if (pseudo_handle(handle))
-        return (struct verdict){there ? entries_wrapper(entry) : NULL, true};
+        return there ? (struct verdict){entries_wrapper(entry), true} : refuse(handle, real, versioned, version);
     if (!there)
         return undecided;
     void *found = versioned ? ((void *(*)(void *, const char *, const char *))real)(handle, symbol, version)
                             : ((void *(*)(void *, const char *))real)(handle, symbol);
-    return (struct verdict){found == entries_driver[entry] ? entries_wrapper(entry) : found, true};
+    if (found == entries_driver[entry])
+        found = entries_wrapper(entry);
+    else if (entries_must_pass(entry) && object_holds(found, DRIVER_FILE)) {
+        sys_say(symbol, " of a second libcuda is not handed out: only one driver at a time is gated", NULL);
+        return refuse(handle, real, versioned, version);
+    }
+    return (struct verdict){found, true};
 }
 
 __attribute__((visibility("hidden"), used)) struct verdict resolve_dlsym(void *handle, const char *symbol) {

@@ -58,8 +58,15 @@ static struct known_context *note_context(struct streams *streams, CUcontext con
     if (free_place == NULL && streams->context_count < STREAMS_CONTEXTS)
         free_place = &streams->contexts[streams->context_count++];
     if (free_place != NULL)
-        *free_place = (struct known_context){.context = context};
+        *free_place = (struct known_context){.context = context, .born = ++streams->births};
     return free_place;
+}
+
+static struct known_context *find_context(struct streams *streams, CUcontext context) {
+    for (unsigned i = 0; i < streams->context_count; i++)
+        if (context != NULL && streams->contexts[i].context == context)
+            return &streams->contexts[i];
+    return NULL;
 }
 
 static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
@@ -83,20 +90,26 @@ static struct known_stream *note_stream(struct streams *streams, CUcontext conte
 void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
                       struct slot_stream *entry) {
     CUcontext context = context_of(stream);
-    if (context == NULL || (entry->word == word && entry->stream == stream && entry->per_thread == per_thread &&
-                            entry->context == context))
+    if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
+        entry->word = 0;
+        entry->metered = false;
+        return;
+    }
+    if (entry->word == word && entry->stream == stream && entry->per_thread == per_thread && entry->context == context)
         return;
     lock(&streams->lock);
-    uint32_t epoch = streams->epoch;
     struct known_context *known = note_context(streams, context);
+    uint32_t born = known ? known->born : 0;
     if (known != NULL)
         known->pending = true;
     struct known_stream *known_stream = note_stream(streams, context, streams_default(stream) ? NULL : stream);
     if (known_stream != NULL)
         known_stream->pending = true;
-    if (entry->context != context || entry->epoch != epoch) {
+    if (entry->context != context || entry->born != born) {
+        struct known_context *before = find_context(streams, entry->context);
+        bool alive = before != NULL && before->born == entry->born; /* else they went with it */
         for (int i = 0; i < FENCES; i++) {
-            if (entry->events[i] != NULL && entry->epoch == epoch) /* else they went with a context that ended */
+            if (entry->events[i] != NULL && alive)
                 DRIVER(cuEventDestroy_v2)(entry->events[i]);
             entry->events[i] = NULL;
         }
@@ -109,8 +122,8 @@ void streams_register(struct streams *streams, CUstream stream, bool per_thread,
     entry->stream = stream;
     entry->per_thread = per_thread;
     entry->context = context;
-    entry->epoch = epoch;
-    entry->metered = (word & GATE_METERED) != 0;
+    entry->born = born;
+    entry->metered = (word & GATE_METERED) != 0 && born != 0; /* nobody would say when an unknown context ends */
     entry->word =
         word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
 }
@@ -132,7 +145,6 @@ static void forget_context(struct streams *streams, CUcontext context) {
     for (unsigned i = atomic_load(&the_process->gate.captures); i > 0; i--)
         if (streams->captures[i - 1].context == context)
             forget_capture(streams, i - 1);
-    streams->epoch++;
     gate_renew(&the_process->gate);
 }
 
@@ -184,18 +196,31 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
 }
 
+/* The handle that the allocations of a context are booked under while it may be ending: the driver may give its own to
+ * a new context at once. No context has an odd one. */
+static CUcontext ending(CUcontext context) {
+    return (CUcontext)((uintptr_t)context | 1);
+}
+
+static void settle(struct streams *streams, CUcontext context, bool gone) {
+    if (gone) {
+        forget_context(streams, context);
+        memory_forget_context(ending(context));
+    } else {
+        memory_rename_context(ending(context), context);
+    }
+}
+
 static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext context) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || destroy == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct streams *streams = &the_process->streams;
     lock(&streams->lock);
+    memory_rename_context(context, ending(context));
     result = destroy(context);
-    if (result == CUDA_SUCCESS)
-        forget_context(streams, context);
+    settle(streams, context, result == CUDA_SUCCESS);
     unlock(&streams->lock);
-    if (result == CUDA_SUCCESS)
-        memory_forget_context(context);
     return result;
 }
 
@@ -205,6 +230,58 @@ EXPORT CUresult cuCtxDestroy(CUcontext context) {
 
 EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
     return destroy_context(DRIVER(cuCtxDestroy_v2), context);
+}
+
+/* The calls of CUDA 2: a context ends with the last of its references. */
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuCtxAttach))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    lock(&streams->lock);
+    result = DRIVER(cuCtxAttach)(context, flags);
+    struct known_context *known = result == CUDA_SUCCESS && context != NULL ? note_context(streams, *context) : NULL;
+    if (known != NULL)
+        known->attached++;
+    unlock(&streams->lock);
+    return result;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext context) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuCtxDetach))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    lock(&streams->lock);
+    struct known_context *known = find_context(streams, context);
+    bool last = known == NULL || known->attached == 0;
+    if (last)
+        memory_rename_context(context, ending(context));
+    result = DRIVER(cuCtxDetach)(context);
+    if (last)
+        settle(streams, context, result == CUDA_SUCCESS);
+    else if (result == CUDA_SUCCESS)
+        known->attached--;
+    unlock(&streams->lock);
+    return result;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    CUcontext context = NULL;
+    lock(&streams->lock);
+    if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
+        context = NULL;
+    if (context != NULL)
+        memory_rename_context(context, ending(context));
+    result = DRIVER(cuGreenCtxDestroy)(green);
+    if (context != NULL)
+        settle(streams, context, result == CUDA_SUCCESS);
+    unlock(&streams->lock);
+    return result;
 }
 
 /* A release ends the primary context only with its last reference; a reset always. */
@@ -222,15 +299,15 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
         DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
         HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
                                           : DRIVER(cuDevicePrimaryCtxRelease)(device);
+    if (context != NULL)
+        memory_rename_context(context, ending(context));
     result = end(device);
-    if (result == CUDA_SUCCESS && context != NULL && !reset)
-        if (DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || active)
-            context = NULL;
-    if (result == CUDA_SUCCESS && context != NULL)
-        forget_context(streams, context);
+    bool gone = result == CUDA_SUCCESS;
+    if (gone && context != NULL && !reset)
+        gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
+    if (context != NULL)
+        settle(streams, context, gone);
     unlock(&streams->lock);
-    if (result == CUDA_SUCCESS && context != NULL)
-        memory_forget_context(context);
     return result;
 }
 

@@ -22,8 +22,10 @@ enum { STREAMS_CONTEXTS = 64, STREAMS_MOST = 1024, STREAMS_CAPTURES = 64 };
 struct known_context {
     CUcontext context; /* NULL: a free place */
     CUevent event;
-    bool pending; /* launched into since the last drain */
-    bool waiting; /* `event` is recorded and not yet seen complete */
+    bool pending;      /* launched into since the last drain */
+    bool waiting;      /* `event` is recorded and not yet seen complete */
+    uint32_t born;     /* tells it from an earlier context of the same handle; never 0 */
+    uint32_t attached; /* references that cuCtxAttach took */
 };
 
 struct known_stream {
@@ -36,14 +38,13 @@ struct known_stream {
 
 struct streams {
     struct lock lock;
-    uint32_t epoch; /* counts contexts that ended */
+    uint32_t births; /* contexts ever noted */
     struct known_context contexts[STREAMS_CONTEXTS];
     struct known_stream streams[STREAMS_MOST];
     unsigned context_count, stream_count; /* places ever used */
     struct {
         CUcontext context;
-        CUstream stream;
-        bool per_thread;
+        CUstream stream; /* never NULL */
     } captures[STREAMS_CAPTURES]; /* where an open capture began; as many as gate.captures says */
 };
 

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <errno.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -71,7 +72,7 @@ static inline int sys_process_id(void) {
 
 /* Whether a thread of this process still lives. */
 static inline bool sys_thread_lives(int thread) {
-    return sys_call(SYS_tgkill, sys_process_id(), thread, 0, 0, 0, 0) == 0;
+    return thread > 0 && sys_call(SYS_tgkill, sys_process_id(), thread, 0, 0, 0, 0) != -ESRCH;
 }
 
 static inline void sys_close(int descriptor) {

@@ -113,9 +113,12 @@ static uint64_t step_local(struct token *token, uint64_t now) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
+    if (token->paid_window == start) /* what it could pay it has paid */
+        return start + PERIOD;
     if (token->debt > 0 && now < end) { /* made up for by windows that stay shut, in whole or in part */
         uint64_t paid = least(token->debt, end - now);
         token->debt -= paid;
+        token->paid_window = start;
         if (end - now - paid < LOCAL_LEAST)
             return start + PERIOD;
         end -= paid;

@@ -31,6 +31,7 @@ struct token {
     uint64_t drained_launches; /* that the recorded events are behind */
     /* Without a daemon. */
     uint64_t phase, window_end, debt;
+    uint64_t paid_window; /* the beginning of the last window that made up for debt */
     uint64_t next_limits; /* when the file is read again */
 };
 

@@ -181,6 +181,7 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordi
     if (result == CUDA_SUCCESS) {
         struct context *context = malloc(sizeof *context);
         init_context(context, device, flags);
+        context->references = 1;
         stack[depth++] = context;
         *out = (CUcontext)context;
     }
@@ -205,6 +206,31 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
         depth--;
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxAttach(CUcontext *out, unsigned int flags) {
+    struct context *context;
+    CUresult result = flags == 0 ? fake_enter(&context) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    context->references++;
+    pthread_mutex_unlock(&fake_lock);
+    *out = (CUcontext)context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext handle) {
+    struct context *current;
+    CUresult result = fake_enter(&current);
+    if (result == CUDA_SUCCESS && (struct context *)handle != current)
+        result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    bool last = --current->references == 0;
+    pthread_mutex_unlock(&fake_lock);
+    return last ? cuCtxDestroy_v2(handle) : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {

@@ -53,7 +53,7 @@ struct context {
     unsigned magic;
     int device;
     unsigned flags;
-    unsigned references; /* of a primary context */
+    unsigned references;
     bool alive;
     struct stream legacy, per_thread;
     struct stream *streams;

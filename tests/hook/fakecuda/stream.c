@@ -112,6 +112,14 @@ EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *context) {
     return cuStreamGetCtx(handle == NULL ? CU_STREAM_PER_THREAD : handle, context);
 }
 
+static int live_events;
+
+/* Not CUDA: events that were created and not destroyed. */
+EXPORT int fake_live_events(void);
+EXPORT int fake_live_events(void) {
+    return live_events;
+}
+
 EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -120,6 +128,9 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     struct event *event = calloc(1, sizeof *event);
     *event = (struct event){.magic = MAGIC_EVENT, .flags = flags, .context = context};
     *out = (CUevent)event;
+    pthread_mutex_lock(&fake_lock);
+    live_events++;
+    pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
 
@@ -129,6 +140,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     event->magic = 0;
+    live_events--;
     /* The double keeps the small struct: operations may point to it. */
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
@@ -202,9 +214,11 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
 }
 #endif
 
+/* Whether the real one needs a current context is nowhere said; the double does. */
 static CUresult event_call(CUevent handle, bool wait) {
     struct event *event = (struct event *)handle;
-    CUresult result = fake_initialized();
+    struct context *current;
+    CUresult result = fake_enter(&current);
     if (result != CUDA_SUCCESS)
         return result;
     if (!fake_is(event, MAGIC_EVENT))

@@ -45,6 +45,8 @@ static const struct symbol symbols[] = {
     FORM(cuCtxDestroy, cuCtxDestroy_v2, 4000),
     FORM(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000),
     FORM(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000),
+    PLAIN(cuCtxAttach, 2000),
+    PLAIN(cuCtxDetach, 2000),
     PLAIN(cuCtxSetCurrent, 4000),
     PLAIN(cuCtxGetCurrent, 4000),
     PLAIN(cuCtxGetDevice, 2000),
