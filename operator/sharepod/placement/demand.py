@@ -19,7 +19,8 @@ HALF_LIFE = 10_000
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
 _MAX_CLASSES = 1024
-_FIRST_RENEWALS = (1, 2, 4, 8, 16, 32, 64, 128)
+_FIRST_RENEWALS = (64, 128)
+"""Fewer arrivals say nothing of a demand: until then Binpack goes by what is left over."""
 _RENEWAL_EVERY = 256
 
 
