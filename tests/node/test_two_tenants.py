@@ -77,6 +77,18 @@ class System:
         )
         return self.status(name)
 
+    def await_agent(self) -> None:
+        """Wait until the agent has said that it serves."""
+        self.cluster.wait_for(
+            f"{GROUP}/gpunodes/{self.machine.node}",
+            lambda seen: (
+                seen
+                and ("AgentReady", "True")
+                in [(each["type"], each["status"]) for each in seen.get("status", {}).get("conditions", [])]
+            ),
+            what="a serving agent",
+        )
+
     def tenants(self) -> dict[str, Object]:
         """Rows of the node's ledger by name of their pod."""
         node = self.cluster.api.get(f"{GROUP}/gpunodes/{self.machine.node}")
@@ -236,6 +248,7 @@ def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: S
 
 
 def test_a_container_does_not_start_before_its_agent_is_up(system: System) -> None:
+    system.await_agent()
     system.agent.stop(grace=0)  # killed: it says no word, and its Lease lasts for a while yet
     system.apply("early", {"request": 0.3, "memory": "1Gi"})
     system.cluster.wait_for(
