@@ -25,6 +25,7 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
         gpu->request = granted[i].request_milli;
         gpu->limit = granted[i].limit_milli;
         gpu->memory = granted[i].memory;
+        gpu->context = (uint64_t)granted[i].context_kib << 10;
         gpu->enforced = (granted[i].flags & SHP_GPU_MEMORY_ENFORCED) != 0;
         if (connected)
             gpu->wire = (int)i;

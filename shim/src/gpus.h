@@ -18,6 +18,7 @@ struct gpu {
     uint32_t request, limit; /* thousandths */
     uint64_t memory;
     bool enforced;
+    uint64_t context;  /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited; /* bytes the daemon counts for this process */
     uint64_t used;     /* of these, by allocations made or under way */
 };

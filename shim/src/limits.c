@@ -50,7 +50,7 @@ static bool take_uuid(const char **at, uint8_t *uuid) {
 }
 
 static bool parse_gpu(const char *at, struct shp_gpu *gpu) {
-    uint64_t request, limit, memory, enforced;
+    uint64_t request, limit, memory, enforced, context = 0;
     if (!take_uuid(&at, gpu->uuid) || !take(&at, " request ") || !take_number(&at, 1000, &request) ||
         !take(&at, " limit ") || !take_number(&at, 1000, &limit) || !take(&at, " memory ") ||
         !take_number(&at, INT64_MAX, &memory) || !take(&at, " enforced ") || !take_number(&at, 1, &enforced))
@@ -59,6 +59,9 @@ static bool parse_gpu(const char *at, struct shp_gpu *gpu) {
     gpu->limit_milli = (uint32_t)limit;
     gpu->memory = memory;
     gpu->flags = enforced ? SHP_GPU_MEMORY_ENFORCED : 0;
+    if (take(&at, " context ") && !take_number(&at, UINT32_MAX, &context))
+        return false;
+    gpu->context_kib = (uint32_t)context;
     return *at == '\n' || *at == '\0';
 }
 

@@ -64,6 +64,7 @@ class Client:
     credited: list[int] = field(default_factory=list)
     """Bytes by GPU."""
     handed_over: list[int] = field(default_factory=list)
+    grown: list[int] = field(default_factory=list)
     gone: bool = False
 
 
@@ -242,6 +243,10 @@ class ScriptedDaemon:
             case Reserve() if frame.handover:
                 client.credited[frame.gpu] += frame.bytes
                 client.handed_over.append(frame.bytes)
+                self.send(client, Reserved(frame.seq, frame.gpu, frame.bytes))
+            case Reserve() if frame.grown:
+                client.credited[frame.gpu] += frame.bytes
+                client.grown.append(frame.bytes)
                 self.send(client, Reserved(frame.seq, frame.gpu, frame.bytes))
             case Reserve() if self.answer_memory:
                 terms = self.gpus[frame.gpu]

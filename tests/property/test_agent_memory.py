@@ -255,3 +255,30 @@ def test_a_client_cannot_give_back_what_it_does_not_have() -> None:
         ledger.release(0, "a", 41, recalled=False)
     with pytest.raises(LedgerError):
         ledger.release(0, "a", 1, recalled=True)
+
+
+def test_growth_that_nobody_could_refuse_is_credited_over_the_limit_and_counted() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 90)
+    ledger.grow("a", 30)
+    assert (ledger.used, ledger.grown) == (120, 30)
+    assert answers(ledger.reserve(0, "a", 2, 1)) == [("a", 0)]
+    ledger.release(0, "a", 30, recalled=False)
+    assert answers(ledger.reserve(0, "a", 3, 10)) == [("a", 10)]
+    with pytest.raises(LedgerError):
+        ledger.grow("a", CLAIM_MAX)
+
+
+def test_growth_that_the_driver_has_told_of_already_is_not_counted_twice() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.begin_reading()
+    ledger.observe(30)
+    ledger.grow("a", 30)
+    assert ledger.used == 30
+
+
+def test_refusals_are_counted() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 90)
+    ledger.reserve(0, "a", 2, 11)
+    assert ledger.refused == 1

@@ -22,11 +22,12 @@ mask = st.integers(1, (1 << protocol.MAX_GPUS) - 1)
 text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30)
 rates = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted)
 terms = st.builds(
-    lambda uuid, rate, memory, enforced: protocol.GpuTerms(uuid, rate[0], rate[1], memory, enforced),
+    lambda uuid, rate, memory, enforced, context: protocol.GpuTerms(uuid, *rate, memory, enforced, context),
     st.binary(min_size=16, max_size=16),
     rates,
     st.integers(0, 1 << 62),
     st.booleans(),
+    u32,
 )
 gpus = st.lists(terms, min_size=1, max_size=protocol.MAX_GPUS).map(tuple)
 
@@ -40,6 +41,7 @@ from_clients = st.one_of(
     st.builds(protocol.Want, mask),
     st.builds(protocol.Drained, u64, u64, st.booleans(), st.booleans()),
     st.builds(protocol.Reserve, u32, gpu, size, st.booleans()),
+    st.builds(protocol.Reserve, u32, gpu, size, grown=st.booleans()),
     st.builds(protocol.Release, gpu, size, st.booleans()),
     st.builds(protocol.MemInfo, u32, gpu, st.integers(0, 1 << 62)),
 )

@@ -72,6 +72,10 @@ class MemoryLedger:
     def __init__(self, limit: int, *, enforced: bool, recall_ns: int) -> None:
         self.limit = limit
         self.enforced = enforced
+        self.grown = 0
+        """Bytes ever credited by `grow`."""
+        self.refused = 0
+        """Requests refused so far."""
         self._recall_ns = recall_ns
         self._credits: dict[Client, int] = {}
         self._left: dict[int, int] = {}
@@ -139,6 +143,15 @@ class MemoryLedger:
             self._untracked = max(0, self._untracked - size)
         self._add(client, size)
 
+    def grow(self, client: Client, size: int) -> None:
+        """Credits what the driver took for a client without a call that could have been refused, whatever the limit.
+        Raises `LedgerError` for more than any GPU has."""
+        if self.credit(client) + size > CLAIM_MAX or self._tracked + size > _SUM_MAX:
+            raise LedgerError(f"{size} more bytes taken; no GPU has as much")
+        self.grown += size
+        self._untracked = max(0, self._untracked - size)
+        self._add(client, size)
+
     def reserve(self, now: int, client: Client, seq: int, size: int) -> list[Action]:
         """A client asks for more. Raises `LedgerError` if it has too many requests waiting, or asks for more than any
         GPU has."""
@@ -198,6 +211,7 @@ class MemoryLedger:
             elif self._may_yet_fit(now, head, actions):
                 break
             else:
+                self.refused += 1
                 actions.append(Credited(head.client, head.seq, 0))
             self._pending.popleft()
             self._waiting[head.client] -= 1

@@ -218,6 +218,9 @@ class ServedTenant:
                     raise ProtocolError("a handover after the first other frame")
                 ledger.handover(client, frame.bytes, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
+            case protocol.Reserve(grown=True):
+                ledger.grow(client, frame.bytes)
+                client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
             case protocol.Reserve():
                 self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes))
             case protocol.Release():

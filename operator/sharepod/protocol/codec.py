@@ -181,13 +181,16 @@ def _write_drained(raw: _Raw, frame: Drained) -> None:
 
 
 def _read_reserve(raw: _Raw) -> Reserve:
-    flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER)
-    return Reserve(raw.header.seq, _gpu(raw.gpu), _bytes(raw.bytes, least=1), bool(flags))
+    flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER | _lib.SHP_RESERVE_GROWN)
+    handover, grown = bool(flags & _lib.SHP_RESERVE_HANDOVER), bool(flags & _lib.SHP_RESERVE_GROWN)
+    if handover and grown:
+        raise ProtocolError("a reserve that is both a handover and growth")
+    return Reserve(raw.header.seq, _gpu(raw.gpu), _bytes(raw.bytes, least=1), handover, grown)
 
 
 def _write_reserve(raw: _Raw, frame: Reserve) -> None:
     raw.gpu, raw.bytes = frame.gpu, frame.bytes
-    raw.flags = _lib.SHP_RESERVE_HANDOVER if frame.handover else 0
+    raw.flags = (_lib.SHP_RESERVE_HANDOVER if frame.handover else 0) | (_lib.SHP_RESERVE_GROWN if frame.grown else 0)
 
 
 def _read_release(raw: _Raw) -> Release:
@@ -222,7 +225,8 @@ def _read_terms(raw: _Raw) -> tuple[tuple[GpuTerms, ...], int]:
             )
         enforced = bool(_flags(gpu.flags, _lib.SHP_GPU_MEMORY_ENFORCED))
         uuid = bytes(_ffi.buffer(gpu.uuid, UUID_BYTES))
-        terms.append(GpuTerms(uuid, gpu.request_milli, gpu.limit_milli, _bytes(gpu.memory), enforced))
+        memory = _bytes(gpu.memory)
+        terms.append(GpuTerms(uuid, gpu.request_milli, gpu.limit_milli, memory, enforced, gpu.context_kib))
     return tuple(terms), raw.grace_ms
 
 
@@ -233,6 +237,7 @@ def _write_terms(raw: _Raw, frame: Welcome | Limits) -> None:
         _ffi.memmove(gpu.uuid, terms.uuid, UUID_BYTES)
         gpu.request_milli, gpu.limit_milli, gpu.memory = terms.request_milli, terms.limit_milli, terms.memory
         gpu.flags = _lib.SHP_GPU_MEMORY_ENFORCED if terms.enforced else 0
+        gpu.context_kib = terms.context_kib
 
 
 def _read_welcome(raw: _Raw) -> Welcome:

@@ -58,6 +58,9 @@ class Reserve:
     gpu: int
     bytes: int
     handover: bool = False
+    """Held already, from an earlier connection."""
+    grown: bool = False
+    """Taken by the driver already, without a call that could have been refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,15 @@ class MemInfo:
 
 @dataclass(frozen=True, slots=True)
 class GpuTerms:
-    """What a tenant was granted on one GPU. `uuid`: the 16 raw bytes."""
+    """What a tenant was granted on one GPU. `uuid`: the 16 raw bytes. `context_kib`: what each process's context takes
+    of its memory, 0: unknown."""
 
     uuid: bytes
     request_milli: int
     limit_milli: int
     memory: int
     enforced: bool
+    context_kib: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ enum {
 
 /* Flags of shp_reserve.flags */
 enum {
-    SHP_RESERVE_HANDOVER = 1 /* what the process holds already from an earlier connection: credited even over the limit */
+    SHP_RESERVE_HANDOVER = 1, /* what the process holds already from an earlier connection: credited even over the limit */
+    SHP_RESERVE_GROWN = 2     /* what the driver took without a call that could have been refused: credited even over the
+                                 limit, and counted */
 };
 
 /* Flags of shp_release.flags */
@@ -141,7 +143,7 @@ struct shp_gpu {
     uint32_t limit_milli;
     uint64_t memory; /* the tenant's limit on this GPU, all its processes together */
     uint32_t flags;
-    uint32_t reserved;
+    uint32_t context_kib; /* KiB of its memory that each process's context takes beyond what calls ask for; 0: unknown */
 };
 
 struct shp_welcome { /* also the layout of LIMITS */
@@ -206,6 +208,8 @@ struct shp_hints {
 /* The file `limits` beside the socket is text, one line per GPU, replaced by rename:
  *
  *     gpu <uuid> request <milli> limit <milli> memory <bytes> enforced <0|1>
+ *
+ * and, where it is known, at the end of the line " context <kib>", as shp_gpu.context_kib.
  *
  * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped.
  */
