@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sharepod.agent.inventory import InventoryError, Process, SimulatedInventory
+from sharepod.agent.inventory import InventoryError, Process, Reading, SimulatedInventory
 from sharepod.agent.nvml import NvmlInventory
+from sharepod.agent.xids import XidListener
 from sharepod.api.gpunode import Health
 from unit.agent_client import GI, GPU0, GPU1
 
@@ -92,13 +94,14 @@ class FakeNvml:
     index."""
 
     NVMLError = NvmlError
-    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND, NVML_ERROR_TIMEOUT = 0, 3, 6, 10
     NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_P2P_CAPS_INDEX_NVLINK = 2
     NVML_P2P_STATUS_OK = 0
     NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
     NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 30, 40, 50
     nvmlMemory_v2 = 2  # noqa: N815
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
 
     def __init__(self) -> None:
         self.uuids = [GPU0, GPU1]
@@ -106,6 +109,10 @@ class FakeNvml:
         self.mig = [0, 0]
         self.nvlink = True
         self.processes: dict[tuple[str, int], list[Any]] = {}
+        self.busy = [0, 0]
+        self.samples: list[Any] = []
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.listening = threading.Event()
         self.hang = threading.Event()
         self.hang.set()
 
@@ -156,6 +163,38 @@ class FakeNvml:
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
         raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
 
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.1"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        self._call("utilization", handle)
+        return SimpleNamespace(gpu=self.busy[handle])
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[Any]:  # noqa: N802
+        self._call("process utilization", handle)
+        if not self.samples:
+            raise NvmlError(self.NVML_ERROR_NOT_FOUND)
+        return self.samples
+
+    def nvmlEventSetCreate(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceRegisterEvents(self, handle: int, types: int, events: int) -> None:  # noqa: N802
+        self._call("events", handle)
+
+    def nvmlEventSetWait_v2(self, events: int, timeout_ms: int) -> Any:  # noqa: N802
+        self.listening.set()
+        try:
+            event = self.events.get(timeout=0.05)
+        except queue.Empty:
+            raise NvmlError(self.NVML_ERROR_TIMEOUT) from None
+        if isinstance(event, NvmlError):
+            raise event
+        return event
+
+    def nvmlEventSetFree(self, events: int) -> None:  # noqa: N802
+        self.listening.clear()
+
     def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
         return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
 
@@ -167,10 +206,19 @@ class FakeNvml:
 
 
 @pytest.fixture
-def nvml() -> Iterator[FakeNvml]:
-    fake = FakeNvml()
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    fake, listeners = FakeNvml(), []
+    begin = XidListener.listen
+
+    def listen(listener: XidListener) -> None:
+        listeners.append(listener)
+        begin(listener)
+
+    monkeypatch.setattr(XidListener, "listen", listen)
     yield fake
     fake.hang.set()
+    for listener in listeners:
+        listener.stop()
 
 
 async def test_capacity_is_the_total_less_what_the_driver_keeps(nvml: FakeNvml) -> None:
@@ -219,7 +267,7 @@ async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: F
         ("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=5)],
         ("graphics", 0): [SimpleNamespace(pid=8, usedGpuMemory=9)],
     }
-    assert (await NvmlInventory(5, nvml).read()).processes == (Process(7, GPU0, 0), Process(8, GPU0, 9))
+    assert (await NvmlInventory(5, nvml).read()).processes == (Process(7, GPU0, 0, 0.0), Process(8, GPU0, 9, 0.0))
 
 
 async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nvml: FakeNvml) -> None:
@@ -248,7 +296,7 @@ async def test_a_driver_without_the_newest_call_is_asked_by_the_one_before(nvml:
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=8, usedGpuMemory=5)]}
     nvml.broken = {("compute", 0): nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
     reading = await NvmlInventory(5, nvml).read()
-    assert reading.processes == (Process(8, GPU0, 5),)
+    assert reading.processes == (Process(8, GPU0, 5, 0.0),)
     assert reading.gpus[0].health is Health.HEALTHY
 
 
@@ -269,6 +317,92 @@ async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:
         await inventory.read()
     nvml.broken = {}
     assert len((await inventory.read()).gpus) == 2
+
+
+async def test_a_gpu_that_does_not_tell_of_processes_is_not_taken_for_an_empty_one(nvml: FakeNvml) -> None:
+    nvml.broken = {("compute", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
+    reading = await NvmlInventory(5, nvml).read()
+    assert reading.unread == {GPU0}
+    assert reading.gpus[0].health is Health.HEALTHY
+
+
+async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(nvml: FakeNvml) -> None:
+    nvml.busy = [85, 100]
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=pid, usedGpuMemory=5) for pid in (7, 8)]}
+    nvml.samples = [
+        SimpleNamespace(pid=7, timeStamp=10, smUtil=40),
+        SimpleNamespace(pid=7, timeStamp=11, smUtil=60),
+        SimpleNamespace(pid=8, timeStamp=11, smUtil=4000),
+    ]
+    inventory = NvmlInventory(5, nvml)
+    reading = await inventory.read()
+    assert reading.busy == {GPU0: 0.85, GPU1: 1.0}
+    assert [(each.pid, each.busy) for each in reading.processes] == [(7, 0.5), (8, 0.0)]
+    assert [each.busy for each in (await inventory.read()).processes] == [0.0, 0.0], "old samples are not told again"
+    nvml.broken = {("utilization", 0): 3, ("process utilization", 0): 3}
+    reading = await inventory.read()
+    assert reading.busy == {GPU1: 1.0}
+    assert [each.busy for each in reading.processes] == [None, None]
+
+
+async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
+    async with asyncio.timeout(10):
+        while True:
+            reading = await inventory.read()
+            if sum(sum(each.values()) for each in reading.xids.values()) == counted:
+                return reading
+            await asyncio.sleep(0.01)
+
+
+async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=31))
+    reading = await until_xids(inventory, 1)
+    assert {gpu.health for gpu in reading.gpus} == {Health.HEALTHY}, "a program's page fault is not the GPU's"
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
+    reading = await until_xids(inventory, 2)
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert "Xid 79" in reading.gpus[1].reason
+    assert reading.xids == {GPU1: {31: 1, 79: 1}}
+
+
+async def test_an_administrator_says_which_xids_are_tolerated(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml, xids_tolerated=(79,))
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=0, eventType=8, eventData=79))
+    assert (await until_xids(inventory, 1)).gpus[0].health is Health.HEALTHY
+
+
+async def test_a_driver_that_loses_its_events_is_listened_to_again(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.xids._AGAIN_S", 0.01)
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.events.put(NvmlError(999))
+    nvml.events.put(SimpleNamespace(device=0, eventType=8, eventData=48))
+    assert (await until_xids(inventory, 1)).gpus[0].health is Health.UNHEALTHY
+
+
+async def test_gpus_without_events_are_judged_by_their_readings(nvml: FakeNvml) -> None:
+    nvml.broken = {("events", 0): 3, ("events", 1): 3}
+    inventory = NvmlInventory(5, nvml)
+    assert {gpu.health for gpu in (await inventory.read()).gpus} == {Health.HEALTHY}
+
+
+async def test_a_simulated_gpu_can_be_busy_fail_and_not_tell(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    more = f"busy: 0.5, xids: [13, 79], processesUnread: true, uuid: {GPU1}, index"
+    path.write_text(FILE.replace(f"uuid: {GPU1}, index", more).replace("memory: 1Gi", "memory: 1Gi, busy: 0.25"))
+    reading = await SimulatedInventory(path).read()
+    assert reading.busy == {GPU1: 0.5}
+    assert reading.processes[0].busy == 0.25
+    assert reading.unread == {GPU1}
+    assert reading.xids == {GPU1: {13: 1, 79: 1}}
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    replace(path, FILE)
+    assert (await SimulatedInventory(path).read()).gpus[1].health is Health.HEALTHY
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")  # noqa: PTH110

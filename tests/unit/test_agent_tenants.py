@@ -14,7 +14,7 @@ from sharepod.agent.inventory import Process
 from sharepod.agent.settings import Settings
 from sharepod.agent.statedir import StateDir, StateDirError
 from sharepod.agent.tenants import Tenants
-from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
+from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
 from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
 
 
@@ -244,11 +244,55 @@ async def test_a_bad_row_can_still_be_released(settings: Settings) -> None:
         assert status_of(tenants, "a").drained
 
 
-async def test_a_process_that_never_connected_means_not_enforced(tenants: Tenants) -> None:
-    assert status_of(tenants, "a").enforced is None
+async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        assert status_of(tenants, "a").enforced is None
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        status = status_of(tenants, "a")
+        assert (status.enforced, status.processes, status.connected) == (False, 1, False)
+        assert [finding.reason for finding in status.findings] == [FindingReason.PROCESS_WITHOUT_HOOK]
+        observe(tenants)
+        status = status_of(tenants, "a")
+        assert (status.enforced, status.findings) == (None, ())
+
+
+async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: Tenants) -> None:
     observe(tenants, Process(4242, GPU0, GI), owner="a")
+    assert status_of(tenants, "a").enforced is None
+
+
+async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    observe(tenants)
+    assert status_of(tenants, "a").enforced is True
+    tenants.observe(replace(reading(), unread=frozenset({GPU0})), residue=lambda _: None, owner_of=lambda _: None)
     status = status_of(tenants, "a")
-    assert (status.enforced, status.processes, status.connected) == (False, 1, False)
+    assert status.enforced is None
+    assert [finding.reason for finding in status.findings] == [FindingReason.PROCESSES_NOT_TOLD]
+    client.close()
+
+
+async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
+        for _ in range(2):
+            tenants.observe(
+                replace(reading(Process(4242, GPU0, 3 * GI)), busy={GPU0: 0.5}),
+                residue=lambda _: None,
+                owner_of=lambda _: None,
+            )
+        status = status_of(tenants, "whole")
+        assert (status.memory, status.held_milli, status.processes) == (3 * GI, 500, 1)
+        assert (status.enforced, status.findings) == (None, ())
+
+
+async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, memory_gap_mib=100), [row("a")]) as tenants:
+        watch = tenants._entries["a"].watch
+        watch._config = replace(watch._config, gap_after_s=0)
+        observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+        [finding] = status_of(tenants, "a").findings
+        assert finding.reason is FindingReason.MEMORY_BEYOND_TRACKED
+        assert "3072 MiB" in finding.message
 
 
 async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants) -> None:
@@ -262,8 +306,10 @@ async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants
 
 async def test_a_process_of_nobodys_is_known_as_such(settings: Settings) -> None:
     async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
-        assert not tenants.knows(Process(4242, GPU0, 0))
-        assert tenants.knows(Process(4242, GPU1, 0)), "on a GPU of an Exclusive tenant it can only be the tenant's"
+        seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
+        sightings = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
+        assert sightings.foreign == {GPU0: (4242,)}
+        assert sightings.of("whole").pids == {4243}, "on a GPU of an Exclusive tenant it can only be the tenant's"
 
 
 async def test_a_long_state_directory_is_no_obstacle(tmp_path: Path) -> None:

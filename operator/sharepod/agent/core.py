@@ -11,14 +11,14 @@ In mode `cluster` that is `agent/cluster.py` (`await run(agent)`), in mode `stan
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import structlog
 
-from sharepod.api.gpunode import Gpu, TenantStatus
+from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
 from .inventory import Inventory, InventoryError, Reading
 from .settings import Settings
@@ -69,7 +69,8 @@ class Agent:
         self.owner_of: OwnerOf = lambda pid: None
         self.tenants = Tenants(settings, changed=self._compare_soon)
         self._reading = Reading(gpus=(), processes=())
-        self._foreign: dict[str, int] = {}
+        self.foreign: Mapping[str, tuple[int, ...]] = {}
+        """By UUID, processes of nobody's that use the GPU."""
         self._read_at: float | None = None
         self._failure: str | None = None
         self._last: Facts | None = None
@@ -101,6 +102,11 @@ class Agent:
             self._comparing.cancel()
             self._comparing = None
 
+    @property
+    def reading(self) -> Reading:
+        """The last one."""
+        return self._reading
+
     def facts(self) -> Facts:
         """What is known now. Cheap: no I/O."""
         return Facts(
@@ -124,8 +130,9 @@ class Agent:
             await asyncio.sleep(self.settings.inventory_interval_s)
             try:
                 await self._read()
-                self._foreign = self._find_foreign()
-                self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+                sightings = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+                # Before the ledger is known nobody can be told apart.
+                self.foreign = sightings.foreign if self.tenants.known else {}
             except InventoryError as error:
                 if self._failure != str(error):
                     log.error("cannot read the inventory, keeping the last one", error=str(error))
@@ -160,29 +167,17 @@ class Agent:
             self._last = now
             self.changed.set()
 
-    def _find_foreign(self) -> dict[str, int]:
-        """By UUID, a process of nobody's that uses the GPU. Before the ledger is known nobody can be told apart."""
-        if not self.tenants.known:
-            return {}
-        foreign: dict[str, int] = {}
-        for process in self._reading.processes:
-            if not self.tenants.knows(process) and self.owner_of(process.pid) is None:
-                foreign.setdefault(process.uuid, process.pid)
-        return foreign
-
     def _gpus(self) -> tuple[Gpu, ...]:
-        """The inventory, less what a process of nobody's makes unfit to be shared."""
-        return tuple(
-            gpu.model_copy(
-                update={
-                    "shareable": False,
-                    "reason": f"process {self._foreign[gpu.uuid]} on the node uses it and is no tenant's",
-                }
-            )
-            if gpu.shareable and gpu.uuid in self._foreign
-            else gpu
-            for gpu in self._reading.gpus
-        )
+        """The inventory, less what is unfit to be shared: a GPU that failed, or that a process of nobody's uses."""
+        gpus = []
+        for gpu in self._reading.gpus:
+            if gpu.health is not Health.HEALTHY:
+                gpu = gpu.model_copy(update={"shareable": False})
+            elif gpu.shareable and self.foreign.get(gpu.uuid):
+                reason = f"process {self.foreign[gpu.uuid][0]} on the node uses it and is no tenant's"
+                gpu = gpu.model_copy(update={"shareable": False, "reason": reason})
+            gpus.append(gpu)
+        return tuple(gpus)
 
 
 @cache

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -28,23 +30,47 @@ class InventoryError(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a GPU. `pid` in the agent's PID namespace; `memory` in bytes, 0 where the driver does not say."""
+    """A process on a GPU. `pid` in the agent's PID namespace; `memory` in bytes, 0 where the driver does not say;
+    `busy`: the part of the time since the reading before in which its kernels ran, None where the driver does not
+    say."""
 
     pid: int
     uuid: str
     memory: int
+    busy: float | None = None
 
 
 @dataclass(frozen=True)
 class Reading:
     """GPUs in the order of their index, and the processes on them. `fresh`: not an earlier one repeated. `unread`: GPUs
-    whose processes could not be read. `exhaustive`: on other GPUs there are no processes but these."""
+    whose processes could not be read. `exhaustive`: on other GPUs there are no processes but these. `busy`: by UUID,
+    the part of the time in which any kernel ran, where the driver says it. `xids`: by UUID, how often the driver has
+    reported each Xid since the agent began to listen. `driver`: its version."""
 
     gpus: tuple[Gpu, ...]
     processes: tuple[Process, ...]
     fresh: bool = True
     unread: frozenset[str] = frozenset()
     exhaustive: bool = False
+    busy: Mapping[str, float] = field(default_factory=dict)
+    xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    driver: str = ""
+
+
+XIDS_TOLERATED = frozenset((13, 31, 43, 45, 63, 68, 92, 94, 109))
+"""Xids that do not mean that the GPU has failed: errors of a program (13, 31, 43, 45, 68, 109), memory errors that the
+GPU has contained or mapped away (63, 94), and a notice (92). See NVIDIA's catalogue of Xid errors."""
+
+
+def failure(xids: Collection[int], tolerated: Collection[int]) -> str | None:
+    """Why a GPU of which these Xids were reported counts as failed, or None."""
+    fatal = sorted(set(xids).difference(tolerated))
+    if not fatal:
+        return None
+    return (
+        f"the driver reported Xid {', '.join(map(str, fatal))}; look it up in NVIDIA's list of Xid errors, "
+        "reset or replace the GPU, then restart the node's agent"
+    )
 
 
 class Inventory(Protocol):
@@ -82,6 +108,7 @@ def _size(value: object) -> int:
 
 _GpuUuid = Annotated[str, AfterValidator(_checked_uuid)]
 _Size = Annotated[int, BeforeValidator(_size)]
+_Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
 class _FileGpu(Model):
@@ -94,12 +121,16 @@ class _FileGpu(Model):
     links: tuple[Link, ...] = ()
     shareable: bool = True
     reason: str = ""
+    busy: _Ratio | None = None
+    xids: tuple[int, ...] = ()
+    processes_unread: bool = False
 
 
 class _FileProcess(Model):
     pid: Annotated[int, Field(gt=0)]
     uuid: _GpuUuid
     memory: _Size = 0
+    busy: _Ratio | None = None
 
 
 class _File(Model):
@@ -110,16 +141,20 @@ class _File(Model):
 class SimulatedInventory:
     """GPUs from a YAML file, read again whenever the file changes:
 
-        gpus: [{uuid, index, model, memory, health?, numaNode?, links?, shareable?, reason?}]
-        processes: [{pid, uuid, memory?}]
+        gpus: [{uuid, index, model, memory, health?, numaNode?, links?, shareable?, reason?, busy?, xids?,
+                processesUnread?}]
+        processes: [{pid, uuid, memory?, busy?}]
 
-    A file that became wrong is an `InventoryError` at each reading until it is mended.
+    `busy` is a part of the time, 0 to 1; `xids` are those that the driver has reported; with `processesUnread: true`
+    the driver does not say which processes are on that GPU. A file that became wrong is an `InventoryError` at each
+    reading until it is mended.
     """
 
     simulated = True
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, xids_tolerated: Collection[int] = XIDS_TOLERATED) -> None:
         self._path = path
+        self._xids_tolerated = xids_tolerated
         self._stamp: tuple[int, int, int] | None = None
         self._reading: Reading | None = None
 
@@ -150,7 +185,7 @@ class SimulatedInventory:
                 raise InventoryError(
                     f"the inventory file {self._path} is not valid: {what} {', '.join(twice)} stands there twice"
                 )
-        gpus = tuple(Gpu(**gpu.model_dump()) for gpu in sorted(file.gpus, key=lambda gpu: gpu.index))
+        gpus = tuple(self._gpu(gpu) for gpu in sorted(file.gpus, key=lambda gpu: gpu.index))
         known = {gpu.uuid for gpu in gpus}
         for process in file.processes:
             if process.uuid not in known:
@@ -158,4 +193,18 @@ class SimulatedInventory:
                     f"the inventory file {self._path} is not valid: process {process.pid} is on {process.uuid}, "
                     "which is no GPU of the file"
                 )
-        return Reading(gpus, tuple(Process(p.pid, p.uuid, p.memory) for p in file.processes))
+        return Reading(
+            gpus,
+            tuple(Process(p.pid, p.uuid, p.memory, p.busy) for p in file.processes),
+            unread=frozenset(gpu.uuid for gpu in file.gpus if gpu.processes_unread),
+            busy={gpu.uuid: gpu.busy for gpu in file.gpus if gpu.busy is not None},
+            xids={gpu.uuid: Counter(gpu.xids) for gpu in file.gpus if gpu.xids},
+            driver="simulated",
+        )
+
+    def _gpu(self, listed: _FileGpu) -> Gpu:
+        gpu = Gpu(**listed.model_dump(exclude={"busy", "xids", "processes_unread"}))
+        failed = failure(listed.xids, self._xids_tolerated)
+        if failed is None:
+            return gpu
+        return gpu.model_copy(update={"health": Health.UNHEALTHY, "reason": failed})

@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def inventory_of(settings: Settings) -> Inventory:
     """Simulated if the settings name a file, NVML otherwise."""
     if settings.inventory_file is not None:
-        return SimulatedInventory(settings.inventory_file)
-    return NvmlInventory(settings.nvml_timeout_s)
+        return SimulatedInventory(settings.inventory_file, settings.xids_tolerated)
+    return NvmlInventory(settings.nvml_timeout_s, xids_tolerated=settings.xids_tolerated)
 
 
 async def run(settings: Settings) -> int:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sharepod.api.gpunode import Gpu, Health, Link
 from sharepod.api.objects import MAX_GPUS
 
-from .inventory import InventoryError, Process, Reading, is_gpu_uuid
+from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, failure, is_gpu_uuid
+from .xids import XidListener
 
 _SYS_PCI = Path("/sys/bus/pci/devices")
 
@@ -27,11 +29,15 @@ class NvmlInventory:
 
     simulated = False
 
-    def __init__(self, timeout_s: float, nvml: Any = None) -> None:
+    def __init__(self, timeout_s: float, nvml: Any = None, *, xids_tolerated: Collection[int] = XIDS_TOLERATED) -> None:
         self._timeout_s = timeout_s
         self._nvml = nvml
+        self._xids_tolerated = xids_tolerated
+        self._xids: XidListener | None = None
+        self._sampled: dict[str, int] = {}
         self._running: Future[Reading] | None = None
         self._initialised = False
+        self._driver = ""
         self._last: Reading | None = None
         self._links: dict[frozenset[str], str] = {}
 
@@ -80,6 +86,8 @@ class NvmlInventory:
         gpus: list[Gpu] = []
         processes: list[Process] = []
         unread: set[str] = set()
+        busy: dict[str, float] = {}
+        xids = self._listener(nvml).counts()
         for index in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -94,17 +102,24 @@ class NvmlInventory:
                 continue
             handles[uuid] = handle
             gpu, found = self._read_gpu(nvml, index, uuid, handle)
-            gpus.append(gpu)
+            failed = failure(xids.get(uuid, {}), self._xids_tolerated)
+            gpus.append(gpu if failed is None else _sick(gpu, failed))
             if found is None:
                 unread.add(uuid)
             else:
                 processes.extend(found)
+            whole = _busy(nvml, handle)
+            if whole is not None:
+                busy[uuid] = whole
         links = {uuid: self._links_of(nvml, uuid, handles) for uuid in handles}
         return Reading(
             gpus=tuple(gpu.model_copy(update={"links": links.get(gpu.uuid, ())}) for gpu in gpus),
             processes=tuple(processes),
             unread=frozenset(unread),
             exhaustive=True,
+            busy=busy,
+            xids=xids,
+            driver=self._driver,
         )
 
     def _open(self) -> Any:
@@ -121,7 +136,14 @@ class NvmlInventory:
                     "(runtimeClassName nvidia, NVIDIA_DRIVER_CAPABILITIES=utility)?"
                 ) from None
             self._initialised = True
+            self._driver = _driver(self._nvml)
         return self._nvml
+
+    def _listener(self, nvml: Any) -> XidListener:
+        if self._xids is None:
+            self._xids = XidListener(nvml)
+            self._xids.listen()
+        return self._xids
 
     def _lost(self, index: int, reason: str) -> Gpu | None:
         """A GPU that does not even say who it is: as it was last known."""
@@ -153,12 +175,15 @@ class NvmlInventory:
         if remapping is not None and remapping[3]:
             troubles.append("remapping of memory rows has failed; the GPU needs service")
         found: dict[int, int] = {}
-        before = len(troubles)
+        told = True
         for kind in ("Compute", "Graphics", "MPSCompute"):
-            for process in ask("its processes", lambda kind=kind: _running(nvml, kind, handle), []):  # type: ignore[misc]
+            before = len(troubles)
+            listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
+            # Not every GPU has graphics or MPS; one that does not tell of compute processes tells nothing.
+            told = told and len(troubles) == before and (listed is not None or kind != "Compute")
+            for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
                 found[int(process.pid)] = max(found.get(int(process.pid), 0), used)
-        told = len(troubles) == before
         gpu = Gpu(
             uuid=uuid,
             index=index,
@@ -170,7 +195,28 @@ class NvmlInventory:
         )
         if troubles:
             gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
-        return gpu, [Process(pid, uuid, used) for pid, used in sorted(found.items())] if told else None
+        if not told:
+            return gpu, None
+        busy = self._busy_of_processes(nvml, uuid, handle)
+        return gpu, [
+            Process(pid, uuid, used, None if busy is None else busy.get(pid, 0.0))
+            for pid, used in sorted(found.items())
+        ]
+
+    def _busy_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
+        """By pid, since the last time; who is not listed was idle. None where the driver does not say."""
+        since = self._sampled.get(uuid, 0)
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
+        except nvml.NVMLError as error:
+            value = getattr(error, "value", None)
+            return {} if value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
+        told: dict[int, list[int]] = {}
+        for sample in samples:
+            if int(sample.timeStamp) > since and int(sample.smUtil) <= 100:  # else left over, or garbage
+                told.setdefault(int(sample.pid), []).append(int(sample.smUtil))
+                self._sampled[uuid] = max(self._sampled.get(uuid, 0), int(sample.timeStamp))
+        return {pid: sum(each) / len(each) / 100 for pid, each in told.items()}
 
     @staticmethod
     def _numa_node(nvml: Any, handle: Any) -> int | None:
@@ -209,6 +255,22 @@ def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
     return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle))
 
 
+def _busy(nvml: Any, handle: Any) -> float | None:
+    """The part of the last sample period in which any kernel ran; None where the driver does not say."""
+    try:
+        return min(100, max(0, int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))) / 100
+    except nvml.NVMLError:
+        return None
+
+
+def _driver(nvml: Any) -> str:
+    try:
+        said = nvml.nvmlSystemGetDriverVersion()
+    except nvml.NVMLError:
+        return ""
+    return said.decode() if isinstance(said, bytes) else str(said)
+
+
 def _kind_of(nvml: Any, one: Any, other: Any) -> str | None:
     """How two GPUs are connected, the nearest way; None if NVML does not say."""
     try:
@@ -235,4 +297,4 @@ def _sick(gpu: Gpu, reason: str) -> Gpu:
 
 
 def _unhealthy(reading: Reading, reason: str) -> Reading:
-    return Reading(tuple(_sick(gpu, reason) for gpu in reading.gpus), reading.processes, fresh=False)
+    return replace(reading, gpus=tuple(_sick(gpu, reason) for gpu in reading.gpus), fresh=False, busy={})

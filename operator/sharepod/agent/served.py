@@ -47,6 +47,8 @@ class ServedTenant:
         self.row = row
         self.processes = Processes(self._exited)
         self.greeted_ever = False
+        self.denied = dict.fromkeys(row.gpus, 0)
+        """By UUID, requests for memory that were refused because they would have gone over the limit."""
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
@@ -141,6 +143,10 @@ class ServedTenant:
     def used_by_gpu(self) -> dict[str, int]:
         """Bytes in use by UUID."""
         return {gpu: ledger.used for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
+
+    def gaps(self) -> dict[str, int]:
+        """By UUID, the bytes that the driver counts beyond what was credited."""
+        return {gpu: ledger.used - ledger.tracked for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
 
     # ---- Service of a connection
 
@@ -333,6 +339,7 @@ class ServedTenant:
             client = action.client
             assert isinstance(client, Connection), "the ledger's clients are connections"
             if isinstance(action, Credited):
+                self.denied[self.row.gpus[index]] += action.bytes == 0
                 client.send(protocol.Reserved(action.seq, index, action.bytes))
             elif isinstance(action, RecallFrom):
                 client.send(protocol.Recall(index, action.bytes))

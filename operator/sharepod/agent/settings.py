@@ -15,6 +15,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sharepod.timeshare import Config as TimeShareConfig
 
+from .inventory import XIDS_TOLERATED
+from .watch import WatchConfig
+
 ENV_PREFIX = "SHAREPOD_AGENT_"
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"
 
@@ -68,6 +71,20 @@ class Settings(BaseSettings):
 
     nvml_timeout_s: Annotated[float, Field(ge=0.1, le=120)] = 10.0
     """How long one reading of NVML may take before the GPUs count as unhealthy."""
+
+    xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
+    """Xids after which a GPU still counts as healthy. Any other one makes it unhealthy until the agent is restarted."""
+
+    unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
+    """A process that has been on a GPU for so long without having connected makes its tenant's share not enforced."""
+
+    busy_tolerance: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """A tenant whose processes keep a GPU busy, over 10 s, for more than it held it, is reported once that is more than
+    this part of the time."""
+
+    memory_gap_mib: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+    """A tenant of whose processes the driver counts so much more memory on a GPU than their allocations explain is
+    reported."""
 
     tenants_file: AbsolutePath | None = None
     """Mode `standalone`: a YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`; read again when it
@@ -138,6 +155,14 @@ class Settings(BaseSettings):
             grace_ns=self.grace_ms * ms,
             assured_burst_ns=self.assured_burst_ms * ms,
             ceiling_burst_ns=self.ceiling_burst_ms * ms,
+        )
+
+    def watch(self) -> WatchConfig:
+        """What a tenant is found out by."""
+        return WatchConfig(
+            unhooked_after_s=self.unhooked_after_s,
+            busy_tolerance=self.busy_tolerance,
+            gap_tolerance=self.memory_gap_mib << 20,
         )
 
     @classmethod

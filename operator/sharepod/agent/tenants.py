@@ -13,14 +13,17 @@ from pathlib import Path
 
 import structlog
 
-from sharepod.api.gpunode import MemoryIsolation, Mode, Tenant, TenantState, TenantStatus
+from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import Usage
 
+from .busy import BusyClock, Key
 from .inventory import Process, Reading, is_gpu_uuid
 from .served import ServedTenant
 from .settings import Settings
+from .sightings import Sighting, Sightings, sort
 from .statedir import StateDir
 from .tokens import Tokens
+from .watch import TenantWatch
 
 log = structlog.get_logger(__name__)
 
@@ -36,12 +39,13 @@ class _Entry:
     why."""
 
     row: Tenant
+    watch: TenantWatch
     served: ServedTenant | None = None
     directory: Path | None = None
     trouble: str | None = None
     drained: bool = False
-    seen: frozenset[int] = field(default_factory=frozenset)
-    """Pids that the driver showed on its GPUs at the last reading."""
+    seen: Sighting = field(default_factory=Sighting)
+    """What the last reading showed of it."""
 
 
 class Tenants:
@@ -58,6 +62,8 @@ class Tenants:
         self._applying = asyncio.Lock()
         self._removing: asyncio.Task[None] | None = None
         self._known = False
+        self.busy = BusyClock()
+        """How long tenants and GPUs were busy, as the driver says."""
 
     async def start(self) -> None:
         """Prepares the state directory and the hook. Raises `StateDirError`."""
@@ -134,6 +140,23 @@ class Tenants:
             return None
         return self._tokens.usage(tenant_id)
 
+    def usage_ratio(self, tenant_id: str, uuid: str) -> float | None:
+        """The part of the last 10 s that it held a GPU; of an Exclusive tenant, that the GPU was busy. None where
+        nobody knows."""
+        usage = self.usage(tenant_id)
+        return usage.held_milli / 1000 if usage is not None else self.busy.ratio((tenant_id, uuid))
+
+    def memory_used(self, tenant_id: str) -> dict[str, int]:
+        """Bytes in use by UUID; of an Exclusive tenant, those that the driver tells of. Nothing once it is released."""
+        entry = self._entries.get(tenant_id)
+        if entry is None or entry.row.state is TenantState.RELEASING:
+            return {}
+        if entry.served is not None:
+            return entry.served.used_by_gpu()
+        if entry.row.mode is not Mode.EXCLUSIVE:
+            return {}
+        return {uuid: sum(entry.seen.memory.get(uuid, {}).values()) for uuid in entry.row.gpus}
+
     def served(self) -> tuple[ServedTenant, ...]:
         """Those that are being served."""
         entries = self._entries.values()
@@ -145,34 +168,55 @@ class Tenants:
             if entry.served is not None:
                 entry.served.begin_reading()
 
-    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> None:
-        """Takes note of what a reading of the inventory says about the tenants. Called once per inventory interval.
+    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Sightings:
+        """Takes note of what a reading of the inventory says about the tenants, and says whose the processes are.
+        Called once per inventory interval.
 
         A reading that is an earlier one repeated shows nobody drained, nor does a GPU whose processes cannot be read.
         """
-        memory: dict[str, dict[str, dict[int, int]]] = {}
-        pids: dict[str, set[int]] = {}
-        for process in reading.processes:
-            owner = self._owner(process, owner_of)
-            if owner is None:
-                continue
-            pids.setdefault(owner, set()).add(process.pid)
-            by_pid = memory.setdefault(owner, {}).setdefault(process.uuid, {})
-            by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory
-        for tenant_id, entry in self._entries.items():
-            entry.seen = frozenset(pids.get(tenant_id, ()))
-            if not reading.fresh:
-                continue
-            if entry.served is not None and entry.row.state is TenantState.RESERVED:
-                entry.served.observe(memory.get(tenant_id, {}), unread=reading.unread, exhaustive=reading.exhaustive)
-            self._judge(entry, residue, reading.unread)
+        sightings = sort(reading, lambda process: self._owner(process, owner_of))
+        for entry in self._entries.values():
+            entry.seen = sightings.of(entry.row.id)
+        if reading.fresh:
+            now = asyncio.get_running_loop().time()
+            self._observe_busy(now, reading)
+            for entry in self._entries.values():
+                if entry.served is not None and entry.row.state is TenantState.RESERVED:
+                    entry.served.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
+                    self._watch(now, entry, entry.served, reading)
+                self._judge(entry, residue, reading.unread)
         self._remove_leftovers(residue)
-
-    def knows(self, process: Process) -> bool:
-        """Whether a process on a GPU is one of a tenant's clients, or can only be that of an Exclusive tenant."""
-        return self._owner(process, lambda pid: None) is not None
+        return sightings
 
     # ---- inside
+
+    def _observe_busy(self, now: float, reading: Reading) -> None:
+        busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.busy.items()}
+        kept: list[Key] = [("", gpu.uuid) for gpu in reading.gpus]
+        for tenant_id, entry in self._entries.items():
+            for uuid in entry.row.gpus:
+                part = reading.busy.get(uuid)  # an Exclusive tenant's is the GPU's
+                if entry.row.mode is Mode.SHARED:
+                    there = uuid in entry.seen.memory
+                    part = entry.seen.busy.get(uuid) if there else None if uuid in reading.unread else 0.0
+                if part is not None:
+                    busy[tenant_id, uuid] = part
+                kept.append((tenant_id, uuid))
+        self.busy.observe(now, busy, kept)
+
+    def _watch(self, now: float, entry: _Entry, served: ServedTenant, reading: Reading) -> None:
+        row, usage = entry.row, self._tokens.usage(entry.row.id)
+        entry.watch.see_processes(now, entry.seen.pids - served.processes.pids)
+        entry.watch.see_blind(reading.unread.intersection(row.gpus))
+        told = {
+            uuid: seconds
+            for uuid in row.gpus
+            if self.busy.ratio((row.id, uuid)) is not None
+            and (seconds := self.busy.seconds((row.id, uuid))) is not None
+        }
+        entry.watch.see_time(now, told, usage.held_ns / 1e9)
+        entry.watch.see_memory(now, served.gaps())
+        entry.watch.see_overtakings(now, usage.overdue)
 
     async def _apply_row(self, row: Tenant) -> None:
         entry = self._entries.get(row.id)
@@ -186,7 +230,7 @@ class Tenants:
         if trouble is not None:
             if entry is None or entry.trouble != trouble:
                 log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=trouble)
-            self._entries[row.id] = _Entry(row, trouble=trouble)
+            self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), trouble=trouble)
         elif row.state is TenantState.RELEASING:
             await self._release(row, entry)
         elif entry is None or entry.directory is None:
@@ -205,7 +249,7 @@ class Tenants:
         if row.mode is Mode.SHARED:
             listener = await asyncio.to_thread(self._state.listen, row.id)
             served = ServedTenant(row, listener, self._tokens, self._settings, self._changed)
-        self._entries[row.id] = _Entry(row, served=served, directory=directory)
+        self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
         log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
 
     async def _change(self, row: Tenant, entry: _Entry) -> None:
@@ -221,7 +265,7 @@ class Tenants:
 
     async def _release(self, row: Tenant, entry: _Entry | None) -> None:
         if entry is None:
-            entry = self._entries[row.id] = _Entry(row)
+            entry = self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()))
             if row.id not in await asyncio.to_thread(self._state.existing):
                 return
         if entry.row.state is not TenantState.RELEASING or entry.directory is not None:
@@ -262,8 +306,8 @@ class Tenants:
             return
         clients = len(entry.served.processes) if entry.served is not None else 0
         left = f"{clients} of its processes run" if clients else None
-        if entry.seen:
-            left = f"process {min(entry.seen)} is on its GPU"
+        if entry.seen.pids:
+            left = f"process {min(entry.seen.pids)} is on its GPU"
         blind = sorted(unread.intersection(entry.row.gpus))
         if left is None and blind:
             left = f"the processes on {', '.join(blind)} cannot be read"
@@ -301,23 +345,25 @@ class Tenants:
     def _status(self, entry: _Entry) -> TenantStatus:
         served, row = entry.served, entry.row
         clients = served.processes.pids if served is not None else frozenset()
-        usage = self.usage(row.id)
+        serving = served is not None and row.state is TenantState.RESERVED
         return TenantStatus(
             id=row.id,
-            processes=len(clients | entry.seen),
-            memory=served.used() if served is not None and row.state is TenantState.RESERVED else 0,
-            held_milli=usage.held_milli if usage is not None else 0,
+            processes=len(clients | entry.seen.pids),
+            memory=max(self.memory_used(row.id).values(), default=0),
+            held_milli=round(max((self.usage_ratio(row.id, uuid) or 0.0 for uuid in row.gpus), default=0.0) * 1000),
             connected=served is not None and served.greeted_ever,
-            enforced=self._enforced(entry, clients),
+            enforced=self._enforced(entry) if serving else None,
+            findings=entry.watch.findings if serving else (),
             drained=entry.drained,
         )
 
     @staticmethod
-    def _enforced(entry: _Entry, clients: frozenset[int]) -> bool | None:
-        if entry.row.mode is Mode.EXCLUSIVE:
-            return None
-        if entry.seen - clients:
+    def _enforced(entry: _Entry) -> bool | None:
+        watch = entry.watch
+        if watch.stands(FindingReason.PROCESS_WITHOUT_HOOK) or watch.stands(FindingReason.BUSY_BEYOND_HELD):
             return False
+        if watch.stands(FindingReason.PROCESSES_NOT_TOLD):
+            return None
         return True if entry.served is not None and entry.served.greeted_ever else None
 
 

@@ -123,6 +123,28 @@ class Gpu(Model):
     """In pool `device-plugin`: whether PodResources shows it as held by our holder."""
 
 
+class FindingReason(StrEnum):
+    """What an agent can find out about a tenant that it is to be told."""
+
+    PROCESS_WITHOUT_HOOK = "ProcessWithoutHook"
+    """A process of it uses a GPU and has never connected: nothing limits it."""
+    BUSY_BEYOND_HELD = "BusyBeyondHeld"
+    """Its processes keep a GPU busy for far more time than it held."""
+    MEMORY_BEYOND_TRACKED = "MemoryBeyondTracked"
+    """The driver counts far more memory of its processes than their allocations explain."""
+    OVERTAKEN = "Overtaken"
+    """It was overtaken several times within a minute, because its work did not end with its turn."""
+    PROCESSES_NOT_TOLD = "ProcessesNotTold"
+    """The driver does not say which processes are on its GPUs, so that nobody can tell."""
+
+
+class Finding(Model):
+    """One of them, with the figures of when it began. It stands for as long as it is so."""
+
+    reason: FindingReason
+    message: Annotated[str, Field(max_length=1024)]
+
+
 class TenantStatus(Model):
     """What the agent saw of one tenant. `memory`: bytes in use; `held_milli`: token time over the last 10 s, in
     thousandths.
@@ -135,7 +157,10 @@ class TenantStatus(Model):
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
-    """True once a hook has connected, False when a process uses the GPU that never did, None before any CUDA call."""
+    """True once a hook has connected, False when a process uses the GPU that never did or is busy far beyond what it
+    held, None before any CUDA call and where the driver does not tell.
+    """
+    findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
     drained: bool = False
     """Only meaningful while the row is Releasing: volume unpublished, cgroup empty, no process on the GPU."""
 
