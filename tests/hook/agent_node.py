@@ -6,15 +6,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from hook.fakecuda import State, create_state, read_state
 
@@ -23,7 +27,7 @@ HOOK = ROOT / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
 FAKE_CUDA = ROOT / "build" / "fakecuda"
 PROGRAMS = ROOT / "build" / "programs"
 GI = 1 << 30
-GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 5))
+GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
 PATIENCE_S = 20.0
 
 
@@ -141,6 +145,13 @@ class Node:
         return {
             label: (after.busy_ns(label, gpu) - before.busy_ns(label, gpu)) / 1e9 / (end - begin) for label in labels
         }
+
+    def metrics(self) -> list[Sample]:
+        """What the agent tells Prometheus."""
+        found = re.findall(r'"port": (\d+)', self.log())
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def log(self) -> str:
         """What the agent has logged."""

@@ -44,7 +44,7 @@ def test_a_tenant_alone_gets_its_limit_and_no_more(tmp_path: Path) -> None:
         capped = node.shares(4, "capped")["capped"]
         after, end = node.devices(), time.monotonic()
         free = (after.busy_ns("free") - before.busy_ns("free")) / 1e9 / (end - begin)
-    assert 0.55 <= capped <= 0.73  # 0.70 on a machine that has time for the program: benchmarks/timeshare.py
+    assert 0.55 <= capped <= 0.73  # 0.70 on a machine that has time for the program: benchmarks/shares.py
     assert free >= 0.9
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .core import Agent
@@ -31,6 +31,18 @@ class AgentCollector(Collector):
         """One family after another."""
         yield from self._gpus()
         yield from self._tenants()
+        hand_offs = self._agent.tenants.hand_offs
+        yield HistogramMetricFamily(
+            "sharepod_agent_hand_off_seconds",
+            "From reading that a token came back to having sent the next grant",
+            buckets=hand_offs.buckets(),
+            sum_value=hand_offs.sum_ns / 1e9,
+        )
+        yield CounterMetricFamily(
+            "sharepod_agent_frames_refused",
+            "Times that a client was closed for what it sent, or did not send",
+            value=self._agent.tenants.frames_refused,
+        )
 
     def _gpus(self) -> Iterable[Metric]:
         facts = self._agent.facts()
@@ -63,6 +75,9 @@ class AgentCollector(Collector):
         request = GaugeMetricFamily("sharepod_tenant_request_ratio", "Guaranteed part of each GPU", labels=_TENANT)
         limit = GaugeMetricFamily("sharepod_tenant_limit_ratio", "Most that it may use of each GPU", labels=_TENANT)
         used = GaugeMetricFamily("sharepod_tenant_memory_used_bytes", "Device memory in use", labels=(*_TENANT, "gpu"))
+        waits = HistogramMetricFamily(
+            "sharepod_tenant_wait_seconds", "How long it waited for each grant of the token", labels=_TENANT
+        )
         granted = GaugeMetricFamily(
             "sharepod_tenant_memory_limit_bytes", "Device memory that it may use on each GPU", labels=_TENANT
         )
@@ -75,6 +90,8 @@ class AgentCollector(Collector):
             if usage is None:
                 continue
             held.add_metric(labels, usage.held_ns / 1e9)
+            wait = tenants.waits(row.id)
+            waits.add_metric(labels, wait.buckets(), wait.sum_ns / 1e9)
             borrowed.add_metric(labels, usage.borrowed_ns / 1e9)
             grants.add_metric(labels, usage.grants)
             overdue.add_metric(labels, usage.overdue)
@@ -84,7 +101,7 @@ class AgentCollector(Collector):
             processes.add_metric(labels, len(served.processes))
             for gpu, size in served.used_by_gpu().items():
                 used.add_metric((*labels, gpu), size)
-        return (held, borrowed, grants, overdue, request, limit, used, granted, processes)
+        return (held, waits, borrowed, grants, overdue, request, limit, used, granted, processes)
 
 
 def application(agent: Agent, *, unhealthy: Callable[[], str | None] | None = None) -> web.Application:

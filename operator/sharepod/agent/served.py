@@ -49,6 +49,7 @@ class ServedTenant:
         self.greeted_ever = False
         self.denied = dict.fromkeys(row.gpus, 0)
         """By UUID, requests for memory that were refused because they would have gone over the limit."""
+        self.frames_refused = 0
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
@@ -187,6 +188,7 @@ class ServedTenant:
 
     def complain(self, event: str, *, pid: int, error: str | None = None) -> None:
         """Logs what a client does wrong, of one tenant no more than a line each few seconds."""
+        self.frames_refused += 1
         now = self._loop.time()
         if self._complained_at is not None and now - self._complained_at < _COMPLAINTS_EVERY_S:
             self._unsaid += 1

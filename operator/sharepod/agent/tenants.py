@@ -17,6 +17,7 @@ from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, T
 from sharepod.timeshare import Usage
 
 from .busy import BusyClock, Key
+from .histogram import Histogram
 from .inventory import Process, Reading, is_gpu_uuid
 from .served import ServedTenant
 from .settings import Settings
@@ -64,6 +65,8 @@ class Tenants:
         self._known = False
         self.busy = BusyClock()
         """How long tenants and GPUs were busy, as the driver says."""
+        self._frames_refused = 0
+        """By tenants that are gone."""
 
     async def start(self) -> None:
         """Prepares the state directory and the hook. Raises `StateDirError`."""
@@ -156,6 +159,25 @@ class Tenants:
         if entry.row.mode is not Mode.EXCLUSIVE:
             return {}
         return {uuid: sum(entry.seen.memory.get(uuid, {}).values()) for uuid in entry.row.gpus}
+
+    def waits(self, tenant_id: str) -> Histogram:
+        """How long a tenant that is being served waited for each grant."""
+        return self._tokens.waits(tenant_id)
+
+    def waited_ns(self, tenant_id: str) -> int:
+        """How long it waited in all, up to now."""
+        return self._tokens.waited_ns(tenant_id)
+
+    @property
+    def hand_offs(self) -> Histogram:
+        """How long the agent took from each token that came back to the next grant."""
+        return self._tokens.hand_offs
+
+    @property
+    def frames_refused(self) -> int:
+        """Frames for which a client was closed, and clients closed for what they did not send."""
+        present = sum(entry.served.frames_refused for entry in self._entries.values() if entry.served is not None)
+        return self._frames_refused + present
 
     def served(self) -> tuple[ServedTenant, ...]:
         """Those that are being served."""
@@ -282,9 +304,9 @@ class Tenants:
             self._leftovers.add(tenant_id)
         log.info("tenant is gone from the ledger", tenant=tenant_id)
 
-    @staticmethod
-    def _close(entry: _Entry) -> None:
+    def _close(self, entry: _Entry) -> None:
         if entry.served is not None:
+            self._frames_refused += entry.served.frames_refused
             entry.served.close()
             entry.served = None
 

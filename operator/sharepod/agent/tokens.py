@@ -18,6 +18,8 @@ import structlog
 from sharepod import protocol
 from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler, Usage
 
+from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
+
 log = structlog.get_logger(__name__)
 
 _JOIN_NS = 1_000_000
@@ -46,6 +48,9 @@ class _Token:
     """Pids that have not drained either, and have lost the connection on which they would say so."""
     grant_id: int | None = None
     hinted: bool = False
+    wanted_at: int | None = None
+    """Since when it waits for the token."""
+    waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
 
 class Tokens:
@@ -57,6 +62,8 @@ class Tokens:
         self._tokens: dict[str, _Token] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
+        """From reading that a token came back to having sent the next grant."""
 
     def set_tenant(
         self,
@@ -91,6 +98,8 @@ class Tokens:
             return
         token.wanting.add(client)
         if token.grant_id is None:
+            if token.wanted_at is None:
+                token.wanted_at = now
             self._scheduler.want(now, tenant_id)
             self._hint_neighbours(tenant_id)
             self._pump()
@@ -127,6 +136,7 @@ class Tokens:
                 token.unheard.add(client.pid)
             self._maybe_drained(tenant_id, token)
         elif not token.wanting and token.grant_id is None:
+            token.wanted_at = None
             self._scheduler.unwant(self._clock(), tenant_id)
             self._pump()
 
@@ -141,6 +151,15 @@ class Tokens:
         """What the tenant held up to now."""
         return self._scheduler.usage(self._clock(), tenant_id)
 
+    def waits(self, tenant_id: str) -> Histogram:
+        """How long the tenant waited for each grant that it got."""
+        return self._tokens[tenant_id].waits
+
+    def waited_ns(self, tenant_id: str) -> int:
+        """How long it waited in all, up to now."""
+        token = self._tokens[tenant_id]
+        return token.waits.sum_ns + (0 if token.wanted_at is None else max(0, self._clock() - token.wanted_at))
+
     def close(self) -> None:
         """Stops the timers."""
         for timer in (self._timer, self._sweep):
@@ -151,18 +170,26 @@ class Tokens:
     def _maybe_drained(self, tenant_id: str, token: _Token) -> None:
         if token.undrained or token.unheard:
             return
-        token.grant_id = None
-        self._scheduler.drained(self._clock(), tenant_id, wanting=bool(token.wanting))
-        self._pump()
-
-    def _pump(self) -> None:
-        """Carries out what is due, and sets the timer to what will be."""
         now = self._clock()
+        token.grant_id = None
+        token.wanted_at = now if token.wanting else None
+        self._scheduler.drained(now, tenant_id, wanting=bool(token.wanting))
+        if self._pump():
+            self.hand_offs.add(self._clock() - now)
+
+    def _pump(self) -> bool:
+        """Carries out what is due, and sets the timer to what will be. Whether a token was granted."""
+        now = self._clock()
+        granted = False
         given_up: list[str] = []
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
             if isinstance(action, Grant):
+                granted = True
                 token.grant_id = action.grant_id
+                if token.wanted_at is not None:
+                    token.waits.add(now - token.wanted_at)
+                    token.wanted_at = None
                 token.undrained, token.wanting = token.wanting, set()
                 for client in token.undrained:
                     self._tell(token, client, action)
@@ -184,6 +211,7 @@ class Tokens:
             token = self._tokens[tenant_id]
             token.unheard.clear()
             self._maybe_drained(tenant_id, token)
+        return granted
 
     @staticmethod
     def _tell(token: _Token, client: TokenClient, grant: Grant) -> None:

@@ -39,6 +39,9 @@ class Usage:
     borrowed_ns: int
     """The part of it beyond what it was guaranteed."""
 
+    late_ns: int
+    """The part of it beyond the end of its quanta, until it had drained or was overtaken."""
+
     grants: int
     overdue: int
     """Grants that it was overtaken in."""
@@ -54,6 +57,7 @@ class Account:
         self.ceiling = 0
         self.held_ns = 0
         self.borrowed_ns = 0
+        self.late_ns = 0
         self.grants = 0
         self.overdue = 0
         self._slot_ns = max(1, config.window_ns // _SLOTS)
@@ -125,6 +129,7 @@ class Account:
             held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
             held_ns=self.held_ns,
             borrowed_ns=self.borrowed_ns,
+            late_ns=self.late_ns,
             grants=self.grants,
             overdue=self.overdue,
         )

@@ -245,6 +245,7 @@ class Scheduler:
             # What was launched while it was alone, and so in any number, may drain for the grace period at no cost.
             own = contended and (hold.overdue or (hold.metered and (hold.assured or late)))
             hold.charged_ns += owed
+            account.late_ns += held if late else 0
             for gpu in tenant.gpus:
                 tenant.virtual[gpu] += owed * 1000 // tenant.weight
             account.advance(until, held, Charge.OWN if own else Charge.BORROWED, owed_ns=owed)

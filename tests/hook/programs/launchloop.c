@@ -27,6 +27,7 @@ static struct {
     unsigned long long memory, chunk;
     unsigned streams, threads, sync_every, event_every;
     unsigned long idle_us;
+    unsigned graph_nodes;
     int device;
     bool per_thread;
     const char *resolve, *call, *function;
@@ -35,6 +36,7 @@ static struct {
              .streams = 1,
              .threads = 1,
              .event_every = 1,
+             .graph_nodes = 1,
              .resolve = "symbol",
              .call = "kernel"};
 
@@ -140,7 +142,8 @@ static CUgraphExec capture_graph(CUstream stream) {
     CUgraph graph;
     CUgraphExec exec;
     CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    CHECK(calls.launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
+    for (unsigned i = 0; i < options.graph_nodes; i++)
+        CHECK(calls.launch(function, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL));
     CHECK(cuStreamEndCapture(stream, &graph));
     CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     CHECK(cuGraphDestroy(graph));
@@ -262,7 +265,7 @@ static void usage(void) {
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
          "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--device N=0] "
          "[--per-thread-stream]\n"
-         "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph]");
+         "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes N=1]");
 }
 
 static void parse(int argc, char **argv) {
@@ -281,6 +284,7 @@ static void parse(int argc, char **argv) {
                                           {"per-thread-stream", 0, NULL, 'p'},
                                           {"resolve", 1, NULL, 'R'},
                                           {"call", 1, NULL, 'C'},
+                                          {"graph-nodes", 1, NULL, 'g'},
                                           {"help", 0, NULL, 'h'},
                                           {0}};
     for (int option; (option = getopt_long(argc, argv, "h", names, NULL)) != -1;)
@@ -300,6 +304,7 @@ static void parse(int argc, char **argv) {
         case 'p': options.per_thread = true; break;
         case 'R': options.resolve = optarg; break;
         case 'C': options.call = optarg; break;
+        case 'g': options.graph_nodes = (unsigned)strtoul(optarg, NULL, 10); break;
         default: usage(); exit(option == 'h' ? 0 : 2);
         }
     if (optind < argc || options.streams < 1 || options.streams > MAX_STREAMS || options.threads < 1 ||

@@ -1,0 +1,234 @@
+"""What tenants get of a GPU's time beside what they asked for: the real agent and the real hook on a simulated GPU.
+
+Every case runs its tenants' programs at once for a stated time, each launching without end. The device's own account is
+read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's length.
+`work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to getting
+it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes on until
+every share is and stays within a point: `window`. Prints tables and writes `build/results/shares.json`; a run of some
+of the cases replaces only their rows there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hook.agent_node import Node, built, running, tenant, wait_for
+from results import RESULTS, Row, print_table, write
+from sharepod import protocol
+from sharepod.agent.histogram import WAIT_BOUNDS_S, quantile
+
+SETTLE_S = 1.5
+LONG_WINDOWS = 6
+"""Cases of long kernels are measured for at most so many times the length of the others."""
+STEP_S = 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a program launches without end. `us`: how long one launch occupies the GPU."""
+
+    us: int
+    graph_nodes: int = 0
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of launchloop."""
+        if self.graph_nodes:
+            kernel = self.us // self.graph_nodes
+            return ("--call", "graph", "--graph-nodes", str(self.graph_nodes), "--kernel-us", str(kernel))
+        return ("--kernel-us", str(self.us))
+
+
+MIXES: dict[str, tuple[float, ...]] = {
+    "10:90": (0.1, 0.9),
+    "30:70": (0.3, 0.7),
+    "50:50": (0.5, 0.5),
+    "20:30:50": (0.2, 0.3, 0.5),
+    "ten at 0.1": (0.1,) * 10,
+}
+WORKS: dict[str, tuple[Work, ...]] = {
+    "0.1 ms": (Work(100),),
+    "5 ms": (Work(5_000),),
+    "50 ms": (Work(50_000),),
+    "400 ms": (Work(400_000),),
+    "graphs": (Work(5_000, graph_nodes=10),),
+    "mixed": (Work(100), Work(50_000), Work(5_000)),
+}
+"""By name; tenants take them in turn."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tenant in one case."""
+
+    name: str
+    asked: float
+    got: float
+    wait_p50_s: float
+    wait_p99_s: float
+
+    @property
+    def error(self) -> float:
+        """In points."""
+        return abs(self.got - self.asked) * 100
+
+
+@contextlib.contextmanager
+def company(node: Node, name: str) -> Iterator[None]:
+    """A process of that tenant that is connected and idle: whoever starts meanwhile keeps its queue short from its
+    first launch on, as beside a real neighbour."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect(str(node.path(name) / "agent.sock"))
+        sock.send(protocol.encode(protocol.Hello(1, 1)))
+        sock.recv(protocol.FRAME_MAX)
+        yield
+
+
+def cpu_of(node: Node) -> float:
+    """Processor time of the agent so far, in seconds."""
+    fields = Path(f"/proc/{node.agent_pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def waits_of(node: Node, name: str) -> list[float]:
+    """How often the tenant waited for how long so far, by the bounds of the histogram."""
+    cumulative = [
+        sample.value
+        for sample in node.metrics()
+        if sample.name == "sharepod_tenant_wait_seconds_bucket" and sample.labels["tenant"] == name
+    ]
+    return [amount - below for amount, below in zip(cumulative, [0.0, *cumulative], strict=False)]
+
+
+def busy(node: Node, names: list[str]) -> tuple[float, list[float]]:
+    """The moment, and the device time of each until then, in seconds."""
+    devices, now = node.devices(), time.monotonic()
+    return now, [devices.busy_ns(name) / 1e9 for name in names]
+
+
+def alone(work: Work, seconds: float) -> float:
+    """The part of the GPU's time that one program gets with nobody beside it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sh") as directory,
+        running(Path(directory), tenant("a", 1.0)) as node,
+    ):
+        node.launch("a", *work.arguments)
+        wait_for(lambda: node.devices().busy_ns("a") > 0, "device time")
+        time.sleep(SETTLE_S)
+        return node.shares(seconds, "a")["a"]
+
+
+def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float, float]:
+    """Runs one case: what each got, the length of the window, and the agent's CPU in cores."""
+    asked = MIXES[mix]
+    works = [WORKS[work][index % len(WORKS[work])] for index in range(len(asked))]
+    names = [f"t{index}" for index in range(len(asked))]
+    long = max(one.us for one in works) > seconds * 1e6 / 100
+    rows = [tenant(name, share) for name, share in zip(names, asked, strict=True)]
+    with (
+        tempfile.TemporaryDirectory(prefix="sh") as directory,
+        running(Path(directory), *rows, tenant("company", 0.0)) as node,
+    ):
+        with company(node, "company"):
+            for name, one in zip(names, works, strict=True):
+                node.launch(name, *one.arguments)
+            wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of every tenant", 60)
+        time.sleep(SETTLE_S)
+        waits = [waits_of(node, name) for name in names]
+        cpu, (begin, before) = cpu_of(node), busy(node, names)
+        good_since: float | None = None
+        while True:
+            time.sleep(STEP_S if long else seconds)
+            now, after = busy(node, names)
+            window = now - begin
+            got = [(b - a) / window for a, b in zip(before, after, strict=True)]
+            if not long:
+                break
+            good = all(abs(g - a) <= 0.01 for g, a in zip(got, asked, strict=True))
+            good_since = (good_since or window) if good else None
+            if window >= seconds and good_since is not None and window - good_since >= seconds / 4:
+                window = good_since
+                break
+            if window >= LONG_WINDOWS * seconds:
+                break
+        cpu = (cpu_of(node) - cpu) / (now - begin)
+        time.sleep(1.1)  # what the agent tells is up to a second old
+        waited = [
+            [late - early for early, late in zip(first, waits_of(node, name), strict=True)]
+            for name, first in zip(names, waits, strict=True)
+        ]
+    measured = [
+        Measured(name, share, part, quantile(WAIT_BOUNDS_S, counts, 0.5), quantile(WAIT_BOUNDS_S, counts, 0.99))
+        for name, share, part, counts in zip(names, asked, got, waited, strict=True)
+    ]
+    return measured, window, cpu
+
+
+def rows_of(case: str, measured: list[Measured], single: float, window: float, cpu: float) -> list[Row]:
+    """As they are written."""
+    rows = []
+    for one in measured:
+        name = f"{case}: {one.name}"
+        rows += [
+            Row(name, "asked", "fraction", one.asked),
+            Row(name, "share", "fraction", round(one.got, 4)),
+            Row(name, "share_error", "points", round(one.error, 2)),
+            Row(name, "wait_p50", "ms", round(one.wait_p50_s * 1e3, 2)),
+            Row(name, "wait_p99", "ms", round(one.wait_p99_s * 1e3, 2)),
+        ]
+    rows += [
+        Row(case, "share_error", "points", round(max(one.error for one in measured), 2)),
+        Row(case, "work_ratio", "ratio", round(sum(one.got for one in measured) / single, 4)),
+        Row(case, "wait_p99", "ms", round(max(one.wait_p99_s for one in measured) * 1e3, 2)),
+        Row(case, "window", "s", round(window, 1)),
+        Row(case, "agent_cpu", "fraction of a core", round(cpu, 4)),
+    ]
+    return rows
+
+
+def kept(cases: set[str]) -> list[Row]:
+    """The rows of earlier runs of other cases."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        listed = json.loads((RESULTS / "shares.json").read_text())["rows"]
+        return [Row(**row) for row in listed if row["case"].split(": ")[0] not in cases]
+    return []
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long each case is measured (default 20)")
+    parser.add_argument("--mix", action="append", choices=MIXES, help="only these shares; may be repeated")
+    parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
+    arguments = parser.parse_args()
+    if not built():
+        print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
+        return 1
+    singles: dict[Work, float] = {}
+    rows: list[Row] = []
+    for work in arguments.work or WORKS:
+        for one in WORKS[work]:
+            if one not in singles:
+                singles[one] = alone(one, min(5.0, arguments.seconds))
+        single = sum(singles[one] for one in WORKS[work]) / len(WORKS[work])
+        for mix in arguments.mix or MIXES:
+            case = f"{mix}, {work}"
+            measured, window, cpu = together(mix, work, arguments.seconds)
+            fresh = rows_of(case, measured, single, window, cpu)
+            print_table(fresh, title=case)
+            rows += fresh
+    write("shares", kept({row.case.split(": ")[0] for row in rows}) + rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
