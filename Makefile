@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-timeshare bench-apply \
+.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
 	bench-packing bench-placement bench-refusals clean
 
 help: ## this list
@@ -65,13 +65,16 @@ lint: .venv/installed shim ## format, lint, types, import contract
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-timeshare bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-shares bench-handoff bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
 
-bench-timeshare: shim doubles ## shares of two and three tenants on one simulated GPU
-	@$(BIN)/python benchmarks/timeshare.py
+bench-shares: shim doubles ## asked and got on one simulated GPU, over mixes of shares and kernels (13 minutes); SHARES_ARGS
+	@$(BIN)/python benchmarks/shares.py $(SHARES_ARGS)
+
+bench-handoff: shim doubles ## how long the token takes from tenant to tenant, and the agent's CPU
+	@$(BIN)/python benchmarks/handoff.py
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py

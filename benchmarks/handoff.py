@@ -1,0 +1,105 @@
+"""How long the agent takes to hand the token of a GPU on, beside what two sockets cost by themselves.
+
+One program plays all tenants' processes against a real agent at its default settings: it sends DRAINED for one tenant
+and waits for the next one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same
+frame back and does nothing else. The agent's CPU is measured while every tenant holds the token for its whole quantum
+of 30 ms, as programs do that have work without end. Prints a table and writes `build/results/handoff.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hook.agent_node import GPUS, PROGRAMS, Node, built, running, tenant
+from results import Row, write
+from shares import cpu_of
+
+HOLD_US = 2_000
+QUANTUM_MS = 30
+MOST_TENANTS = 240
+"""On a node; a ledger has at most 256."""
+
+
+def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
+    """Runs the program; what it counted."""
+    command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
+    if done.returncode != 0:
+        raise RuntimeError(f"handoff ended with {done.returncode}: {done.stderr.strip()}")
+    counted: dict[str, Any] = json.loads(done.stdout)
+    return counted
+
+
+def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str, ...]]]:
+    """The tenants of a case: which of them hand on to each other, and each one's GPUs."""
+    if gang:
+        return [(0, GPUS[:gpus])] * tenants
+    each = min(tenants, MOST_TENANTS // gpus)
+    return [(gpu, GPUS[gpu : gpu + 1]) for gpu in range(gpus) for _ in range(each)]
+
+
+def sockets(node: Node, members: list[tuple[int, tuple[str, ...]]]) -> list[str]:
+    """As the program wants them."""
+    return [f"{group}:{node.path(f't{index}') / 'agent.sock'}" for index, (group, _) in enumerate(members)]
+
+
+def measure(case: str, members: list[tuple[int, tuple[str, ...]]], seconds: float) -> list[Row]:
+    """One case."""
+    count = max(sum(1 for group, _ in members if group == wanted) for wanted, _ in members)
+    rows = [tenant(f"t{index}", 1 / count, gpus=gpus) for index, (_, gpus) in enumerate(members)]
+    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows) as node:
+        counted = play(sockets(node, members), seconds, HOLD_US)
+    return [
+        Row(case, "count", "hand-offs", counted["count"]),
+        *(Row(case, name, "us", counted[f"{name}_us"]) for name in ("p50", "p99", "max")),
+    ]
+
+
+def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
+    """The agent's CPU while tenants hold the token for whole quanta of 30 ms. Each GPU has so many that this is what
+    the target latency gives them."""
+    members = groups(tenants, gpus, gang=False)
+    rows = [tenant(f"t{index}", 1 / tenants, gpus=on) for index, (_, on) in enumerate(members)]
+    with tempfile.TemporaryDirectory(prefix="ho") as directory, running(Path(directory), *rows) as node:
+        before, begin = cpu_of(node), time.monotonic()
+        counted = play(sockets(node, members), seconds, 0)
+        used = (cpu_of(node) - before) / (time.monotonic() - begin)
+    return [
+        Row(case, "hand_offs", "per second", round(counted["count"] / seconds, 1)),
+        Row(case, "agent_cpu", "fraction of a core per GPU", round(used / gpus, 4)),
+        *(Row(case, name, "us", counted[f"{name}_us"]) for name in ("p50", "p99")),
+    ]
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long each case is measured (default 8)")
+    arguments = parser.parse_args()
+    if not built():
+        print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
+        return 1
+    seconds = arguments.seconds
+    echo = play(["--echo"], seconds, HOLD_US)
+    rows = [Row("echo", name, "us", echo[f"{name}_us"]) for name in ("p50", "p99", "max")]
+    for tenants in (2, 10, 50):
+        rows += measure(f"{tenants} tenants, 1 GPU", groups(tenants, 1, gang=False), seconds)
+        rows += measure(f"{tenants} tenants, each on all of 8 GPUs", groups(tenants, 8, gang=True), seconds)
+        spread = groups(tenants, 8, gang=False)
+        rows += measure(f"{len(spread) // 8} tenants on each of 8 GPUs", spread, seconds)
+    count = 300 // QUANTUM_MS
+    rows += cpu(f"{count} tenants, quanta of {QUANTUM_MS} ms, 1 GPU", count, 1, seconds)
+    rows += cpu(f"{count} tenants on each of 8 GPUs, quanta of {QUANTUM_MS} ms", count, 8, seconds)
+    write("handoff", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
