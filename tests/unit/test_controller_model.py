@@ -168,7 +168,6 @@ def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None,
     [
         ({"health": "Unhealthy", "reason": "Xid 79"}, "Xid 79"),
         ({"shareable": False, "reason": "MIG is on"}, "MIG is on"),
-        ({"held": False}, "agent"),
     ],
 )
 def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
@@ -179,6 +178,15 @@ def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
     assert account is not None
     assert not account.gpus[0].state.available
     assert reason in account.gpus[0].state.reason
+
+
+def test_a_gpu_of_the_device_plugin_is_not_ours_until_a_holder_has_it() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object(held=False))
+    account = model.cluster.node("node-a")
+    assert account is not None
+    assert not account.gpus[0].state.held
 
 
 def test_a_ledger_outlives_its_node() -> None:

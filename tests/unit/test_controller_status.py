@@ -9,7 +9,7 @@ from sharepod.api.sharepod import Phase, SharePodStatus
 from sharepod.controller.facts import PodFacts, SharePodFacts
 from sharepod.controller.lifecycle import Finish, View
 from sharepod.controller.status import Picture, compose, difference
-from sharepod.placement.model import Outlook, Refusal
+from sharepod.placement.model import Obstacle, Outlook, Refusal
 
 from .controller_objects import TENANT, pod, row, sharepod
 
@@ -89,7 +89,12 @@ def test_usage_is_kept_as_it_was_until_it_is_due() -> None:
 
 
 def test_why_it_waits_is_what_placement_said() -> None:
-    refusal = Refusal(outlook=Outlook.NEVER, headline="0/1 nodes can take it", obstacles=("too small",), advice="Grow.")
+    refusal = Refusal(
+        outlook=Outlook.NEVER,
+        headline="0/1 nodes can take it",
+        obstacles=(Obstacle("TooSmall", "node", 1, "too small"),),
+        advice="Grow.",
+    )
     status = compose(sharepod(), picture(sharepod(), refusal=refusal))
     assert says(status, "Placed") == ("False", "NeverFits")
     assert next(item.message for item in status.conditions if item.type == "Placed") == refusal.message
@@ -109,7 +114,9 @@ def test_a_terminal_phase_stays_with_what_it_had() -> None:
 def test_a_share_that_is_not_the_one_asked_for_says_so_until_it_is() -> None:
     running = pod(node="node-a", phase="Running")
     own = again(compose(sharepod(), placed(sharepod(), running)))
-    refusal = Refusal(outlook=Outlook.WAITING, headline="keeps request 0.4", obstacles=("too little",))
+    refusal = Refusal(
+        outlook=Outlook.WAITING, headline="keeps request 0.4", obstacles=(Obstacle("Time", "GPU", 1, "too little"),)
+    )
     refused = compose(own, placed(own, running, resizing=True, resize_refusal=refusal))
     assert says(refused, "Resized") == ("False", "NoRoom")
     own = again(refused)

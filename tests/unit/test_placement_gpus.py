@@ -133,7 +133,20 @@ def test_a_group_of_several_gpus_shares_the_same_ones() -> None:
     first = put(cluster, ask("first", 300, affinity="g", count=2))
     assert put(cluster, ask("second", 300, affinity="g", count=2)).gpus == first.gpus
     refusal = refused(cluster, ask("third", 100, affinity="g"))
-    assert 'the affinity group "g" holds 2 GPUs (node-a GPUs 0 and 1) and spec.gpu.count is 1' in refusal.message
+    assert 'the affinity group "g" has 2 GPUs and spec.gpu.count is 1' in refusal.message
+    assert refusal.outlook is Outlook.CONFLICT
+
+
+def test_an_exclusive_one_cannot_join_a_group_nor_be_joined() -> None:
+    cluster = cluster_of(node("node-a", 4))
+    put(cluster, ask("first", 300, affinity="g"))
+    alone = refused(cluster, ask("second", affinity="g", mode=Mode.EXCLUSIVE))
+    assert alone.outlook is Outlook.CONFLICT
+    assert "mode Exclusive shares them with nobody" in alone.message
+    put(cluster, ask("whole", affinity="w", mode=Mode.EXCLUSIVE))
+    joining = refused(cluster, ask("third", 100, affinity="w"))
+    assert joining.outlook is Outlook.CONFLICT
+    assert "in mode Exclusive" in joining.message
 
 
 def test_a_group_on_a_node_that_is_away_waits() -> None:

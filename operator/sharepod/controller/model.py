@@ -302,6 +302,7 @@ class Model:
                 allocatable=node.allocatable,
                 pods=node.pods,
                 gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
+                device_plugin=node.pool == Pool.DEVICE_PLUGIN,
             )
             account = self.cluster.node(name)
             if account is not None and account.state == state:
@@ -360,7 +361,7 @@ def _for_placement(gpunode: GpuNodeFacts) -> tuple[object, ...]:
 
 
 def _gpu_state(gpu: Gpu) -> GpuState:
-    available = gpu.health is Health.HEALTHY and gpu.shareable and gpu.held is not False
+    available = gpu.health is Health.HEALTHY and gpu.shareable
     reason = ""
     if not available:
         reason = gpu.reason or (
@@ -373,6 +374,9 @@ def _gpu_state(gpu: Gpu) -> GpuState:
         memory=Bytes(gpu.memory),
         available=available,
         reason=reason,
+        held=gpu.held is not False,
+        numa_node=gpu.numa_node,
+        links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
     )
 
 

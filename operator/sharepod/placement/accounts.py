@@ -14,6 +14,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU, GpuUuid, TenantId, format_fraction
 
 from .model import GpuState, LabelKey, NodeState, Overcommit, Reservation, Resources, in_order, label_key
+from .topology import Topology
 from .wording import size_up
 
 
@@ -129,10 +130,23 @@ class Taken:
 
 
 class NodeAccount:
-    """The books of one node. `state` is None while the node is not known; `generation` is that of the ledger last
-    read."""
+    """The books of one node. `state` is None while the node is not known; `generation` is that of the ledger last read;
+    `holders` are those in flight, each with the tenant that waits on it."""
 
-    __slots__ = ("_kinds", "_taken", "generation", "gpus", "gpus_by_uuid", "name", "pods", "rows", "state", "uid")
+    __slots__ = (
+        "_kinds",
+        "_taken",
+        "generation",
+        "gpus",
+        "gpus_by_uuid",
+        "holders",
+        "name",
+        "pods",
+        "rows",
+        "state",
+        "topology",
+        "uid",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -141,14 +155,16 @@ class NodeAccount:
         self.generation = 0
         self.rows: dict[TenantId, Row] = {}
         self.pods: dict[str, PodUsage] = {}
+        self.holders: dict[str, TenantId] = {}
         self.gpus: tuple[GpuAccount, ...] = ()
         self.gpus_by_uuid: dict[GpuUuid, GpuAccount] = {}
+        self.topology: Topology | None = None
         self._taken: Taken | None = None
         self._kinds: tuple[tuple[GpuAccount, ...], ...] | None = None
 
     @property
     def empty(self) -> bool:
-        return self.state is None and not self.rows and not self.pods and not self.generation
+        return self.state is None and not (self.rows or self.pods or self.holders or self.generation)
 
     def set_state(self, state: NodeState | None) -> None:
         before = self.state.gpus if self.state else ()
@@ -160,6 +176,7 @@ class NodeAccount:
         self._kinds = None
         self.gpus = tuple(GpuAccount(self.name, gpu) for gpu in in_order(gpus))
         self.gpus_by_uuid = {account.state.uuid: account for account in self.gpus}
+        self.topology = Topology.of([account.state for account in self.gpus])
         for tenant, row in self.rows.items():
             for uuid in row.gpus:
                 if uuid in self.gpus_by_uuid:
@@ -196,7 +213,7 @@ class NodeAccount:
             kinds: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
                 state = gpu.state
-                kind = state.uuid if gpu.tenants else (state.model, state.memory, state.available)
+                kind = state.uuid if gpu.tenants else (state.model, state.memory, state.available, state.held)
                 kinds.setdefault(kind, []).append(gpu)
             self._kinds = tuple(tuple(gpus) for gpus in kinds.values())
         return self._kinds

@@ -68,6 +68,19 @@ class Cluster:
             self.packing.touch(name)
             self._forget_if_empty(node)
 
+    # Holders, on nodes where NVIDIA's device plugin owns the GPUs
+
+    def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
+        """A holder is to be made on this node: its GPU is spoken for, and its tenant waits on it."""
+        self._node(node).holders[holder] = tenant
+
+    def end_holder(self, node: str, holder: str) -> None:
+        """It is no longer in flight: its Pod is counted like any other by now, or it was given up."""
+        account = self._nodes.get(node)
+        if account is not None:
+            account.holders.pop(holder, None)
+            self._forget_if_empty(account)
+
     # Decisions
 
     def reserve(self, node: str, reservation: Reservation) -> None:

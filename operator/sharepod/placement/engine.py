@@ -16,9 +16,12 @@ from . import gpu_filters, node_filters
 from .accounts import GpuAccount, NodeAccount
 from .cluster import Cluster, Group
 from .explain import explain
-from .model import Assignment, PodNeeds, Refusal, Request, label_key
+from .model import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
 from .packing import Offers
 from .score import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, score_for
+
+DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
+"""What NVIDIA's device plugin calls a GPU among a node's resources."""
 
 QueueKey = tuple[int, str, str, str]
 
@@ -33,6 +36,55 @@ def queue_key(request: Request) -> QueueKey:
 def place(cluster: Cluster, request: Request) -> Assignment | Refusal:
     """A place for the request, or why there is none."""
     return find(cluster, request) or explain(cluster, request, fits=lambda other: find(cluster, other) is not None)
+
+
+def place_or_hold(cluster: Cluster, request: Request) -> Assignment | NewHolder | Refusal:
+    """As `place`, on nodes too where NVIDIA's device plugin owns the GPUs: what holders have first, else where to make
+    some."""
+    return find(cluster, request) or find_holder(cluster, request) or place(cluster, request)
+
+
+def find_holder(cluster: Cluster, request: Request) -> NewHolder | None:
+    """Where new holders would make a place: the fewest of them, on the node that then has the fewest GPUs left to give.
+
+    The kubelet chooses among the GPUs that nobody holds, so all of them have to suit; a request for certain GPUs, and
+    one whose affinity group has its GPUs already, cannot be served this way. Nor is a tenant that waits on a holder in
+    flight given another.
+    """
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    if request.gpu.uuids or (key is not None and cluster.groups(key)):
+        return None
+    nodes = [node for node in cluster.nodes() if node.state is not None and node.state.device_plugin]
+    if any(request.tenant in node.holders.values() for node in nodes):
+        return None
+    checks = _gpu_checks(request)
+    best: tuple[int, int, str, NewHolder] | None = None
+    for node in nodes:
+        ours = [gpu for gpu in node.gpus if gpu.state.held]
+        others = [gpu for gpu in node.gpus if not gpu.state.held]
+        passing = [gpu for gpu in ours if _gpu_passes(gpu, checks)][: request.gpu.count]
+        wanted = request.gpu.count - len(passing)
+        left = _left_to_give(node)
+        if not 0 < wanted <= min(left, len(others)) or not _node_passes(node, request):
+            continue
+        if not all(_gpu_would_pass(gpu, request) for gpu in others):
+            continue
+        memory = Bytes(min(request.gpu.memory_on(gpu.state.memory) for gpu in (*passing, *others)))
+        answer = NewHolder(node=node.name, count=wanted, memory=memory)
+        if best is None or (wanted, left, node.name) < best[:3]:
+            best = wanted, left, node.name, answer
+    return None if best is None else best[3]
+
+
+def _left_to_give(node: NodeAccount) -> int:
+    """GPUs that the device plugin has given to no pod, less those that holders in flight will get."""
+    return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - len(node.holders)
+
+
+def _gpu_would_pass(gpu: GpuAccount, request: Request) -> bool:
+    """Whether it suits once a holder of ours has it."""
+    fits = all(check.passes(gpu) for check in gpu_filters.static(request))
+    return fits and gpu.state.available and not gpu.tenants
 
 
 def find(cluster: Cluster, request: Request) -> Assignment | None:
@@ -69,25 +121,32 @@ def _best(
 ) -> Assignment | None:
     best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
     for node, passing in places:
-        candidates = _cheapest(passing, request, score)
+        candidates = _cheapest(node, passing, request, score)
         cost = score.node(node, candidates, request)
         if best is None or (cost, node.name) < best[:2]:
             best = cost, node.name, candidates
     return None if best is None else _assignment(best[1], best[2], request)
 
 
-def _cheapest(passing: Sequence[GpuAccount], request: Request, score: Score) -> Sequence[GpuAccount]:
+def _cheapest(node: NodeAccount, passing: Sequence[GpuAccount], request: Request, score: Score) -> Sequence[GpuAccount]:
+    """Several GPUs are near each other first, and cheap second."""
     if len(passing) <= request.gpu.count:
         return passing
     ranked = sorted(passing, key=lambda gpu: (score.gpu(gpu, request), gpu.index, gpu.state.uuid))
-    return ranked[: request.gpu.count]
+    return _nearest(node, ranked, request.gpu.count)
+
+
+def _nearest(node: NodeAccount, ranked: Sequence[GpuAccount], count: int) -> Sequence[GpuAccount]:
+    if node.topology is None or count == 1:
+        return ranked[:count]
+    return [node.gpus_by_uuid[uuid] for uuid in node.topology.nearest([gpu.state.uuid for gpu in ranked], count)]
 
 
 def _first(cluster: Cluster, offers: Offers, request: Request, score: Score) -> Assignment | None:
     """The first of the offers that the filters let pass."""
     while (name := offers.next()) is not None:
-        for _, passing in _candidates(_known(cluster, (name,)), request):
-            return _assignment(name, _cheapest(passing, request, score), request)
+        for node, passing in _candidates(_known(cluster, (name,)), request):
+            return _assignment(name, _cheapest(node, passing, request, score), request)
         offers.reject()
     return None
 
@@ -109,9 +168,10 @@ def _best_packed(cluster: Cluster, request: Request) -> Assignment | None:
     while (name := offers.next()) is not None:
         node = cluster.node(name)
         if node is not None and _node_passes(node, request):
-            gpus = [node.gpus[cell] for cell in offers.cells()]
-            if len(gpus) == request.gpu.count and all(_gpu_passes(gpu, checks) for gpu in gpus):
-                return _assignment(name, gpus, request)
+            offered = [node.gpus[cell] for cell in offers.cells(whole=node.topology is not None)]
+            gpus = [gpu for gpu in offered if _gpu_passes(gpu, checks)]
+            if len(gpus) >= request.gpu.count:
+                return _assignment(name, _nearest(node, gpus, request.gpu.count), request)
         offers.reject()
     return None
 
@@ -146,7 +206,7 @@ def _candidates(nodes: Iterable[NodeAccount], request: Request) -> Iterator[tupl
 
 def _passing(node: NodeAccount, request: Request, checks: Sequence[gpu_filters.Passes]) -> list[GpuAccount]:
     """The GPUs of a node that pass; of idle ones of a kind as many as can be used, for the next are no better."""
-    if request.gpu.uuids:
+    if request.gpu.uuids or (request.gpu.count > 1 and node.topology is not None):
         return [gpu for gpu in node.gpus if _gpu_passes(gpu, checks)]
     passing: list[GpuAccount] = []
     for kind in node.kinds():

@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from sharepod.api.units import Bytes, Milli, format_fraction, parse_quantity
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
 
 from . import gpu_filters, node_filters
 from .accounts import GpuAccount, NodeAccount
 from .cluster import Cluster, Group
 from .gpu_filters import GpuFilter
-from .model import Outlook, Refusal, Request, label_key
+from .model import Obstacle, Outlook, Refusal, Request, label_key
 from .node_filters import NodeFilter
 from .wording import counted, gpus_of, size_down, some_of
 
 Fits = Callable[[Request], bool]
+
+_JOIN_OR_LEAVE = (
+    "Ask for what the group has, or use another spec.gpu.affinity; it is tried again when the group is gone."
+)
 
 _TRIES = 3
 """How many smaller requests are tried before the advice does without one."""
@@ -32,7 +37,7 @@ class _Tally:
     gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
     short_of_gpus: list[NodeAccount] = field(default_factory=list)
     nodes: dict[int, list[NodeAccount]] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
+    others: list[Obstacle] = field(default_factory=list)
 
 
 def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
@@ -59,6 +64,8 @@ def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
     key = label_key(request.namespace, request.gpu.labels.affinity)
     groups = cluster.groups(key) if key is not None else ()
     if groups:
+        if conflict := _conflict(cluster, groups, request):
+            return Refusal(outlook=Outlook.CONFLICT, headline=headline, obstacles=(conflict,), advice=_JOIN_OR_LEAVE)
         tally = _tally_of_groups(cluster, nodes, groups, request, node_checks, checks)
     else:
         tally = _tally(nodes, request, node_checks, checks)
@@ -68,6 +75,25 @@ def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
         obstacles=tuple(_told(tally, request, node_checks, checks)),
         advice=_advice(tally, nodes, request, fits),
     )
+
+
+def _conflict(cluster: Cluster, groups: Sequence[Group], request: Request) -> Obstacle | None:
+    """Why no member like this one can join its affinity group, however much is free."""
+    label = f'the affinity group "{request.gpu.labels.affinity}"'
+    name, uuids = next((group for group in groups if len(group[1]) == request.gpu.count), groups[0])
+    if len(uuids) != request.gpu.count:
+        text = f"{label} has {counted(len(uuids), 'GPU')} and spec.gpu.count is {request.gpu.count}"
+    elif request.gpu.mode is Mode.EXCLUSIVE:
+        text = f"{label} has its GPUs already and mode Exclusive shares them with nobody"
+    elif (node := cluster.node(name)) is not None and any(gpu.exclusive for gpu in _members(node, uuids)):
+        text = f"{label} has its GPUs in mode Exclusive, which are shared with nobody"
+    else:
+        return None
+    return Obstacle("AffinityConflict", "SharePod", 1, text)
+
+
+def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
+    return [gpu for gpu in node.gpus if gpu.state.uuid in uuids]
 
 
 def _could_ever(node: NodeAccount, request: Request) -> bool:
@@ -108,20 +134,19 @@ def _tally_of_groups(
     places = []
     for name, uuids in groups:
         node = cluster.node(name)
-        members = [gpu for gpu in node.gpus if gpu.state.uuid in uuids] if node is not None else []
+        members = _members(node, uuids) if node is not None else []
         place = gpus_of(name, (gpu.index for gpu in members)) if members else name
         places.append(place)
         if node is None or len(members) < len(uuids):
-            tally.others.append(f"{label} is on GPUs of {name} that cannot be seen at the moment")
-        elif len(uuids) != request.gpu.count:
-            holds = counted(len(uuids), "GPU")
-            tally.others.append(f"{label} holds {holds} ({place}) and spec.gpu.count is {request.gpu.count}")
+            text = f"{label} is on GPUs of {name} that cannot be seen at the moment"
+            tally.others.append(Obstacle("NotSeen", "node", 1, text))
         elif not _node_failed(tally, node, request, node_checks):
             _gpus_failed(tally, members, checks)
     elsewhere = len(nodes) - len({name for name, _ in groups} & {node.name for node in nodes})
     if elsewhere:
         verb = "does" if elsewhere == 1 else "do"
-        tally.others.append(f"{counted(elsewhere, 'node')} {verb} not have {label}, which is on {some_of(places)}")
+        text = f"{counted(elsewhere, 'node')} {verb} not have {label}, which is on {some_of(places)}"
+        tally.others.append(Obstacle("Affinity", "node", elsewhere, text))
     return tally
 
 
@@ -146,15 +171,15 @@ def _gpus_failed(tally: _Tally, gpus: Sequence[GpuAccount], checks: Sequence[Gpu
 
 def _told(
     tally: _Tally, request: Request, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
-) -> Iterator[str]:
-    for number in sorted(tally.gpus):
-        yield checks[number].explain(tally.gpus[number])
-    if tally.short_of_gpus:
-        verb = "has" if len(tally.short_of_gpus) == 1 else "have"
+) -> Iterator[Obstacle]:
+    for number, gpus in sorted(tally.gpus.items()):
+        yield Obstacle(checks[number].name, "GPU", len(gpus), checks[number].explain(gpus))
+    if short := len(tally.short_of_gpus):
         asked = counted(request.gpu.count, "GPU")
-        yield f"{counted(len(tally.short_of_gpus), 'node')} {verb} room on fewer than the {asked} asked"
-    for number in sorted(tally.nodes):
-        yield node_checks[number].explain(tally.nodes[number], request)
+        text = f"{counted(short, 'node')} {'has' if short == 1 else 'have'} room on fewer than the {asked} asked"
+        yield Obstacle("FewFreeGpus", "node", short, text)
+    for number, failed in sorted(tally.nodes.items()):
+        yield Obstacle(node_checks[number].name, "node", len(failed), node_checks[number].explain(failed, request))
     yield from tally.others
 
 

@@ -23,8 +23,10 @@ Explain = Callable[[Sequence[GpuAccount]], str]
 
 @dataclass(frozen=True, slots=True)
 class GpuFilter:
-    """One check, made for one request. `explain` gets the GPUs that do not pass, at least one."""
+    """One check, made for one request. `name`: what does not pass, in a word. `explain` gets the GPUs that do not pass,
+    at least one."""
 
+    name: str
     passes: Passes
     explain: Explain
 
@@ -43,7 +45,7 @@ def static(request: Request) -> tuple[GpuFilter, ...]:
 
 def dynamic(request: Request) -> tuple[GpuFilter, ...]:
     """What depends on the GPU's state and its tenants. Only the checks that this request can fail are among them."""
-    filters = [_available(request)]
+    filters = [_available(request), _held(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
     filters += [_shared(request), _same_exclusion(request)]
@@ -58,7 +60,7 @@ def _listed(request: Request) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} not among spec.gpu.uuids"
 
-    return GpuFilter(lambda gpu: gpu.state.uuid in uuids, explain)
+    return GpuFilter("Uuids", lambda gpu: gpu.state.uuid in uuids, explain)
 
 
 def _of_model(request: Request) -> GpuFilter:
@@ -68,7 +70,7 @@ def _of_model(request: Request) -> GpuFilter:
         there = some_of(gpu.state.model for gpu in gpus)
         return f"{_gpus(gpus, 'is', 'are')} of no model among spec.gpu.models ({there})"
 
-    return GpuFilter(lambda gpu: gpu.state.model in models, explain)
+    return GpuFilter("Model", lambda gpu: gpu.state.model in models, explain)
 
 
 def _large_enough(request: Request) -> GpuFilter:
@@ -79,7 +81,7 @@ def _large_enough(request: Request) -> GpuFilter:
         has = f"largest: {size_down(largest.state.memory)}, {largest.name}; asked {size_up(asked)}"
         return f"{_gpus(gpus, 'has', 'have')} too little memory even when empty ({has})"
 
-    return GpuFilter(lambda gpu: gpu.state.memory >= asked, explain)
+    return GpuFilter("TooSmall", lambda gpu: gpu.state.memory >= asked, explain)
 
 
 def _available(request: Request) -> GpuFilter:
@@ -88,21 +90,28 @@ def _available(request: Request) -> GpuFilter:
             ((gpu.name, f"cannot be shared because {gpu.state.reason or 'its agent says so'}") for gpu in gpus), "GPU"
         )
 
-    return GpuFilter(lambda gpu: gpu.state.available, explain)
+    return GpuFilter("Unavailable", lambda gpu: gpu.state.available, explain)
+
+
+def _held(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} with NVIDIA's device plugin and no holder has them"
+
+    return GpuFilter("NotHeld", lambda gpu: gpu.state.held, explain)
 
 
 def _empty(request: Request) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'has', 'have')} tenants and mode Exclusive takes wholly free GPUs"
 
-    return GpuFilter(lambda gpu: not gpu.tenants, explain)
+    return GpuFilter("Tenants", lambda gpu: not gpu.tenants, explain)
 
 
 def _shared(request: Request) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} taken whole by an Exclusive SharePod"
 
-    return GpuFilter(lambda gpu: not gpu.exclusive, explain)
+    return GpuFilter("TakenWhole", lambda gpu: not gpu.exclusive, explain)
 
 
 def _same_exclusion(request: Request) -> GpuFilter:
@@ -115,7 +124,7 @@ def _same_exclusion(request: Request) -> GpuFilter:
             return f"{_gpus(gpus, 'is', 'are')} kept by an exclusion label"
         return f'{_gpus(gpus, "has", "have")} tenants without the exclusion label "{label}"'
 
-    return GpuFilter(lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
+    return GpuFilter("Exclusion", lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
 
 
 def _apart(request: Request) -> GpuFilter:
@@ -125,7 +134,7 @@ def _apart(request: Request) -> GpuFilter:
         label = request.gpu.labels.anti_affinity
         return f'{_gpus(gpus, "has", "have")} a SharePod of the anti-affinity label "{label}" already'
 
-    return GpuFilter(lambda gpu: key not in gpu.apart, explain)
+    return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.apart, explain)
 
 
 def _has_time(request: Request) -> GpuFilter:
@@ -136,7 +145,7 @@ def _has_time(request: Request) -> GpuFilter:
         free = f"most free: {format_fraction(max(most.free_milli, 0))} of {most.name}; asked {format_fraction(asked)}"
         return f"{_gpus(gpus, 'has', 'have')} too little time free ({free})"
 
-    return GpuFilter(lambda gpu: asked <= gpu.free_milli, explain)
+    return GpuFilter("Time", lambda gpu: asked <= gpu.free_milli, explain)
 
 
 def _has_memory(request: Request) -> GpuFilter:
@@ -152,8 +161,8 @@ def _has_memory(request: Request) -> GpuFilter:
         return f"{_gpus(gpus, 'has', 'have')} too little memory free ({free})"
 
     if fixed is not None:
-        return GpuFilter(lambda gpu: fixed <= gpu.free_memory, explain)
-    return GpuFilter(lambda gpu: asked_on(gpu.state.memory) <= gpu.free_memory, explain)
+        return GpuFilter("Memory", lambda gpu: fixed <= gpu.free_memory, explain)
+    return GpuFilter("Memory", lambda gpu: asked_on(gpu.state.memory) <= gpu.free_memory, explain)
 
 
 def _gpus(gpus: Sequence[GpuAccount], one: str, many: str) -> str:

@@ -100,7 +100,9 @@ class PodNeeds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
     """One physical GPU. `memory`: bytes that tenants can have. Where it is not `available`, `reason` says why in a few
-    words that fit after "because": "MIG is on", "it is unhealthy: Xid 79"."""
+    words that fit after "because": "MIG is on", "it is unhealthy: Xid 79". `links`: to other GPUs of the node, by UUID,
+    in the words of NVML's topology. `held`: False where NVIDIA's device plugin owns it and no holder of ours has
+    it."""
 
     uuid: GpuUuid
     index: int
@@ -108,12 +110,16 @@ class GpuState:
     memory: Bytes
     available: bool = True
     reason: str = ""
+    numa_node: int | None = None
+    links: tuple[tuple[GpuUuid, str], ...] = ()
+    held: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
     """One node. `unavailable`: why it takes no tenants at the moment ("is not ready", "has no agent: its lease ended"),
-    words that fit after "the node"; None where it takes some. `allocatable` and `pods`: what it has for pods in all."""
+    words that fit after "the node"; None where it takes some. `allocatable` and `pods`: what it has for pods in all.
+    `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get those that holders of ours have got from it."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -122,6 +128,7 @@ class NodeState:
     allocatable: Resources = Resources()
     pods: int = 110
     gpus: tuple[GpuState, ...] = ()
+    device_plugin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +232,16 @@ class Assignment:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewHolder:
+    """A place that has to be made first: `count` more holders on this node take GPUs from NVIDIA's device plugin. Which
+    ones is the kubelet's choice; `memory`: the bytes that would be reserved on each of the tenant's GPUs."""
+
+    node: str
+    count: int
+    memory: Bytes
+
+
 class Outlook(StrEnum):
     """Whether waiting can help. The values serve as the reason of a condition."""
 
@@ -232,8 +249,21 @@ class Outlook(StrEnum):
     """Some node could take it if other tenants left or the node became available."""
     NEVER = "NeverFits"
     """No known node could take it even when empty: the request or the cluster has to change."""
+    CONFLICT = "AffinityConflict"
+    """Its affinity group runs, and no member with this `count` or mode can join it: one of the two has to change."""
     IN_USE = "MemoryInUse"
     """It would take away memory that the tenant itself uses: that has to be freed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why not, for a group of nodes or GPUs that have the same in their way: `count` of `unit` ("GPU", "node";
+    "SharePod" where it lies with the request itself), `what` in one CamelCase word, `text` for a reader."""
+
+    what: str
+    unit: str
+    count: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,13 +273,17 @@ class Refusal:
 
     outlook: Outlook
     headline: str
-    obstacles: tuple[str, ...] = ()
+    obstacles: tuple[Obstacle, ...] = ()
     advice: str = ""
 
     @property
     def message(self) -> str:
         """One text for the condition and the Event."""
-        text = f"{self.headline}: {', '.join(self.obstacles)}." if self.obstacles else f"{self.headline}."
+        text = (
+            f"{self.headline}: {', '.join(item.text for item in self.obstacles)}."
+            if self.obstacles
+            else f"{self.headline}."
+        )
         return f"{text} {self.advice}" if self.advice else text
 
 

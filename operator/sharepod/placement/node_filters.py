@@ -23,8 +23,10 @@ _PASSING_TAINTS = "node.kubernetes.io/"
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """`explain` gets the nodes that do not pass, at least one, and says why for all of them."""
+    """`name`: what does not pass, in a word. `explain` gets the nodes that do not pass, at least one, and says why for
+    all of them."""
 
+    name: str
     passes: Callable[[NodeAccount, Request], bool]
     explain: Callable[[Sequence[NodeAccount], Request], str]
 
@@ -253,19 +255,19 @@ def _no_resources(nodes: Sequence[NodeAccount], request: Request) -> str:
 
 
 STATIC = (
-    NodeFilter(_enough_gpus, _too_few_gpus),
-    NodeFilter(_selected, _not_selected),
-    NodeFilter(_liked, _not_liked),
-    NodeFilter(_untainted, _tainted),
-    NodeFilter(_large_enough, _too_small),
+    NodeFilter("FewGpus", _enough_gpus, _too_few_gpus),
+    NodeFilter("NodeSelector", _selected, _not_selected),
+    NodeFilter("NodeAffinity", _liked, _not_liked),
+    NodeFilter("Taint", _untainted, _tainted),
+    NodeFilter("TooSmall", _large_enough, _too_small),
 )
 DYNAMIC = (
-    NodeFilter(_available, _unavailable),
-    NodeFilter(_not_passing, _passing),
-    NodeFilter(_not_avoided, _avoided),
-    NodeFilter(_has_row, _no_row),
-    NodeFilter(_has_pod_slot, _no_pod_slot),
-    NodeFilter(_has_resources, _no_resources),
+    NodeFilter("Unavailable", _available, _unavailable),
+    NodeFilter("PassingTaint", _not_passing, _passing),
+    NodeFilter("Avoided", _not_avoided, _avoided),
+    NodeFilter("LedgerFull", _has_row, _no_row),
+    NodeFilter("Pods", _has_pod_slot, _no_pod_slot),
+    NodeFilter("Resources", _has_resources, _no_resources),
 )
 BY_STATE = (_state_available, _state_selected, _state_liked, _state_passing)
 """Those of the checks that look at nothing but the node's state and the pod's needs, in a form that takes these."""

@@ -391,7 +391,8 @@ class Offers:
         """The node last offered does not take it, and will not until something about it changes."""
         self._row.score[self._slot] = _NO_PLACE
 
-    def cells(self) -> list[int]:
+    def cells(self, *, whole: bool = False) -> list[int]:
+        """The tightest that pass, as many as are asked for; of several, with `whole`, all that pass, tightest first."""
         columns, ask = self._packing.columns, self._row.ask
         new = self._packing.is_new(self._row, self._slot)
         if ask.count == 1 and ask.apart is None and new:
@@ -404,4 +405,5 @@ class Offers:
             wanted = int(self._row.cell[self._slot])
             return next(([cell] for cell in cells if columns.like[self._slot, cell] == wanted), cells[:1])
         time = columns.time[self._slot].tolist()
-        return sorted(sorted(cells, key=lambda cell: (time[cell], cell))[: ask.count])
+        tightest = sorted(cells, key=lambda cell: (time[cell], cell))
+        return tightest if whole else sorted(tightest[: ask.count])

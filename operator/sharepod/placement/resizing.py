@@ -9,7 +9,7 @@ from __future__ import annotations
 from sharepod.api.units import format_fraction
 
 from .accounts import NodeAccount, Row
-from .model import Outlook, Refusal, Reservation
+from .model import Obstacle, Outlook, Refusal, Reservation
 from .wording import counted, size_down, size_up
 
 
@@ -19,34 +19,36 @@ def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int 
     more_memory = wanted.memory - row.memory
     if row.wanted.releasing:
         advice = "Make a new SharePod with the share that it should have."
-        return _refusal(row, Outlook.NEVER, ["the SharePod is ending"], advice)
+        return _refusal(row, Outlook.NEVER, [Obstacle("Ending", "SharePod", 1, "the SharePod is ending")], advice)
     if more_memory < 0 and in_use > wanted.memory:
-        obstacle = f"it uses {size_up(in_use)} of memory, more than the {size_down(wanted.memory)} asked for"
+        text = f"it uses {size_up(in_use)} of memory, more than the {size_down(wanted.memory)} asked for"
+        obstacle = Obstacle("MemoryInUse", "SharePod", 1, text)
         return _refusal(row, Outlook.IN_USE, [obstacle], "Free memory first; it is lowered once less is in use.")
     if more_time <= 0 and more_memory <= 0:
         return None
     unseen = [uuid for uuid in row.gpus if uuid not in node.gpus_by_uuid]
     if unseen:
-        obstacle = f"{counted(len(unseen), 'GPU')} of {node.name} cannot be seen at the moment"
+        text = f"{counted(len(unseen), 'GPU')} of {node.name} cannot be seen at the moment"
+        obstacle = Obstacle("NotSeen", "GPU", len(unseen), text)
         return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
 
     gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
     outlook = Outlook.WAITING
-    obstacles: list[str] = []
+    obstacles: list[Obstacle] = []
     would_fit: list[str] = []
     least_time = min(gpus, key=lambda gpu: (gpu.free_milli, gpu.index))
     if 0 < more_time > least_time.free_milli:
         left = max(least_time.free_milli, 0)
         more = format_fraction(more_time)
-        obstacles.append(
-            f"{least_time.name} has {format_fraction(left)} of its time free and the raise takes {more} more"
-        )
+        text = f"{least_time.name} has {format_fraction(left)} of its time free and the raise takes {more} more"
+        obstacles.append(Obstacle("Time", "GPU", 1, text))
         would_fit.append(f"spec.gpu.request {format_fraction(row.request + left)}")
     least_memory = min(gpus, key=lambda gpu: (gpu.free_memory, gpu.index))
     if 0 < more_memory > least_memory.free_memory:
         left = max(least_memory.free_memory, 0)
         more = size_up(more_memory)
-        obstacles.append(f"{least_memory.name} has {size_down(left)} of memory free and the raise takes {more} more")
+        text = f"{least_memory.name} has {size_down(left)} of memory free and the raise takes {more} more"
+        obstacles.append(Obstacle("Memory", "GPU", 1, text))
         would_fit.append(f"spec.gpu.memory {size_down(row.memory + left)}")
         if wanted.memory > min(gpu.state.memory for gpu in gpus):
             outlook = Outlook.NEVER
@@ -55,7 +57,7 @@ def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int 
     return _refusal(row, outlook, obstacles, f"{' with '.join(would_fit)} would fit now.")
 
 
-def _refusal(row: Row, outlook: Outlook, obstacles: list[str], advice: str) -> Refusal:
+def _refusal(row: Row, outlook: Outlook, obstacles: list[Obstacle], advice: str) -> Refusal:
     had = row.wanted
     share = f"request {format_fraction(had.request)}, limit {format_fraction(had.limit)}"
     headline = f"keeps {share}, memory {size_down(had.memory)}"
