@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sharepod.api.gpunode import Gpu, GPUNodeStatus, TenantStatus
+from sharepod.api.gpunode import Finding, FindingReason, Gpu, GPUNodeStatus, Health, TenantStatus
 from sharepod.api.sharepod import Phase, SharePodStatus
 from sharepod.controller.facts import PodFacts, SharePodFacts
 from sharepod.controller.lifecycle import Finish, View
@@ -126,8 +126,43 @@ def test_a_share_that_is_not_the_one_asked_for_says_so_until_it_is() -> None:
     assert granted.granted.request_milli == 900
 
 
-def test_enforcement_is_unknown_until_cuda_is_used() -> None:
+def found(*reasons: FindingReason) -> tuple[Finding, ...]:
+    return tuple(Finding(reason=reason, message=f"{reason} here") for reason in reasons)
+
+
+def test_enforcement_is_what_the_agent_found_out() -> None:
     running = pod(node="node-a", phase="Running")
-    for seen, expected in ((None, "Unknown"), (True, "True"), (False, "False")):
-        status = compose(sharepod(), placed(sharepod(), running, seen={"enforced": seen}))
-        assert says(status, "Enforced")[0] == expected
+    unhooked, busy = FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD
+    untold, gap = FindingReason.PROCESSES_NOT_TOLD, FindingReason.MEMORY_BEYOND_TRACKED
+    for seen, findings, expected in (
+        (None, (), ("Unknown", "NoCudaCall")),
+        (None, (untold,), ("Unknown", "ProcessesNotTold")),
+        (True, (), ("True", "HookConnected")),
+        (True, (gap,), ("True", "HookConnected")),
+        (False, (), ("False", "ProcessWithoutHook")),
+        (False, (busy, gap), ("False", "BusyBeyondHeld")),
+        (False, (unhooked, busy), ("False", "ProcessWithoutHook")),
+    ):
+        status = compose(sharepod(), placed(sharepod(), running, seen={"enforced": seen, "findings": found(*findings)}))
+        assert says(status, "Enforced") == expected
+        message = next(item.message for item in status.conditions if item.type == "Enforced")
+        assert all(f"{reason} here" in message for reason in findings)
+
+
+def test_a_gpu_that_fails_is_told_to_its_tenants_and_to_nobody_else() -> None:
+    running = pod(node="node-a", phase="Running")
+
+    def report(health: Health) -> GPUNodeStatus:
+        sick = GPUS[0].model_copy(update={"health": health, "reason": "the driver reported Xid 79"})
+        return GPUNodeStatus(gpus=(sick, GPUS[0].model_copy(update={"uuid": "GPU-1", "index": 1})))
+
+    own = sharepod()
+    well = compose(own, placed(own, running, report=report(Health.HEALTHY)))
+    assert "GPUHealthy" not in {item.type for item in well.conditions}
+    sick = compose(own, placed(own, running, report=report(Health.UNHEALTHY)))
+    assert says(sick, "GPUHealthy") == ("False", "GpuFailed")
+    assert "Xid 79" in next(item.message for item in sick.conditions if item.type == "GPUHealthy")
+    other = compose(own, placed(own, running, report=report(Health.UNHEALTHY), row=row(gpus=("GPU-1",))))
+    assert "GPUHealthy" not in {item.type for item in other.conditions}
+    own = again(sick)
+    assert says(compose(own, placed(own, running, report=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"

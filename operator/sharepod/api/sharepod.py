@@ -195,5 +195,7 @@ class SharePodStatus(Model):
 
 CONDITION_PLACED = "Placed"
 CONDITION_ENFORCED = "Enforced"
+CONDITION_GPU_HEALTHY = "GPUHealthy"
+"""There once one of its GPUs has failed."""
 CONDITION_POD_READY = "PodReady"
 CONDITION_RESIZED = "Resized"

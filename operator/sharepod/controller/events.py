@@ -1,7 +1,8 @@
 """Events, as `kubectl describe` shows them.
 
 Guarantees: writing them never delays nor fails what they tell of; the same reason and message about an object is told
-again only after ten minutes; when too many wait, the newest are dropped and counted.
+again only after ten minutes; of one reason about one object no more than a few are told at once, then one a minute;
+when too many wait, the newest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from .facts import Facts
 _WAITING = 1000
 _AGAIN = 600.0
 _REMEMBERED = 10_000
+_BURST = 10  # of one reason about one object
+_EVERY = 60.0
 _NOTE_LIMIT = 1024  # of events.k8s.io/v1
 
 log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class Events:
         self._clock = clock
         self._waiting: asyncio.Queue[_Event] = asyncio.Queue(_WAITING)
         self._told: dict[tuple[str, str, str], float] = {}
+        self._room: dict[tuple[str, str], tuple[float, float]] = {}  # how many more, and when that was so
 
     def normal(self, kind: str, about: Facts, reason: str, action: str, note: str) -> None:
         """Something went as it should."""
@@ -70,6 +74,9 @@ class Events:
         now = self._clock()
         if now - self._told.get(key, -_AGAIN) < _AGAIN:
             return
+        if not self._may_tell(event, now):
+            metrics.EVENTS_DROPPED.inc()
+            return
         self._told.pop(key, None)
         self._told[key] = now
         if len(self._told) > _REMEMBERED:
@@ -78,6 +85,15 @@ class Events:
             self._waiting.put_nowait(event)
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
+
+    def _may_tell(self, event: _Event, now: float) -> bool:
+        key = (event.about.uid, event.reason)
+        room, at = self._room.pop(key, (float(_BURST), now))
+        room = min(float(_BURST), room + (now - at) / _EVERY)
+        self._room[key] = (room - 1 if room >= 1 else room, now)
+        if len(self._room) > _REMEMBERED:
+            del self._room[next(iter(self._room))]
+        return room >= 1
 
     def _manifest(self, event: _Event) -> Json:
         about = event.about

@@ -198,6 +198,7 @@ class Operator:
             phases: dict[str, int] = {}
             for item in self.model.sharepods:
                 phases[item.status.phase.value] = phases.get(item.status.phase.value, 0) + 1
+            metrics.UNENFORCED.set(self.model.unenforced())
             for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
                 metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
             await asyncio.sleep(_TICK)

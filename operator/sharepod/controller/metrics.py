@@ -36,9 +36,18 @@ FAILURES = Counter(
 OVERCOMMITS = Gauge(
     "sharepod_operator_overcommits", "GPUs of which a ledger promises more than there is.", registry=REGISTRY
 )
+UNENFORCED = Gauge(
+    "sharepod_operator_unenforced", "SharePods whose share is not enforced, as their agents say.", registry=REGISTRY
+)
+EVICTIONS = Counter(
+    "sharepod_operator_evictions",
+    "Pods evicted because their share is not enforced, by how; `refused` is a try that a disruption budget forbade.",
+    ["how"],
+    registry=REGISTRY,
+)
 AGENTS_AWAY = Gauge(
     "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=REGISTRY
 )
 EVENTS_DROPPED = Counter(
-    "sharepod_operator_events_dropped", "Events not written because too many waited.", registry=REGISTRY
+    "sharepod_operator_events_dropped", "Events not written because they were too many.", registry=REGISTRY
 )

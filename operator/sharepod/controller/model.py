@@ -217,7 +217,7 @@ class Model:
             self.refresh_node(item.name)
         for tenant in _concerned(before, item):
             self.on_tenant(tenant)
-        if before is None or (before.spec.pool, before.forced) != (item.spec.pool, item.forced):
+        if before is None or _for_node(before) != _for_node(item):
             self.on_node(item.name)
 
     def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
@@ -233,6 +233,10 @@ class Model:
     def unclear(self, tenant: str) -> bool:
         """Whether some ledger has a row of this tenant that cannot be read: it is not known what it holds."""
         return any(tenant in tenants for tenants in self._unreadable.values())
+
+    def unenforced(self) -> int:
+        """How many tenants are said to run without their share being enforced."""
+        return sum(seen.enforced is False for item in self.gpunodes for seen in item.status.tenants)
 
     def drop_gpunode(self, uid: str) -> None:
         item = self.gpunodes.drop(uid)
@@ -360,6 +364,10 @@ def _for_placement(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode)
 
 
+def _for_node(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
+
+
 def _gpu_state(gpu: Gpu) -> GpuState:
     available = gpu.health is Health.HEALTHY and gpu.shareable
     reason = ""
@@ -390,6 +398,9 @@ def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
     seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
     tenants |= before.unreadable ^ now.unreadable
     tenants |= {tenant for tenant in {*seen, *was} if seen.get(tenant) != was.get(tenant)}
+    health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
+    turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
+    tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
     return tenants | (before.forced ^ now.forced)

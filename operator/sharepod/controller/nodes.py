@@ -11,7 +11,7 @@ import datetime
 import logging
 from collections.abc import Callable
 
-from sharepod.api.gpunode import KIND, GPUNodeSpec, Pool, manifest
+from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 
 from . import metrics
@@ -54,6 +54,7 @@ class Nodes:
         self._settings = settings
         self._clock = clock
         self._away: dict[str, float] = {}
+        self._unfit: dict[tuple[str, str], str] = {}
         self.queue: Queue[str] = Queue("node", self._work, settings.writers)
 
     async def run(self) -> None:
@@ -81,7 +82,24 @@ class Nodes:
         else:
             if node.pool in tuple(Pool) and gpunode.spec.pool != node.pool:
                 self._ledger.add(name)
+            self._tell_of_gpus(gpunode)
             await self._advise(node, gpunode)
+
+    def _tell_of_gpus(self, gpunode: GpuNodeFacts) -> None:
+        """Events about GPUs that have failed, cannot be shared, or can be used again."""
+        for gpu in gpunode.status.gpus:
+            key = (gpunode.name, gpu.uuid)
+            failed = gpu.health is not Health.HEALTHY
+            text = f"GPU {gpu.index} ({gpu.uuid}): {gpu.reason}" if failed or not gpu.shareable else ""
+            if self._unfit.get(key, "") == text:
+                continue
+            if text:
+                self._unfit[key] = text
+                self._events.warning(KIND, gpunode, "GpuFailed" if failed else "GpuNotShareable", "Watch", text)
+            else:
+                del self._unfit[key]
+                text = f"GPU {gpu.index} ({gpu.uuid}) can be shared again"
+                self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
 
     async def _make(self, node: NodeFacts) -> None:
         try:
@@ -95,6 +113,7 @@ class Nodes:
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
         """The Node was deleted, or left the pool."""
         self._away.pop(name, None)
+        self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
         try:
             raw = await self._client.get(NODES, name)
         except NotFoundError:

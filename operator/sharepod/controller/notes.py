@@ -21,6 +21,18 @@ class Blocked:
 
 
 @dataclass(slots=True)
+class Eviction:
+    """Of the Pod with this uid, because its share is not enforced. `since` when that is so, and `refused_since` when a
+    disruption budget refuses, in monotonic seconds; `done`: why, once the API server has taken it.
+    """
+
+    pod: str
+    since: float
+    refused_since: float | None = None
+    done: str | None = None
+
+
+@dataclass(slots=True)
 class Note:
     """Of one tenant. Times are monotonic seconds."""
 
@@ -46,6 +58,7 @@ class Note:
     """Not placed again before this."""
     release_generation: dict[str, int] = field(default_factory=dict)
     """By node: the GPUNode's generation at which its row was Releasing, or a later one."""
+    eviction: Eviction | None = None
     status_written: float | None = None
     usage_written: float | None = None
     said: dict[str, str] = field(default_factory=dict)

@@ -71,6 +71,20 @@ class Settings(BaseSettings):
     usage_interval: Seconds = 30
     """`status.usage` is written at most this often for one SharePod."""
 
+    unenforced_policy: Literal["Report", "Evict"] = "Report"
+    """What becomes of a Pod of which a process uses a GPU without the hook: `Report` shows it (condition `Enforced`,
+    Event, metric), `Evict` also ends the Pod.
+    """
+
+    unenforced_grace: Seconds = 30
+    """With `Evict`: for how long an agent must have been saying so."""
+
+    evictions_per_minute: Annotated[float, Field(gt=0, le=600)] = 6
+    """With `Evict`: at most so many Pods in the whole cluster, one at a time."""
+
+    eviction_patience: Annotated[float, Field(ge=0)] = 120
+    """With `Evict`: a PodDisruptionBudget may refuse the eviction for so long; then the Pod is deleted."""
+
     lease_duration: Seconds = 15
     """Another operator takes over when the Lease was not renewed for so long."""
 

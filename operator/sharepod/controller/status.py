@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sharepod.api.gpunode import GPUNodeStatus, Mode, Tenant, TenantStatus
+from sharepod.api.gpunode import FindingReason, GPUNodeStatus, Health, Mode, Tenant, TenantStatus
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import (
     CONDITION_ENFORCED,
+    CONDITION_GPU_HEALTHY,
     CONDITION_PLACED,
     CONDITION_POD_READY,
     CONDITION_RESIZED,
@@ -66,6 +67,7 @@ def compose(sharepod: SharePodFacts, picture: Picture, finish: Finish | None = N
         _placed(sharepod, picture, gpus),
         _pod_ready(was, picture, finish),
         _enforced(was, picture, seen),
+        _gpu_healthy(was, picture, over),
         _resized(sharepod, picture, over),
     ]
     return SharePodStatus(
@@ -215,15 +217,32 @@ def _enforced(was: SharePodStatus, picture: Picture, seen: TenantStatus | None) 
         )
     if row.mode is Mode.EXCLUSIVE:
         return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant is on its GPUs")
-    if seen is None or seen.enforced is None:
-        return _condition(CONDITION_ENFORCED, "Unknown", "NoCudaCall", "no process of the pod has used CUDA yet")
+    findings = seen.findings if seen is not None else ()
+    said = {finding.reason: finding.message for finding in findings}
+    message = "; ".join(finding.message for finding in findings)
+    if seen is None or (seen.enforced is None and FindingReason.PROCESSES_NOT_TOLD not in said):
+        message = "; ".join(filter(None, ("no process of the pod has used CUDA yet", message)))
+        return _condition(CONDITION_ENFORCED, "Unknown", "NoCudaCall", message)
+    if seen.enforced is None:
+        return _condition(CONDITION_ENFORCED, "Unknown", FindingReason.PROCESSES_NOT_TOLD.value, message)
     if seen.enforced:
-        return _condition(CONDITION_ENFORCED, "True", "HookConnected")
-    text = (
-        "a process of the pod uses the GPU without the hook, so its share is not enforced; "
-        "images built on musl (Alpine) do not load it: use one built on glibc"
-    )
-    return _condition(CONDITION_ENFORCED, "False", "ProcessWithoutHook", text)
+        return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
+    grave = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD)
+    reason = next((reason for reason in grave if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
+    text = message or "a process of the pod uses the GPU without the hook, so its share is not enforced"
+    return _condition(CONDITION_ENFORCED, "False", reason.value, text)
+
+
+def _gpu_healthy(was: SharePodStatus, picture: Picture, over: bool) -> Condition | None:
+    former = _former(was, CONDITION_GPU_HEALTHY)
+    if picture.row is None or picture.report is None or over:
+        return former
+    failed = [gpu for gpu in picture.report.gpus if gpu.uuid in picture.row.gpus and gpu.health is Health.UNHEALTHY]
+    if failed:
+        which = "; ".join(f"GPU {gpu.index} of {picture.node} has failed: {gpu.reason}" for gpu in failed)
+        advice = "what runs there may fail or hang; to have it placed on another GPU, make the SharePod anew"
+        return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
+    return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 
 
 def _resized(sharepod: SharePodFacts, picture: Picture, over: bool) -> Condition | None:

@@ -12,16 +12,18 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from sharepod.api.gpunode import Mode, TenantState
-from sharepod.api.sharepod import KIND, GpuRequest, Phase, SharePodStatus
+from sharepod.api.gpunode import Mode, TenantState, TenantStatus
+from sharepod.api.sharepod import KIND, GpuRequest
 from sharepod.api.units import TenantId
 from sharepod.placement.model import Outlook
 
 from . import lifecycle, metrics, status
+from .announce import announce
 from .binder import POD_TERMINATING, Binder
 from .client import SHAREPODS, Client, ConflictError, Json, NotFoundError
 from .events import Events
-from .facts import GpuNodeFacts, SharePodFacts
+from .evictor import Evictor
+from .facts import GpuNodeFacts, PodFacts, SharePodFacts
 from .ledger import LedgerWriter
 from .lifecycle import Finish, Held, View
 from .loop import PlacementLoop
@@ -65,6 +67,7 @@ class Tenants:
         self._notes = notes
         self._settings = settings
         self._clock = clock
+        self._evictor = Evictor(client, events, settings, clock)
         self.queue: Queue[str] = Queue("tenant", self._work, settings.writers)
 
     async def run(self) -> None:
@@ -88,6 +91,8 @@ class Tenants:
         view = self._view(tenant, note)
         if view.sharepod is not None and not view.sharepod.deleting and not self._undecided(view, note, step):
             await self._show(view, view.sharepod, note, finish)
+            if finish is None:
+                await self._watch(view, view.sharepod, note)
 
     @staticmethod
     def _undecided(view: View, note: Note, step: lifecycle.Step) -> bool:
@@ -99,7 +104,7 @@ class Tenants:
         return view.pod is None and bool(view.held) and all(held.written is None for held in view.held)
 
     def _view(self, tenant: str, note: Note) -> View:
-        sharepod, pod = self._model.sharepods.get(tenant), self._model.pod_of(tenant)
+        sharepod, pod = self._model.sharepods.get(tenant), _as_evicted(self._model.pod_of(tenant), note)
         held = tuple(
             self._held(node, tenant, note) for node, _ in self._model.cluster.reservations_of(TenantId(tenant))
         )
@@ -116,7 +121,7 @@ class Tenants:
             sharepod=sharepod,
             pod=pod,
             held=held,
-            lost=self._model.lost_pods.get(tenant),
+            lost=_as_evicted(self._model.lost_pods.get(tenant), note),
             returned=frozenset(note.returned),
             unbound_since=note.unbound[1] if note.unbound is not None else None,
             give_back=note.give_back,
@@ -317,6 +322,23 @@ class Tenants:
         self._notes.of(tenant).release_generation.pop(node, None)
         self._ledger.remove(node, tenant)
 
+    async def _watch(self, view: View, sharepod: SharePodFacts, note: Note) -> None:
+        """Ends the Pod where its share is not enforced and the policy says so."""
+        again = await self._evictor.look(sharepod, view.pod, self._seen(view), note)
+        if again is not None:
+            self.queue.add_after(sharepod.uid, again)
+        elif note.eviction is not None and note.eviction.done is not None:
+            self.queue.add(sharepod.uid)  # to show it
+
+    def _seen(self, view: View) -> TenantStatus | None:
+        """What the agent of its node says of it."""
+        for held in view.held:
+            gpunode = self._model.gpunodes.named(held.node) if held.written is not None else None
+            for seen in gpunode.status.tenants if gpunode is not None else ():
+                if held.written is not None and seen.id == held.written.id:
+                    return seen
+        return None
+
     # Showing
 
     async def _show(self, view: View, sharepod: SharePodFacts, note: Note, finish: Finish | None) -> None:
@@ -363,7 +385,7 @@ class Tenants:
         if "usage" in changes:
             note.usage_written = now
         self._model.put_sharepod(answer)
-        self._tell(sharepod, wanted, finish, note)
+        announce(self._events, sharepod, wanted, finish, note, self._seen(view))
 
     def _usage_waits(self, held: Held, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts) -> bool:
         seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)
@@ -378,23 +400,10 @@ class Tenants:
         except NotFoundError:
             self._model.drop_sharepod(sharepod.uid)
 
-    def _tell(self, sharepod: SharePodFacts, wanted: SharePodStatus, finish: Finish | None, note: Note) -> None:
-        """Events about what the status says now and did not before."""
-        if finish is not None:
-            tell = self._events.normal if finish.phase is Phase.SUCCEEDED else self._events.warning
-            tell(KIND, sharepod, finish.reason, "Finish", finish.message)
-            return
-        for condition in wanted.conditions:
-            if note.said.get(condition.type) == condition.reason + condition.message:
-                continue
-            note.said[condition.type] = condition.reason + condition.message
-            if condition.type == "Placed" and condition.reason != "Waiting":
-                if condition.status == "True":
-                    self._events.normal(KIND, sharepod, "Placed", "Place", condition.message)
-                else:
-                    self._events.warning(KIND, sharepod, condition.reason, "Place", condition.message)
-            elif condition.type == "Resized":
-                tell = self._events.normal if condition.status == "True" else self._events.warning
-                tell(KIND, sharepod, f"Resize{condition.reason}", "Resize", condition.message)
-            elif condition.type == "Enforced" and condition.status == "False":
-                self._events.warning(KIND, sharepod, condition.reason, "Watch", condition.message)
+
+def _as_evicted(pod: PodFacts | None, note: Note) -> PodFacts | None:
+    """A Pod that was evicted from here says so, however that was done."""
+    eviction = note.eviction
+    if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
+        return pod
+    return replace(pod, disrupted=eviction.done)
