@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
+.PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
 	bench-packing bench-placement bench-refusals clean
 
 help: ## this list
@@ -39,6 +39,9 @@ build/shim.built: .venv/installed $(SHIM_SOURCES)
 	@mkdir -p build
 	@$(BIN)/python setup.py --quiet build_ext --inplace build_hook
 	@touch $@
+
+table: ## the hook's table of driver entry points, from the headers of CUDA 11.8, 12.9 and 13.5
+	@PYTHONPATH=shim $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m table
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
 

@@ -6,21 +6,36 @@
 
 #include "objects.h"
 
-struct row {
-    char symbol[40];
-    char name[40];
-    char kind;
+enum { SYMBOL_BYTES = 46 };
+
+/* What an entry is to whoever hands it out. */
+enum kind {
+    KIND_gate,
+    KIND_memory,
+    KIND_resolve, /* up to here: must never pass unseen */
+    KIND_observe,
+    KIND_call
 };
 
-#define GATED(symbol, name) {#symbol, #name, 'G'},
-#define SEEN(symbol, name) {#symbol, #name, 'S'},
-#define CALLED(symbol) {#symbol, "", 'C'},
+struct row {
+    char symbol[SYMBOL_BYTES];
+    unsigned char name_length; /* the name is how the symbol begins */
+    unsigned char kind;
+};
+
+/* Sorted by symbol. */
 static const struct row rows[ENTRY_COUNT] = {
+#define WRAPPED(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_##class},
+#define CALLED(symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
+#define PENDING(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
 #include "entries.def"
 };
-#undef GATED
-#undef SEEN
-#undef CALLED
+
+#define WRAPPED(class, symbol, name, since, parameters) \
+    _Static_assert(sizeof #symbol <= SYMBOL_BYTES, "SYMBOL_BYTES is too small");
+#define CALLED(symbol, name, since, parameters) WRAPPED(call, symbol, name, since, parameters)
+#define PENDING(class, symbol, name, since, parameters) WRAPPED(class, symbol, name, since, parameters)
+#include "entries.def"
 
 void *entries_driver[ENTRY_COUNT];
 static _Atomic bool loaded;
@@ -37,11 +52,42 @@ bool entries_load(void) {
     return true;
 }
 
+/* The first row whose symbol does not come before this one. */
+static int first_from(const char *symbol) {
+    int low = 0, high = ENTRY_COUNT;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (strcmp(rows[middle].symbol, symbol) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The next row of this name from `i` on; ENTRY_COUNT if there is none. Symbols that begin alike stand together. */
+static int next_of(int i, const char *name, size_t length) {
+    for (; i < ENTRY_COUNT && strncmp(rows[i].symbol, name, length) == 0; i++)
+        if (rows[i].name_length == length)
+            return i;
+    return ENTRY_COUNT;
+}
+
 enum entry entries_exported(const char *symbol) {
-    if (symbol == NULL || symbol[0] != 'c' || symbol[1] != 'u')
+    if (symbol == NULL || symbol[0] != 'c' || symbol[1] != 'u' || symbol[2] < 'A' || symbol[2] > 'Z')
         return ENTRY_COUNT;
-    for (int i = 0; i < ENTRY_COUNT; i++)
-        if (rows[i].kind != 'C' && strcmp(rows[i].symbol, symbol) == 0)
+    int i = first_from(symbol);
+    bool exported = i < ENTRY_COUNT && rows[i].kind != KIND_call && strcmp(rows[i].symbol, symbol) == 0;
+    return exported ? (enum entry)i : ENTRY_COUNT;
+}
+
+enum entry entries_behind(const char *name, const void *function) {
+    size_t length = strlen(name);
+    for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length))
+        if (rows[i].kind != KIND_call && entries_driver[i] == function)
+            return (enum entry)i;
+    for (int i = 0; i < ENTRY_COUNT; i++) /* handed out under another name than its symbol's */
+        if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
     return ENTRY_COUNT;
 }
@@ -49,32 +95,18 @@ enum entry entries_exported(const char *symbol) {
 /* A switch, not an array: the compiler makes it from addresses relative to the code. */
 void *entries_wrapper(enum entry entry) {
     switch (entry) {
-#define GATED(symbol, name) \
+#define WRAPPED(class, symbol, name, since, parameters) \
     case ENTRY_##symbol: return (void *)symbol;
-#define SEEN(symbol, name) GATED(symbol, name)
-#define CALLED(symbol)
 #include "entries.def"
-#undef GATED
-#undef SEEN
-#undef CALLED
     default: return NULL;
     }
 }
 
-void *entries_wrapper_of(const void *function) {
-    for (int i = 0; i < ENTRY_COUNT; i++)
-        if (rows[i].kind != 'C' && entries_driver[i] == function)
-            return entries_wrapper((enum entry)i);
-    return NULL;
-}
-
 bool entries_must_pass(enum entry entry) {
-    return rows[entry].kind == 'G';
+    return rows[entry].kind <= KIND_resolve;
 }
 
-bool entries_gated_name(const char *name) {
-    for (int i = 0; i < ENTRY_COUNT; i++)
-        if (rows[i].kind == 'G' && strcmp(rows[i].name, name) == 0)
-            return true;
-    return false;
+enum entry entries_gated_name(const char *name) {
+    int i = next_of(first_from(name), name, strlen(name));
+    return i < ENTRY_COUNT && entries_must_pass((enum entry)i) ? (enum entry)i : ENTRY_COUNT;
 }

@@ -13,19 +13,22 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum entry {
-#define GATED(symbol, name) ENTRY_##symbol,
-#define SEEN(symbol, name) ENTRY_##symbol,
-#define CALLED(symbol) ENTRY_##symbol,
+#define WRAPPED(class, symbol, name, since, parameters) ENTRY_##symbol,
+#define CALLED(symbol, name, since, parameters) ENTRY_##symbol,
+#define PENDING(class, symbol, name, since, parameters) ENTRY_##symbol,
 #include "entries.def"
-#undef GATED
-#undef SEEN
-#undef CALLED
     ENTRY_COUNT
 };
 
+/* What cuda.h declares already, and what a newer one no longer does. */
+#define WRAPPED(class, symbol, name, since, parameters) CUresult symbol parameters;
+#define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
+#define PENDING(class, symbol, name, since, parameters) CUresult symbol parameters;
+#include "entries.def"
+
 extern void *entries_driver[ENTRY_COUNT];
 
-/* The driver's own function, by its prototype in cuda.h; may be NULL: a driver need not have every one. */
+/* The driver's own function, by its prototype; may be NULL: a driver need not have every one. */
 #define DRIVER(symbol) ((__typeof__(&symbol))entries_driver[ENTRY_##symbol])
 #define HAS(symbol) (entries_driver[ENTRY_##symbol] != NULL)
 
@@ -33,13 +36,13 @@ extern void *entries_driver[ENTRY_COUNT];
 bool entries_load(void);
 /* The entry exported under this symbol; ENTRY_COUNT if there is none. */
 enum entry entries_exported(const char *symbol);
+/* The entry behind a function of the driver that it hands out under this name; ENTRY_COUNT if it is not wrapped. */
+enum entry entries_behind(const char *name, const void *function);
 /* The hook's wrapper of an entry; NULL for what is only called. */
 void *entries_wrapper(enum entry entry);
-/* The wrapper of a function of the driver; NULL if it has none. */
-void *entries_wrapper_of(const void *function);
 /* Whether it must never pass unseen. */
 bool entries_must_pass(enum entry entry);
-/* Whether cuGetProcAddress must not hand out anything but wrappers for this name. */
-bool entries_gated_name(const char *name);
+/* The first entry of this name, if none but wrappers may be handed out for it; else ENTRY_COUNT. */
+enum entry entries_gated_name(const char *name);
 
 #endif

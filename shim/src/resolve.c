@@ -8,7 +8,7 @@
 #include "objects.h"
 #include "sys.h"
 
-#include <string.h>
+#include <stdatomic.h>
 
 /* What the jump needs from the C code: the answer, or that there is none and the real function shall answer. */
 struct verdict {
@@ -94,29 +94,39 @@ __attribute__((visibility("hidden"), used)) struct verdict resolve_dlvsym(void *
 TAIL(dlsym);
 TAIL(dlvsym);
 
+/* Said once for each name, however often it is asked for. */
+static void say_unknown(enum entry entry, const char *name) {
+    static _Atomic bool said[ENTRY_COUNT];
+    if (!atomic_exchange(&said[entry], true))
+        sys_say("the driver's ", name, " of this version is unknown to the hook and therefore reported as not found", NULL);
+}
+
 /* The driver has answered: give its function's wrapper instead. A gated name must not come out under a pointer that we
  * don't know. */
 static bool replace(const char *name, void **function) {
     if (function == NULL || *function == NULL)
         return true;
-    void *wrapper = entries_wrapper_of(*function);
-    if (wrapper != NULL)
-        *function = wrapper;
-    else if (entries_gated_name(name))
-        *function = NULL;
-    return *function != NULL;
+    enum entry entry = entries_behind(name, *function);
+    if (entry != ENTRY_COUNT) {
+        *function = entries_wrapper(entry);
+        return true;
+    }
+    entry = entries_gated_name(name);
+    if (entry == ENTRY_COUNT)
+        return true;
+    *function = NULL;
+    say_unknown(entry, name);
+    return false;
 }
 
 EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
     if (!entries_load() || !HAS(cuGetProcAddress))
         return CUDA_ERROR_NOT_FOUND;
     CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    if (result != CUDA_SUCCESS || replace(name, function))
-        return result;
-    sys_say("the driver's ", name, " of this version is unknown to the hook and therefore reported as not found", NULL);
-    return CUDA_ERROR_NOT_FOUND;
+    return result != CUDA_SUCCESS || replace(name, function) ? result : CUDA_ERROR_NOT_FOUND;
 }
 
+/* Not found is a status here, and an error only for who does not ask for it. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *status) {
     if (!entries_load() || !HAS(cuGetProcAddress_v2))
@@ -124,8 +134,8 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
     CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
     if (result != CUDA_SUCCESS || replace(name, function))
         return result;
-    sys_say("the driver's ", name, " of this version is unknown to the hook and therefore reported as not found", NULL);
-    if (status != NULL)
-        *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    if (status == NULL)
+        return CUDA_ERROR_NOT_FOUND;
+    *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return CUDA_SUCCESS;
 }

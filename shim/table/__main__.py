@@ -1,0 +1,50 @@
+"""`python -m table` writes shim/src/entries.def; with `--check` it writes nothing and fails when that file is stale.
+
+`--header DIR` (repeatable) reads other headers than those of the releases in wheels.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import wheels
+from .classes import CLASSES_FILE, ClassError, classify, read_rules
+from .headers import HeaderError, read, union
+from .render import TABLE_FILE, render
+
+
+def main() -> int:
+    """0 when the table is written or right; 1 with the reason when not."""
+    parser = argparse.ArgumentParser(prog="python -m table", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when entries.def is stale")
+    parser.add_argument("--header", action="append", type=Path, metavar="DIR", help="headers to read instead")
+    chosen = parser.parse_args()
+    try:
+        folders = chosen.header or [wheels.fetch(requirement).include for requirement in wheels.RELEASES]
+        headers = [read(folder) for folder in folders]
+        classified = classify(union(headers), read_rules())
+    except ClassError as error:
+        print(f"{CLASSES_FILE.name} and the headers do not agree:\n{error}", file=sys.stderr)
+        return 1
+    except (HeaderError, wheels.UnreachableError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    text = render(classified, [header.release for header in headers])
+    if chosen.check:
+        if TABLE_FILE.read_text(encoding="utf-8") == text:
+            return 0
+        print(
+            f"{TABLE_FILE.name} is not what classes.txt and the headers make of it; run `make table`", file=sys.stderr
+        )
+        return 1
+    TABLE_FILE.write_text(text, encoding="utf-8")
+    wrapped = [one for one in classified if one.kind not in ("pass", "call")]
+    pending = sum(one.pending for one in wrapped)
+    print(f"{TABLE_FILE.name}: {len(classified)} entry points, {len(wrapped) - pending} wrapped, {pending} pending")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

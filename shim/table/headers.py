@@ -1,0 +1,166 @@
+"""Reads NVIDIA's headers: which entry points a release of CUDA declares.
+
+Guarantees: every function of cuda.h is found under every symbol that libcuda exports for it (older forms and per-thread
+stream variants too), and so are those of which only cudaTypedefs.h still knows. cuda.h goes through the C preprocessor,
+because it renames its own functions by macros; cudaTypedefs.h says since when cuGetProcAddress hands out a form.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_FUNCTION = re.compile(r"\bCUresult\s+(cu\w+)\s*\(([^;{}]*)\)\s*;")
+_TYPEDEF = re.compile(
+    r"typedef\s+CUresult\s*\(\s*CUDAAPI\s*\*\s*PFN_(cu\w+?)_v(\d{4,6})(_ptds|_ptsz)?\s*\)\s*\(([^;]*)\)\s*;"
+)
+_RELEASE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+CUDA_VERSION[ \t]+(\d+)", re.MULTILINE)
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
+
+
+class HeaderError(ValueError):
+    """A header that does not read as expected. The message says which and where."""
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """One symbol of libcuda."""
+
+    symbol: str
+    """What libcuda exports."""
+    name: str
+    """What cuGetProcAddress calls it: without its version and its stream variant."""
+    since: int
+    """From which version of CUDA on cuGetProcAddress hands this form out: 11020 is 11.2. 0: no header says."""
+    parameters: str
+    """As C text, without the parentheses."""
+    headers: tuple[int, ...]
+    """The releases, of those read, that declare it, ascending."""
+
+    @property
+    def per_thread(self) -> str:
+        """`ptds` or `ptsz` for the form that takes the per-thread default stream, else empty."""
+        return self.symbol[-4:] if self.symbol.endswith(("_ptds", "_ptsz")) else ""
+
+
+@dataclass(frozen=True)
+class _Form:
+    since: int
+    per_thread: str
+    parameters: str
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the headers of one release declare."""
+
+    release: int
+    """CUDA_VERSION: 11080 is 11.8."""
+    functions: dict[str, str]
+    """Parameters by symbol."""
+    forms: dict[str, tuple[_Form, ...]]
+    """By name, oldest first: what cudaTypedefs.h knows."""
+
+
+def read(include: Path) -> Header:
+    """The declarations of the headers in `include`."""
+    plain = _text(include / "cuda.h")
+    release = _RELEASE.search(plain)
+    if release is None:
+        raise HeaderError(f"{include / 'cuda.h'}: no CUDA_VERSION; is this NVIDIA's cuda.h?")
+    functions = {name: _tidy(parameters) for name, parameters in _FUNCTION.findall(_preprocessed(include))}
+    forms: dict[str, list[_Form]] = {}
+    for name, since, per_thread, parameters in _TYPEDEF.findall(_COMMENT.sub(" ", _text(include / "cudaTypedefs.h"))):
+        forms.setdefault(name, []).append(_Form(int(since), per_thread.lstrip("_"), _tidy(parameters)))
+    if not functions or not forms:
+        raise HeaderError(
+            f"{include}: found {len(functions)} functions and {len(forms)} typedefs; is this NVIDIA's cuda.h?"
+        )
+    ordered = {name: tuple(sorted(found, key=lambda form: form.since)) for name, found in forms.items()}
+    return Header(int(release[1]), functions, ordered)
+
+
+def union(headers: Sequence[Header]) -> list[EntryPoint]:
+    """Every entry point of any of the releases, by symbol; where they differ the newest release's word counts."""
+    found: dict[str, EntryPoint] = {}
+    for header in sorted(headers, key=lambda header: header.release):
+        for entry in _entries(header):
+            known = found.get(entry.symbol)
+            if known is not None:
+                entry = replace(entry, since=entry.since or known.since, headers=(*known.headers, *entry.headers))
+            found[entry.symbol] = entry
+    return sorted(found.values(), key=lambda entry: entry.symbol)
+
+
+def _entries(header: Header) -> list[EntryPoint]:
+    parameters = dict(header.functions)
+    since: dict[str, int] = {}
+    symbols: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for symbol in header.functions:
+        name, version, per_thread = _split(symbol)
+        symbols.setdefault((name, per_thread), []).append((version, symbol))
+    for name, forms in header.forms.items():
+        for per_thread in {form.per_thread for form in forms}:
+            wanted = [form for form in forms if form.per_thread == per_thread]
+            declared = [symbol for _, symbol in sorted(symbols.get((name, per_thread), []))]
+            if not declared:  # cuda.h has dropped it, the driver has not
+                declared = [f"{name}_{per_thread}" if per_thread else name]
+                parameters[declared[0]] = wanted[-1].parameters
+            since.update((symbol, form.since) for symbol, form in _pair(declared, wanted, parameters))
+    return [
+        EntryPoint(symbol, _split(symbol)[0], since.get(symbol, 0), text, (header.release,))
+        for symbol, text in parameters.items()
+    ]
+
+
+def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) -> Iterable[tuple[str, _Form]]:
+    """Which typedef is which symbol's: both ascend; where one list is shorter, by what they take."""
+    if len(symbols) == len(forms):
+        return zip(symbols, forms, strict=True)
+    paired = []
+    for symbol in symbols:
+        same = [form for form in forms if _types(form.parameters) == _types(parameters[symbol])]
+        if len(same) == 1:
+            paired.append((symbol, same[0]))
+    return paired
+
+
+def _types(parameters: str) -> str:
+    """Parameters without their names and without the version marks of their types, to compare by."""
+    kept = (re.sub(r"\s*\w+(\[\])?$", "", part) if " " in part else part for part in parameters.split(", "))
+    return re.sub(r"\s|_v\d+\b", "", ", ".join(kept))
+
+
+def _split(symbol: str) -> tuple[str, int, str]:
+    match = _SUFFIX.match(symbol)
+    assert match is not None, symbol
+    return match[1], int(match[2] or 1), (match[3] or "").lstrip("_")
+
+
+def _tidy(parameters: str) -> str:
+    text = " ".join(parameters.split())
+    text = re.sub(r"\s*,\s*", ", ", text)
+    return re.sub(r"\s*(\*+)\s*(?=\w)", r" \1", text).strip() or "void"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise HeaderError(f"{path}: {error.strerror}; it comes with the wheel nvidia-cuda-runtime") from error
+
+
+def _preprocessed(include: Path) -> str:
+    """cuda.h as a compiler sees it that asks for every form of every function under its own name."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = [*compiler, "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", str(include / "cuda.h")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode != 0:
+        raise HeaderError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
