@@ -48,6 +48,7 @@ bool entries_load(void) {
         return false;
     for (int i = 0; i < ENTRY_COUNT; i++)
         entries_driver[i] = object_symbol(&driver, rows[i].symbol);
+    object_pin(DRIVER_FILE); /* its functions are called after a dlclose, too */
     atomic_store_explicit(&loaded, true, memory_order_release);
     return true;
 }

@@ -3,7 +3,6 @@
 
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "process.h"
@@ -27,7 +26,7 @@ static void map_hints(struct session *session, int descriptor) {
 }
 
 /* Tells the daemon what this process holds from an earlier connection. With the locks of gpus and session. */
-static bool hand_over(struct session *session, struct gpus *gpus) {
+static bool hand_over(struct gpus *gpus) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
         if (gpu->wire < 0 || gpu->credited == 0)
@@ -42,7 +41,7 @@ static bool hand_over(struct session *session, struct gpus *gpus) {
         frame.gpu = (uint32_t)gpu->wire;
         frame.flags = SHP_RESERVE_HANDOVER;
         frame.bytes = gpu->credited;
-        if (sys_call(SYS_sendto, session->socket, (long)&frame, sizeof frame, MSG_NOSIGNAL, 0, 0) != sizeof frame)
+        if (!session_put(&frame, sizeof frame))
             return false;
     }
     return true;
@@ -67,7 +66,7 @@ static bool welcome(struct session *session, const struct shp_welcome *frame, in
     lock(&gpus->lock);
     gpus_learn(gpus, frame->gpus, frame->gpu_count, true);
     lock(&session->lock);
-    bool done = hand_over(session, gpus);
+    bool done = hand_over(gpus);
     if (done) {
         session->state = SESSION_READY;
         atomic_store(&session->ready, 1);
@@ -77,10 +76,10 @@ static bool welcome(struct session *session, const struct shp_welcome *frame, in
     sys_wake_all(&session->ready);
     if (done) {
         session->backoff = 20 * SYS_MS;
-        session->refused = false;
-        if (session->told)
+        session->shut = SESSION_OPEN;
+        if (session->said != SAID_NOTHING)
             sys_say("connected to the agent", NULL);
-        session->told = false;
+        session->said = SAID_NOTHING;
         token_connected(&the_process->token);
     }
     return done;
@@ -153,10 +152,12 @@ static bool refused(struct session *session, const struct shp_refused *frame) {
     char text[SHP_TEXT_BYTES + 1];
     memcpy(text, frame->text, SHP_TEXT_BYTES);
     text[SHP_TEXT_BYTES] = '\0';
-    if (!session->told)
+    if (session->said != SAID_REFUSED)
         sys_say("the agent refuses this process: ", text, NULL);
-    session->told = true;
-    session->refused = frame->reason == SHP_REFUSED_RELEASING;
+    session->said = SAID_REFUSED;
+    session->shut = frame->reason == SHP_REFUSED_RELEASING ? SESSION_RELEASING
+                    : frame->reason == SHP_REFUSED_FULL    ? SESSION_FULL
+                                                           : SESSION_OPEN;
     session->backoff = SYS_SECOND;
     return false;
 }

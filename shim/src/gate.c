@@ -25,18 +25,39 @@ static long membarrier(int command) {
 
 void gate_prepare(struct gate *gate) {
     atomic_store(&gate->slot_count, atomic_load(&slots_seen));
+    atomic_store(&gate->closing, 1);
     gate->fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
-    atomic_store(&gate->word, GATE_READY);
 }
 
 void gate_open(struct gate *gate, bool metered) {
-    uint32_t word = atomic_load(&gate->word), open;
+    uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
     do {
         open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (word & GATE_CAPTURING) |
                (metered ? GATE_METERED : 0);
     } while (!atomic_compare_exchange_weak(&gate->word, &word, open));
-    if (atomic_load(&gate->waiters) > 0)
+    if (atomic_load(&gate->wanted) == ends)
         sys_wake_all(&gate->word);
+    atomic_store(&gate->closing, ends == UINT32_MAX ? 1 : ends + 1); /* who sees this sees the gate open */
+}
+
+bool gate_wanted(struct gate *gate) {
+    return atomic_load(&gate->wanted) == atomic_load(&gate->closing);
+}
+
+bool gate_waking(struct gate *gate, bool forget) {
+    uint32_t count = atomic_load(&gate->slot_count);
+    bool waking = false;
+    for (uint32_t i = 0; i < count; i++) {
+        struct slot *slot = &gate->slots[i];
+        uint32_t waits = atomic_load(&slot->waits);
+        if (waits == 0)
+            continue;
+        if (forget || !sys_thread_lives(atomic_load(&slot->thread)))
+            atomic_compare_exchange_strong(&slot->waits, &waits, 0);
+        else
+            waking = true;
+    }
+    return waking;
 }
 
 void gate_close(struct gate *gate) {
@@ -108,6 +129,7 @@ static struct slot *claim_slot(struct gate *gate) {
         uint64_t sequence = atomic_load(&slot->sequence);
         if (sequence & 1)
             atomic_store(&slot->sequence, sequence + 1);
+        atomic_store(&slot->waits, 0);
         for (int s = 0; s < SLOT_STREAMS; s++)
             slot->streams[s].word = slot->streams[s].fences = 0;
         return gate_slot = slot;
@@ -115,14 +137,21 @@ static struct slot *claim_slot(struct gate *gate) {
     return gate_slot = NULL;
 }
 
-static void wait_for_turn(struct process *process) {
+/* May end early. A thread need not come back from it: see gate_wanted. */
+static void wait_for_turn(struct process *process, struct slot *slot) {
     struct gate *gate = &process->gate;
-    uint32_t word = atomic_load(&gate->word);
-    atomic_fetch_add(&gate->waiters, 1);
-    session_wake(&process->session);
-    if (!(word & GATE_OPEN))
+    uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
+    if (word & GATE_OPEN)
+        return;
+    if (slot != NULL)
+        atomic_store(&slot->waits, closing);
+    atomic_store(&gate->wanted, closing);
+    if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and nobody may look for who waited */
+        session_wake(&process->session);
         sys_wait(&gate->word, word, SYS_NEVER);
-    atomic_fetch_sub(&gate->waiters, 1);
+    }
+    if (slot != NULL)
+        atomic_store(&slot->waits, 0);
 }
 
 /* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
@@ -159,7 +188,7 @@ struct passage gate_enter(CUstream stream, bool per_thread) {
             atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
         else
             atomic_fetch_sub(&gate->shared_inside, 1);
-        wait_for_turn(process);
+        wait_for_turn(process, slot);
     }
 }
 

@@ -39,6 +39,7 @@ struct slot_stream {
 struct slot {
     _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
     _Atomic int thread;
+    _Atomic uint32_t waits; /* which closing of the gate its thread waits out; 0: none */
     struct slot_stream streams[SLOT_STREAMS];
 } __attribute__((aligned(128)));
 
@@ -46,8 +47,9 @@ struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool fenced;       /* no membarrier */
-    _Atomic uint32_t waiters __attribute__((aligned(64)));
-    _Atomic uint32_t slot_count; /* slots ever used */
+    _Atomic uint32_t closing __attribute__((aligned(64))); /* counts openings: which closing the present or next one is */
+    _Atomic uint32_t wanted;                               /* the last closing that a thread has waited for the end of */
+    _Atomic uint32_t slot_count;                           /* slots ever used */
     /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];
@@ -77,11 +79,18 @@ void gate_set_captures(struct gate *gate, uint32_t captures);
 void gate_after_fork(void);
 
 /* For the agent thread alone. */
+
+/* Before it runs; the gate is set up from the moment on that its word is not 0. */
 void gate_prepare(struct gate *gate);
 void gate_open(struct gate *gate, bool metered);
 void gate_close(struct gate *gate);
 /* Whether no thread is inside a launch. After gate_close it stays so. */
 bool gate_clear(struct gate *gate);
+/* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because its
+ * signal handler has jumped away, counts until the next opening at most. */
+bool gate_wanted(struct gate *gate);
+/* Whether a thread that waited for this opening has not run yet; `forget` those that should have by now. */
+bool gate_waking(struct gate *gate, bool forget);
 /* Launches that entered so far. */
 uint64_t gate_launches(struct gate *gate);
 

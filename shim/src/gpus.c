@@ -33,6 +33,7 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
     for (unsigned i = 0; i < GPUS_DEVICES; i++)
         if (gpus->places[i] < 0)
             gpus->places[i] = 0; /* one that was none of ours may be now */
+    atomic_store(&gpus->ungated, false);
 }
 
 void gpus_disconnect(struct gpus *gpus) {

@@ -6,6 +6,7 @@
 #define SHAREPOD_GPUS_H
 
 #include <cuda.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -14,7 +15,7 @@
 
 struct gpu {
     uint8_t uuid[SHP_UUID_BYTES];
-    int wire;                /* index on the wire, -1: not in the present connection */
+    _Atomic int wire;        /* index on the wire, -1: not in the present connection */
     uint32_t request, limit; /* thousandths */
     uint64_t memory;
     bool enforced;
@@ -28,6 +29,7 @@ enum { GPUS_DEVICES = 64 };
 struct gpus {
     struct lock lock; /* for all of it, and for struct memory */
     unsigned count;
+    _Atomic bool ungated; /* without `limits`, and the agent's setting fail_open: until something has been learned */
     struct gpu gpus[SHP_MAX_GPUS];
     _Atomic int8_t places[GPUS_DEVICES]; /* of CUDA's device ordinals: 0 not looked up, else place + 1 */
 };
@@ -38,6 +40,10 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
 void gpus_disconnect(struct gpus *gpus);
 /* The place of a CUDA device; -1 if it is none of the tenant's. Without the lock. */
 int gpus_place(struct gpus *gpus, CUdevice device);
+/* Whether nothing is gated and no memory counted or refused. */
+static inline bool gpus_ungated(const struct gpus *gpus) {
+    return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
+}
 /* The least request of all GPUs, thousandths: what a gang runs at without a daemon. Without the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 

@@ -85,25 +85,38 @@ static uint64_t phase_of(const char *directory) {
     return (facts.stx_ino * 0x9e3779b97f4a7c15ull) >> 37; /* up to 134 ms */
 }
 
-bool limits_read(const char *directory, struct limits *limits) {
-    char path[512], text[8192];
-    size_t length = strlen(directory), filled = 0;
-    if (length + sizeof "limits" > sizeof path)
-        return false;
+static long open_in(const char *directory, const char *name) {
+    char path[512];
+    size_t length = strlen(directory), more = strlen(name) + 1;
+    if (length + more > sizeof path)
+        return -ENAMETOOLONG;
     memcpy(path, directory, length);
-    memcpy(path + length, "limits", sizeof "limits");
-    long file = sys_call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+    memcpy(path + length, name, more);
+    return sys_call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0);
+}
+
+bool limits_fail_open(const char *directory) {
+    long file = open_in(directory, "fail-open");
+    if (file >= 0)
+        sys_close((int)file);
+    return file >= 0;
+}
+
+bool limits_read(const char *directory, struct limits *limits) {
+    enum { ROOM = 8192 };
+    long file = open_in(directory, "limits");
     if (file < 0)
         return false;
-    while (filled < sizeof text - 1) {
-        long got = sys_call(SYS_read, file, (long)(text + filled), (long)(sizeof text - 1 - filled), 0, 0, 0);
-        if (got <= 0)
+    char *text = sys_map(ROOM); /* the first call of a program may come from a thread with a small stack */
+    for (size_t filled = 0; text != NULL && filled < ROOM - 1;) {
+        long got = sys_call(SYS_read, file, (long)(text + filled), (long)(ROOM - 1 - filled), 0, 0, 0);
+        if (got <= 0 && got != -EINTR)
             break;
-        filled += (size_t)got;
+        filled += got > 0 ? (size_t)got : 0;
     }
     sys_close((int)file);
-    text[filled] = '\0';
-    bool parsed = limits_parse(text, limits);
+    bool parsed = text != NULL && limits_parse(text, limits);
+    sys_unmap(text, ROOM);
     limits->phase = phase_of(directory);
     return parsed;
 }

@@ -15,6 +15,8 @@ struct limits {
 
 /* Reads the file of that directory; false if there is none or no line of it can be understood. */
 bool limits_read(const char *directory, struct limits *limits);
+/* Whether the agent's setting fail_open is on: programs go on ungated where there is no such file. */
+bool limits_fail_open(const char *directory);
 /* Parses its text. */
 bool limits_parse(const char *text, struct limits *limits);
 

@@ -108,6 +108,10 @@ static CUresult begin_allocation(struct pending *pending, uint64_t bytes) {
     CUresult result = current_place(&pending->place);
     if (result != CUDA_SUCCESS || pending->untracked)
         return result;
+    if (pending->place < 0 && gpus_ungated(&the_process->gpus)) {
+        pending->untracked = true;
+        return CUDA_SUCCESS;
+    }
     if (pending->place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
     return reserve(pending->place, pending->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -239,6 +243,8 @@ void memory_forget_context(CUcontext context) {
 /* The tenant's view of a GPU's memory, never more than what the driver says. */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     struct process *process = the_process;
+    if (place < 0 && gpus_ungated(&process->gpus))
+        return;
     if (place < 0) {
         if (free_bytes != NULL)
             *free_bytes = 0;

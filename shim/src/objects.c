@@ -73,6 +73,25 @@ static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argume
     return 1;
 }
 
+static int visit_path(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct search *search = argument;
+    (void)size;
+    if (info->dlpi_name == NULL || strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) != 0 ||
+        strlen(info->dlpi_name) >= search->size)
+        return 0;
+    memcpy(search->path, info->dlpi_name, strlen(info->dlpi_name) + 1);
+    return 1;
+}
+
+void object_pin(const char *prefix) {
+    enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* RTLD_ of both C libraries */
+    char path[512];
+    struct search search = {.prefix = prefix, .path = path, .size = sizeof path};
+    void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
+    if (open != NULL && dl_iterate_phdr(visit_path, &search) == 1)
+        open(path, LAZY | NOLOAD | NODELETE);
+}
+
 static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) {
     const struct search *search = argument;
     (void)size;

@@ -21,6 +21,8 @@ bool object_find(const char *prefix, struct object *object);
 void *object_symbol(const struct object *object, const char *name);
 /* A symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL if it is not loaded. */
 void *object_libc_symbol(const char *name);
+/* Keeps the first loaded object whose file name begins with `prefix` loaded for good, whoever closes it. */
+void object_pin(const char *prefix);
 /* Whether the address lies in a loaded object whose file name begins with `prefix`. */
 bool object_holds(const void *address, const char *prefix);
 /* The directory that this very object was loaded from, with a final slash; false if it is longer than `size`. */

@@ -17,8 +17,11 @@ static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
     gate_after_fork();
-    if (process != NULL && atomic_load(&process->gate.word) != 0)
+    if (process == NULL)
+        return;
+    if (process->unwiped)
         memset(process, 0, sizeof *process);
+    process->unwiped = true;
 }
 
 static void watch_fork(void) {
@@ -41,6 +44,25 @@ static void *agent(void *argument) {
     return NULL;
 }
 
+/* Of the C library: larger than any of theirs. */
+union attributes {
+    char bytes[256];
+    uint64_t aligned;
+};
+
+/* A program may have made the default stack small for the many threads of its own; this one calls the driver. NULL: the
+ * default will do. */
+static const void *choose_stack(union attributes *attributes) {
+    const size_t least = 1 << 20;
+    size_t size = 0;
+    int (*begin)(void *) = (int (*)(void *))object_libc_symbol("pthread_attr_init");
+    int (*get)(const void *, size_t *) = (int (*)(const void *, size_t *))object_libc_symbol("pthread_attr_getstacksize");
+    int (*set)(void *, size_t) = (int (*)(void *, size_t))object_libc_symbol("pthread_attr_setstacksize");
+    if (begin == NULL || get == NULL || set == NULL || begin(attributes) != 0)
+        return NULL;
+    return get(attributes, &size) == 0 && size < least && set(attributes, least) == 0 ? attributes : NULL;
+}
+
 /* The program's signals are for its own threads. The two that the C library sends to every thread stay open: setuid
  * waits until all have answered. */
 static bool start_agent(struct process *process) {
@@ -49,25 +71,32 @@ static bool start_agent(struct process *process) {
     int (*detach)(unsigned long) = (int (*)(unsigned long))object_libc_symbol("pthread_detach");
     uint64_t all = ~(3ull << 31), before = 0; /* all but 32 and 33 */
     unsigned long thread;
+    union attributes attributes;
     if (create == NULL)
         return false;
+    const void *chosen = choose_stack(&attributes);
     sys_call(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, (long)&all, (long)&before, sizeof all, 0, 0);
-    bool created = create(&thread, NULL, agent, process) == 0;
+    bool created = create(&thread, chosen, agent, process) == 0;
     sys_call(SYS_rt_sigprocmask, 2, (long)&before, 0, sizeof all, 0, 0);
     if (created && detach != NULL)
         detach(thread);
     return created;
 }
 
+/* Without the file, but with the agent's leave to go on: true, and no GPU is named. */
 static bool wait_for_limits(struct process *process, struct limits *limits) {
     uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
     while (!limits_read(process->directory, limits)) {
         if (process->waited || sys_now() >= deadline) {
-            if (!process->waited)
-                sys_say("no readable file ", process->directory,
-                        "limits: this GPU is shared, and without it no program may use it", NULL);
+            bool open = limits_fail_open(process->directory), told = process->waited;
             process->waited = true;
-            return false;
+            memset(limits, 0, sizeof *limits);
+            if (!told)
+                sys_say("no readable file ", process->directory, "limits: ",
+                        open ? "going on without share and limit, as the agent's setting fail_open says"
+                             : "this GPU is shared, and without it no program may use it",
+                        NULL);
+            return open;
         }
         sys_sleep(50 * SYS_MS);
     }
@@ -86,21 +115,27 @@ static CUresult start(struct process *process) {
     if (!object_own_directory(process->directory, sizeof process->directory) || !wait_for_limits(process, &limits))
         return CUDA_ERROR_SYSTEM_NOT_READY;
     gpus_learn(&process->gpus, limits.gpus, limits.count, false);
+    atomic_store(&process->gpus.ungated, limits.count == 0);
     process->token.phase = limits.phase;
     watch_fork();
-    if (!session_prepare(&process->session))
+    if (!session_prepare(&process->session)) {
+        sys_say("cannot open a pipe: too many open files in this process", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
     gate_prepare(&process->gate);
-    if (start_agent(process))
-        return CUDA_SUCCESS;
-    atomic_store(&process->gate.word, 0);
-    session_after_fork();
-    sys_say("cannot start a thread", NULL);
-    return CUDA_ERROR_SYSTEM_NOT_READY;
+    if (!start_agent(process)) {
+        session_after_fork();
+        sys_say("cannot start a thread: too many in this container, or no memory for its stack", NULL);
+        return CUDA_ERROR_SYSTEM_NOT_READY;
+    }
+    atomic_fetch_or(&process->gate.word, GATE_READY); /* from now on, and not before, threads wait at the gate */
+    return CUDA_SUCCESS;
 }
 
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *expected = NULL;
+    if (fresh != NULL)
+        fresh->unwiped = true;
     if (fresh != NULL &&
         !__atomic_compare_exchange_n(&the_process, &expected, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         sys_unmap(fresh, sizeof *fresh);

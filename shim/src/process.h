@@ -23,6 +23,7 @@
 #endif
 
 struct process {
+    bool unwiped; /* in a child of fork: the kernel has not wiped this on its way */
     struct gate gate;
     struct lock start_lock;
     bool waited; /* for `limits`, in vain: the next call does not wait again */

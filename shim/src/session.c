@@ -8,44 +8,56 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "descriptors.h"
 #include "frames.h"
 #include "process.h"
 
 #define BACKOFF_LEAST (20 * SYS_MS)
-#define BACKOFF_MOST (1000 * SYS_MS)
+#define BACKOFF_MOST (250 * SYS_MS)
 #define GREETING_TIME (2 * SYS_SECOND)
 #define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without a daemon goes on */
 #ifndef SHAREPOD_PING_MS
 #define SHAREPOD_PING_MS 5000 /* a daemon that is silent for this long while we wait is asked whether it lives */
 #endif
 
+#define LOOK SYS_SECOND /* at the latest it is seen then that the program has closed our descriptors */
+#define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the agent thread */
+
 #ifndef SHAREPOD_BUILD
 #define SHAREPOD_BUILD "unknown"
 #endif
 
-/* Not in wiped memory: a child of fork closes them. */
-static int open_socket = -1, open_wake = -1;
+/* Not in wiped memory: a child of fork closes them. Waking goes by a pipe: other than an eventfd's its file can be told
+ * from what the program may have opened under that number. */
+static struct descriptor daemon_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
-    if (open_socket >= 0)
-        sys_close(open_socket);
-    if (open_wake >= 0)
-        sys_close(open_wake);
-    open_socket = open_wake = -1;
+    descriptor_close(&daemon_socket);
+    descriptor_close(&wake_end);
+    descriptor_close(&woken_end);
+}
+
+static bool make_wake(void) {
+    int ends[2];
+    descriptor_close(&wake_end);
+    descriptor_close(&woken_end);
+    if (sys_call(SYS_pipe2, (long)ends, O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0) != 0)
+        return false;
+    bool woken = descriptor_keep(&woken_end, ends[0]), wake = descriptor_keep(&wake_end, ends[1]);
+    return woken && wake;
 }
 
 bool session_prepare(struct session *session) {
-    enum { EFD_FLAGS = O_CLOEXEC | O_NONBLOCK };
-    session->socket = -1;
+    session_after_fork(); /* of which nobody may have told us */
     session->backoff = BACKOFF_LEAST;
-    open_wake = (int)sys_call(SYS_eventfd2, 0, EFD_FLAGS, 0, 0, 0, 0);
-    return open_wake >= 0;
+    return make_wake();
 }
 
 void session_wake(struct session *session) {
-    uint64_t one = 1;
+    int end = descriptor_number(&wake_end);
     (void)session;
-    sys_call(SYS_write, open_wake, (long)&one, sizeof one, 0, 0, 0);
+    if (end >= 0)
+        sys_call(SYS_write, end, (long)"", 1, 0, 0, 0);
 }
 
 static void fill(struct session *session, struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
@@ -54,20 +66,21 @@ static void fill(struct session *session, struct shp_header *header, uint16_t ty
         (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
 }
 
-static bool put(int socket, const void *frame, uint32_t size) {
-    return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
+bool session_put(const void *frame, uint32_t size) {
+    int socket = descriptor_number(&daemon_socket);
+    return socket >= 0 &&
+           sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Without the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
-static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq,
-                        bool handover) {
+/* With the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
+static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(session, frame, type, size, seq);
-    return (handover || atomic_load(&session->ready)) && session->socket >= 0 && put(session->socket, frame, size);
+    return atomic_load(&session->ready) && session_put(frame, size);
 }
 
 bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size) {
     lock(&session->lock);
-    bool sent = send_locked(session, frame, type, size, 0, false);
+    bool sent = send_locked(session, frame, type, size, 0);
     unlock(&session->lock);
     return sent;
 }
@@ -82,9 +95,13 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
     return wire >= 0 && session_send(session, &frame, SHP_RELEASE, sizeof frame);
 }
 
-static struct question *free_question(struct session *session) {
+/* A free one, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of the wait. */
+static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (atomic_load(&session->questions[i].state) == 0)
+            return &session->questions[i];
+    for (int i = 0; i < SESSION_QUESTIONS; i++)
+        if (session->questions[i].thread == self || !sys_thread_lives(session->questions[i].thread))
             return &session->questions[i];
     return NULL;
 }
@@ -108,12 +125,16 @@ struct answer session_ask(struct session *session, int type, int place, uint64_t
         frame.meminfo.idle = value;
     }
     lock(&session->lock);
-    struct question *question = wire < 0 ? NULL : free_question(session);
+    int self = sys_thread_id();
+    struct question *question = wire < 0 ? NULL : free_question(session, self);
+    uint32_t seq = 0;
     bool sent = false;
     if (question != NULL) {
-        question->seq = session->seq = (session->seq + 1) & FRAMES_SEQ_MASK ? (session->seq + 1) & FRAMES_SEQ_MASK : 1;
+        atomic_store(&question->state, 0);
+        question->thread = self;
+        question->seq = seq = session->seq = (session->seq + 1) & FRAMES_SEQ_MASK ? (session->seq + 1) & FRAMES_SEQ_MASK : 1;
         question->answer = nothing;
-        sent = send_locked(session, &frame, (uint16_t)type, size, question->seq, false);
+        sent = send_locked(session, &frame, (uint16_t)type, size, question->seq);
         if (sent)
             atomic_store(&question->state, 1);
     }
@@ -130,8 +151,10 @@ struct answer session_ask(struct session *session, int type, int place, uint64_t
     for (uint64_t now = sys_now(); atomic_load(&question->state) == 1 && now < deadline; now = sys_now())
         sys_wait(&question->state, 1, deadline - now);
     lock(&session->lock);
-    struct answer answer = atomic_load(&question->state) == 2 ? question->answer : nothing;
-    atomic_store(&question->state, 0);
+    bool still = question->thread == self && question->seq == seq; /* a signal handler may have needed its place */
+    struct answer answer = still && atomic_load(&question->state) == 2 ? question->answer : nothing;
+    if (still)
+        atomic_store(&question->state, 0);
     unlock(&session->lock);
     return answer;
 }
@@ -143,9 +166,7 @@ void session_drop(struct session *session) {
     unlock(&process->gpus.lock);
     lock(&session->lock);
     atomic_store(&session->ready, 0);
-    if (session->socket >= 0)
-        sys_close(session->socket);
-    session->socket = open_socket = -1;
+    descriptor_close(&daemon_socket);
     for (int i = 0; i < SESSION_QUESTIONS; i++) {
         uint32_t waiting = 1;
         if (atomic_compare_exchange_strong(&session->questions[i].state, &waiting, 3))
@@ -171,33 +192,53 @@ static void greet(struct session *session) {
     frame.flags = the_process->gate.fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    if (!put(session->socket, &frame, sizeof frame))
-        session_drop(session);
+    session_put(&frame, sizeof frame); /* a daemon that has closed already has said why: to be read next */
+}
+
+static void say_once(struct session *session, enum session_said what, const char *text) {
+    if (session->said != what)
+        sys_say("no connection to the agent at ", the_process->directory, "agent.sock: ", text, NULL);
+    session->said = what;
+}
+
+/* Launches wait for what this process lacks, so that lacking it is no way round the share. */
+static void exhausted(struct session *session) {
+    if (session->shut == SESSION_OPEN)
+        session->shut = SESSION_EXHAUSTED;
+    say_once(session, SAID_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
+    session_drop(session);
+}
+
+static void away(struct session *session) {
+    if (session->shut != SESSION_RELEASING)
+        session->shut = SESSION_OPEN;
+    say_once(session, SAID_AWAY, "going on by the file `limits`, trying again");
+    session_drop(session);
 }
 
 static void connect_daemon(struct session *session, uint64_t now) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(the_process->directory);
     long socket = sys_call(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0, 0);
-    if (socket >= 0 && length + sizeof "agent.sock" <= sizeof address.sun_path) {
-        memcpy(address.sun_path, the_process->directory, length);
-        memcpy(address.sun_path + length, "agent.sock", sizeof "agent.sock");
-        session->socket = open_socket = (int)socket;
-        if (sys_call(SYS_connect, socket, (long)&address, sizeof address, 0, 0, 0) == 0) {
-            session->state = SESSION_GREETING;
-            session->greeting_until = now + GREETING_TIME;
-            session->patient_until = now + GREETING_PATIENCE;
-            greet(session);
-            return;
-        }
-    } else if (socket >= 0) {
-        sys_close((int)socket);
+    if (socket == -EMFILE || socket == -ENFILE || socket == -ENOBUFS || socket == -ENOMEM) {
+        exhausted(session);
+        return;
     }
-    if (!session->told)
-        sys_say("no agent at ", the_process->directory, "agent.sock: going on by the file `limits`, trying again",
-                NULL);
-    session->told = true;
-    session_drop(session);
+    if (socket < 0 || !descriptor_keep(&daemon_socket, (int)socket) ||
+        length + sizeof "agent.sock" > sizeof address.sun_path) {
+        away(session);
+        return;
+    }
+    memcpy(address.sun_path, the_process->directory, length);
+    memcpy(address.sun_path + length, "agent.sock", sizeof "agent.sock");
+    if (sys_call(SYS_connect, descriptor_number(&daemon_socket), (long)&address, sizeof address, 0, 0, 0) != 0) {
+        away(session);
+        return;
+    }
+    session->state = SESSION_GREETING;
+    session->greeting_until = now + GREETING_TIME;
+    session->patient_until = now + GREETING_PATIENCE;
+    greet(session);
 }
 
 void session_step(struct session *session, uint64_t now) {
@@ -227,7 +268,7 @@ void session_ping(struct session *session, uint64_t now) {
         return;
     memset(&frame, 0, sizeof frame);
     lock(&session->lock);
-    send_locked(session, &frame, SHP_MEMINFO, sizeof frame, FRAMES_SEQ_PING, false);
+    send_locked(session, &frame, SHP_MEMINFO, sizeof frame, FRAMES_SEQ_PING);
     unlock(&session->lock);
     session->pinged = now;
 }
@@ -237,45 +278,82 @@ bool session_contended(const struct session *session) {
            atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
+/* Reads one packet; at most one descriptor comes along. */
+static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {.iov_base = frame, .iov_len = room};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    long size = sys_call(SYS_recvmsg, socket, (long)&message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
+    struct cmsghdr *first = size > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    *descriptor = -1;
+    if (first != NULL && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS)
+        memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
+    return size;
+}
+
 static void receive(struct session *session) {
     union {
         struct shp_header header;
         char bytes[SHP_FRAME_MAX];
     } frame;
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control;
-    while (session->socket >= 0) {
-        struct iovec part = {.iov_base = &frame, .iov_len = sizeof frame};
-        struct msghdr message = {
-            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-        long size = sys_call(SYS_recvmsg, session->socket, (long)&message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
+    for (;;) {
+        int descriptor = -1, socket = descriptor_number(&daemon_socket);
+        long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, &descriptor);
+        if (size == -ECONNRESET) /* what the daemon said before it closed comes behind that */
+            size = read_packet(socket, &frame, sizeof frame, &descriptor);
         if (size == -EAGAIN || size == -EINTR)
             return;
         if (size <= 0) { /* ended, or the program closed our descriptor */
             session_drop(session);
             return;
         }
-        int descriptor = -1;
-        struct cmsghdr *first = CMSG_FIRSTHDR(&message);
-        if (first != NULL && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS)
-            memcpy(&descriptor, CMSG_DATA(first), sizeof descriptor);
         session->heard = sys_now();
-        if (!frames_handle(session, &frame.header, (size_t)size, descriptor))
-            session_drop(session);
+        bool understood = frames_handle(session, &frame.header, (size_t)size, descriptor);
         if (descriptor >= 0)
             sys_close(descriptor);
+        if (!understood) {
+            session_drop(session);
+            return;
+        }
     }
 }
 
+/* The program may have closed our descriptors, or opened others under their numbers. */
+static void look_after_descriptors(struct session *session, uint64_t now) {
+    session->looked = now;
+    if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)
+        make_wake();
+    if (session->state != SESSION_DOWN && descriptor_number(&daemon_socket) < 0)
+        session_drop(session);
+}
+
 void session_wait(struct session *session, uint64_t deadline) {
-    struct pollfd files[2] = {{.fd = open_wake, .events = POLLIN}, {.fd = session->socket, .events = POLLIN}};
-    uint64_t now = sys_now(), ignored;
+    int woken = atomic_load(&woken_end.number), socket = atomic_load(&daemon_socket.number);
+    struct pollfd files[2] = {{.fd = woken, .events = POLLIN}, {.fd = socket, .events = POLLIN}};
+    uint64_t now = sys_now(), look = now + (woken < 0 ? BLIND : LOOK);
+    if (deadline > look)
+        deadline = look;
     struct timespec time = sys_timespec(deadline > now ? deadline - now : 0);
-    sys_call(SYS_ppoll, (long)files, 2, deadline == SYS_NEVER ? 0 : (long)&time, 0, 8, 0);
-    if (files[0].revents != 0)
-        sys_call(SYS_read, open_wake, (long)&ignored, sizeof ignored, 0, 0, 0);
-    if (files[1].revents != 0)
+    long ready = sys_call(SYS_ppoll, (long)files, 2, (long)&time, 0, 8, 0);
+    if (ready < 0 && ready != -EINTR) { /* by a limit or a sandbox: without it */
+        sys_sleep(BLIND);
+        files[0].revents = files[1].revents = POLLIN;
+    }
+    if (files[0].revents != 0) {
+        char ignored[512];
+        int number = descriptor_number(&woken_end);
+        if (number >= 0)
+            sys_call(SYS_read, number, (long)ignored, sizeof ignored, 0, 0, 0);
+        else
+            make_wake();
+    }
+    if (files[1].revents != 0 && session->state != SESSION_DOWN)
         receive(session);
+    now = sys_now();
+    if (now >= session->looked + LOOK || woken < 0)
+        look_after_descriptors(session, now);
 }

@@ -23,19 +23,30 @@ enum { SESSION_QUESTIONS = 64 };
 struct question {
     _Atomic uint32_t state; /* 0 free, 1 waiting, 2 answered, 3 the connection was lost */
     uint32_t seq;
+    int thread; /* that waits for the answer */
     struct answer answer;
 };
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
+/* Without a connection launches go on by the file `limits`, if the daemon is away; else they wait. */
+enum session_shut {
+    SESSION_OPEN,
+    SESSION_RELEASING, /* the tenant's reservation is ending: for good */
+    SESSION_FULL,      /* the tenant has too many processes connected: until the daemon takes this one, or is gone */
+    SESSION_EXHAUSTED  /* this process can open no socket: until it can */
+};
+
+/* What was last said on standard error about the connection. */
+enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
+
 struct session {
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
     enum session_state state; /* the agent thread's, as all below */
-    int socket;
-    uint64_t next_attempt, backoff, greeting_until, patient_until, heard, pinged;
-    bool refused; /* the tenant's reservation is ending */
-    bool told;    /* said on standard error that there is no daemon */
+    uint64_t next_attempt, backoff, greeting_until, patient_until, heard, pinged, looked;
+    enum session_shut shut;
+    enum session_said said;
     uint32_t grace_ms, gpu_count;
     uint32_t seq;                  /* with the lock */
     const struct shp_hints *hints; /* NULL while none is mapped */
@@ -53,6 +64,7 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
 
 /* For the agent thread. */
 
+/* For the one that is to start it. */
 bool session_prepare(struct session *session);
 /* Connects if it is time to; drops a daemon that does not answer. */
 void session_step(struct session *session, uint64_t now);
@@ -60,6 +72,8 @@ void session_step(struct session *session, uint64_t now);
 uint64_t session_deadline(const struct session *session);
 /* Waits for frames or session_wake until `deadline`, and handles what came. */
 void session_wait(struct session *session, uint64_t deadline);
+/* Sends a frame as it is, with the lock; false without a connection. */
+bool session_put(const void *frame, uint32_t size);
 /* Fills the header and sends; false without a connection. */
 bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size);
 /* Asks for any answer, to see whether the daemon lives. */

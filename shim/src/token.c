@@ -10,6 +10,7 @@
 #define LOOK_ALONE (50 * SYS_MS)
 #define PERIOD (100 * SYS_MS) /* of the duty cycle without a daemon */
 #define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
+#define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
 #define POLL_LEAST (50 * 1000ull)
 #define POLL_MOST (2 * SYS_MS)
 
@@ -18,7 +19,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 }
 
 static bool wanted(void) {
-    return atomic_load(&the_process->gate.waiters) > 0;
+    return gate_wanted(&the_process->gate);
 }
 
 static void hold(struct token *token, uint64_t now, uint64_t deadline, bool metered, bool local) {
@@ -28,6 +29,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->metered = metered;
     token->idle = token->quiet = false;
     token->deadline = deadline;
+    token->opened = now;
     token->launches = token->seen = gate_launches(gate);
     token->next_look = now + LOOK_CONTENDED * 2; /* a waiter needs a moment to launch */
     gate_open(gate, metered);
@@ -88,20 +90,25 @@ void token_disconnected(struct token *token, bool was_ready) {
     token->next_limits = 0;
 }
 
+static void follow_limits(struct token *token, uint64_t now) {
+    struct process *process = the_process;
+    struct limits limits;
+    if (now < token->next_limits)
+        return;
+    token->next_limits = now + SYS_SECOND;
+    if (!limits_read(process->directory, &limits))
+        return;
+    lock(&process->gpus.lock);
+    gpus_learn(&process->gpus, limits.gpus, limits.count, false);
+    unlock(&process->gpus.lock);
+}
+
 /* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each
  * other never wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     struct process *process = the_process;
-    if (now >= token->next_limits) {
-        struct limits limits;
-        if (limits_read(process->directory, &limits)) {
-            lock(&process->gpus.lock);
-            gpus_learn(&process->gpus, limits.gpus, limits.count, false);
-            unlock(&process->gpus.lock);
-        }
-        token->next_limits = now + SYS_SECOND;
-    }
-    if (process->session.refused || !wanted())
+    follow_limits(token, now);
+    if (process->session.shut != SESSION_OPEN || !wanted())
         return SYS_NEVER;
     if (now < process->session.patient_until) /* a daemon that lives answers at once */
         return process->session.patient_until;
@@ -109,7 +116,7 @@ static uint64_t step_local(struct token *token, uint64_t now) {
     if (request == 0)
         return token->next_limits;
     uint64_t start = now - (now + token->phase) % PERIOD, length = PERIOD * request / 1000, end = start + length;
-    if (request >= 1000) {
+    if (request >= 1000 || gpus_ungated(&process->gpus)) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
@@ -153,6 +160,11 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         close(token, now);
         return now;
     }
+    if (token->local && gpus_ungated(&process->gpus)) {
+        follow_limits(token, now);
+        token->deadline = gpus_ungated(&process->gpus) ? SYS_NEVER : 0;
+        return least(token->deadline, token->next_limits);
+    }
     if (token->local)
         return token->deadline;
     if (now < token->next_look)
@@ -162,7 +174,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     if (launches != token->seen) {
         token->seen = launches;
         token->quiet = false;
-    } else if (!wanted() && gate_clear(&process->gate)) { /* who was woken and has not run yet is not idle */
+    } else if (!gate_waking(&process->gate, now > token->opened + WAKING) && gate_clear(&process->gate)) {
         if (!token->quiet)
             drain_begin(&process->streams);
         token->quiet = true;

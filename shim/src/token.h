@@ -22,6 +22,7 @@ struct token {
     bool quiet; /* nothing launched since the last look, and events are recorded behind what was */
     uint64_t grant_id;
     uint64_t deadline; /* of the grant */
+    uint64_t opened;
     uint64_t launches; /* at its beginning */
     uint64_t seen;     /* at the last look */
     uint64_t next_look;

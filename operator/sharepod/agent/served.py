@@ -7,6 +7,7 @@ is told anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import resource
 import socket
@@ -300,7 +301,7 @@ class ServedTenant:
             if not self._full_logged:
                 log.warning("tenant has too many processes connected, refusing more", tenant=self.row.id, most=full)
                 self._full_logged = True
-            sock.close()
+            self._turn_away(sock)
             return
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most != resource.RLIM_INFINITY and sock.fileno() >= most - _DESCRIPTORS_KEPT:
@@ -310,6 +311,17 @@ class ServedTenant:
         if pidfd is not None:
             self.processes.add(pid, pidfd)
         self._connections.add(Connection(sock, pid, self, self._gone))
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """Says that there are too many; the hook launches nothing meanwhile and tries again. Without the word it would
+        go by its own clock, beside the others, as if there were no agent."""
+        text = (
+            f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
+            "connections_max allows; this one waits for another to end"
+        )
+        with contextlib.suppress(OSError):  # it need not be there any more
+            sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text[: protocol.TEXT_BYTES - 1])))
+        sock.close()
 
     def _exited(self, pid: int) -> None:
         """Its socket may live on in a child; what it held does not."""

@@ -117,7 +117,12 @@ class Settings(BaseSettings):
     use."""
 
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Processes that one tenant may have connected at once."""
+    """Processes that one tenant may have connected at once. One more waits, and launches nothing until another ends."""
+
+    fail_open: bool = False
+    """Whether a program whose tenant's directory lacks the file `limits` goes on with no share and no memory limit
+    (it has waited 30 s for it). False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. Reaches the hook as a file
+    in the tenant's read-only volume; nothing in a container can switch it on."""
 
     niceness: Annotated[int, Field(ge=-20, le=19)] = -10
     """The agent's own priority, where it may set it: on a busy node each hand-off of a GPU waits for the agent to

@@ -4,7 +4,7 @@ Guarantees: a file that a running pod may look at changes only by rename; a tena
 until it is removed, because mounts pin it; a hook is removed only when no tenant's directory has it.
 
     hooks/<sha256>.so
-    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}
+    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` where that is set
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 
 SOCKET_FILE = "agent.sock"
 LIMITS_FILE = "limits"
+FAIL_OPEN_FILE = "fail-open"
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 _BACKLOG = 128
 
@@ -33,10 +34,11 @@ class StateDirError(Exception):
 class StateDir:
     """All methods are quick but do I/O: call them from a thread. One caller at a time."""
 
-    def __init__(self, root: Path, hook: Path) -> None:
+    def __init__(self, root: Path, hook: Path, *, fail_open: bool = False) -> None:
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
         self._hook = hook
+        self._fail_open = fail_open
         self._installed: Path | None = None
 
     @staticmethod
@@ -81,6 +83,10 @@ class StateDir:
             return directory
         self._link_hook(directory / HOOK_FILE)
         self.write_limits(tenant_id, limits)
+        if self._fail_open:
+            _write_once(directory / FAIL_OPEN_FILE, b"")
+        else:
+            (directory / FAIL_OPEN_FILE).unlink(missing_ok=True)
         _write_once(directory / PRELOAD_FILE, f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode())
         return directory
 
@@ -110,7 +116,7 @@ class StateDir:
 
     def shut(self, tenant_id: str) -> None:
         """Removes socket and limits: nothing more starts in the tenant's name. The directory and its mounts stay."""
-        for name in (SOCKET_FILE, LIMITS_FILE):
+        for name in (FAIL_OPEN_FILE, SOCKET_FILE, LIMITS_FILE):
             (self.path(tenant_id) / name).unlink(missing_ok=True)
 
     def remove(self, tenant_id: str) -> None:

@@ -56,7 +56,7 @@ class Tenants:
     def __init__(self, settings: Settings, *, changed: Callable[[], None]) -> None:
         self._settings = settings
         self._changed = changed
-        self._state = StateDir(settings.state_dir, settings.hook_file)
+        self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open)
         self._tokens = Tokens(settings.timeshare())
         self._entries: dict[str, _Entry] = {}
         self._leftovers: set[str] = set()

@@ -29,6 +29,7 @@ class RefusedReason(IntEnum):
 
     VERSION = _lib.SHP_REFUSED_VERSION
     RELEASING = _lib.SHP_REFUSED_RELEASING
+    FULL = _lib.SHP_REFUSED_FULL
 
 
 @dataclass(frozen=True, slots=True)

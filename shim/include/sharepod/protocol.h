@@ -82,7 +82,8 @@ enum shp_reserve_status {
 /* shp_refused.reason */
 enum shp_refused_reason {
     SHP_REFUSED_VERSION = 1,  /* no version in common */
-    SHP_REFUSED_RELEASING = 2 /* the tenant's reservation is ending: nothing more runs in its name */
+    SHP_REFUSED_RELEASING = 2, /* the tenant's reservation is ending: nothing more runs in its name */
+    SHP_REFUSED_FULL = 3       /* as many processes of the tenant as may be are connected: try again, launch nothing */
 };
 
 struct shp_header {
@@ -211,7 +212,9 @@ struct shp_hints {
  *
  * and, where it is known, at the end of the line " context <kib>", as shp_gpu.context_kib.
  *
- * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped.
+ * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped. Where there is no
+ * such file, and does not come, no CUDA call succeeds; where the file `fail-open` is beside it, all do, with no share and no
+ * limit.
  */
 
 #endif
