@@ -431,6 +431,10 @@ async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, connections_max=2), [row("a")]) as tenants:
         clients = [await Client.connect(tenants.directory("a")) for _ in range(2)]
         extra = await Client.connect(tenants.directory("a"), hello=False)
+        refused = await extra.expect(protocol.Refused)
+        assert refused.reason is protocol.RefusedReason.FULL
+        assert "2 processes connected" in refused.text
+        assert "connections_max" in refused.text
         assert await extra.ends()
         clients[0].close()
         [tenant] = tenants.served()

@@ -58,6 +58,27 @@ async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenant
     assert (directory / "limits").read_text() == f"gpu {GPU0} request 400 limit 700 memory {4 * GI} enforced 1\n"
 
 
+async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with_the_tenant(settings: Settings) -> None:
+    def marked(tenants: Tenants) -> bool:
+        directory = tenants.directory("a")
+        assert directory is not None
+        return (directory / "fail-open").exists()
+
+    lenient = settings.model_copy(update={"fail_open": True})
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert not marked(tenants)
+    async with tenants_with(lenient, [row("a")]) as tenants:
+        assert marked(tenants)
+        directory = tenants.directory("a")
+        await tenants.apply([row("a", state=TenantState.RELEASING)])
+        assert directory is not None
+        assert not (directory / "fail-open").exists()
+    async with tenants_with(lenient, [row("a")]) as tenants:
+        assert marked(tenants)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert not marked(tenants)
+
+
 async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: Settings) -> None:
     async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
         directory = tenants.directory("whole")

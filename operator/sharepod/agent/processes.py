@@ -26,7 +26,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
     The kernel says it, not the process. A pid of 0 is one of a PID namespace that we cannot see. Raises `OSError` where
     there are no more descriptors: a process that cannot be watched is not served.
     """
-    pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+    pid = peer_pid(sock)
     try:
         return pid, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
@@ -40,6 +40,12 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
         if error.errno in EXHAUSTED:
             raise
         return pid, None
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The pid of the process that connected, as the kernel says."""
+    pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+    return pid
 
 
 class Processes:

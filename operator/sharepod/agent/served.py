@@ -24,7 +24,7 @@ from sharepod.protocol import ProtocolError, RefusedReason
 from . import memory
 from .connection import Connection
 from .memory import Credited, LedgerError, MemoryLedger, RecallFrom
-from .processes import Processes, peer_of
+from .processes import Processes, peer_of, peer_pid
 from .settings import Settings
 from .tokens import Tokens
 
@@ -297,7 +297,8 @@ class ServedTenant:
     def _admit(self, sock: socket.socket) -> None:
         """Takes the client in, or closes it. Raises `OSError` where it cannot be watched."""
         full = self._settings.connections_max
-        if len(self._connections) >= full or len(self.processes) >= full:
+        connected_before = peer_pid(sock) in self.processes  # it has lost a connection, and its place is its own
+        if len(self._connections) >= full or (len(self.processes) >= full and not connected_before):
             if not self._full_logged:
                 log.warning("tenant has too many processes connected, refusing more", tenant=self.row.id, most=full)
                 self._full_logged = True
@@ -320,7 +321,7 @@ class ServedTenant:
             "connections_max allows; this one waits for another to end"
         )
         with contextlib.suppress(OSError):  # it need not be there any more
-            sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text[: protocol.TEXT_BYTES - 1])))
+            sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()
 
     def _exited(self, pid: int) -> None:
