@@ -146,7 +146,7 @@ async def test_it_serves_tenants_metrics_and_health_until_it_is_told_to_end(dire
         assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a", gpu=GPU0) == GI
         assert value(told, "sharepod_tenant_request_ratio", tenant="a") == 0.4
         assert value(told, "sharepod_gpu_memory_bytes", gpu=GPU1) == 16 * GI
-        assert re.search(r"^sharepod_inventory_simulated 1\.0$", told, re.MULTILINE)
+        assert re.search(r"^sharepod_agent_inventory_simulated 1\.0$", told, re.MULTILINE)
         assert {line["event"] for line in program.log} >= {"the inventory is simulated: there is no GPU behind it"}
         assert await program.end() == 0
         assert await client.ends()

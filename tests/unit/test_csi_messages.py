@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from sharepod.agent.csi import csi_pb2 as csi
+from sharepod.agent.csi import podresources_pb2 as podresources
 from sharepod.agent.csi import registration_pb2 as registration
 from sharepod.agent.csi.generate import HERE, generate
 
@@ -32,7 +33,7 @@ def test_a_publish_request_is_read_as_the_standard_writes_it() -> None:
 def test_the_services_have_the_names_that_the_kubelet_calls() -> None:
     methods = {
         f"/{service.full_name}/{method.name}"
-        for descriptor in (csi.DESCRIPTOR, registration.DESCRIPTOR)
+        for descriptor in (csi.DESCRIPTOR, registration.DESCRIPTOR, podresources.DESCRIPTOR)
         for service in descriptor.services_by_name.values()
         for method in service.methods
     }
@@ -46,4 +47,5 @@ def test_the_services_have_the_names_that_the_kubelet_calls() -> None:
         "/csi.v1.Node/NodeGetInfo",
         "/pluginregistration.Registration/GetInfo",
         "/pluginregistration.Registration/NotifyRegistrationStatus",
+        "/v1.PodResourcesLister/List",
     }

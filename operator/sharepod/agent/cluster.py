@@ -29,6 +29,7 @@ from .csi.volumes import Volumes
 from .kubelet import Kubelet, pods_dir
 from .lease import LivenessLease
 from .ledger import LedgerWatch
+from .nativepods import NativePods
 from .report import Readiness, StatusReport
 
 log = structlog.get_logger(__name__)
@@ -86,6 +87,7 @@ async def run(agent: Agent) -> None:
                 readiness=lambda: readiness(agent, ledger, kubelet),
                 woken=agent.changed,
             )
+            native = NativePods(settings.kubelet_root)
             await kubelet.start()
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -95,6 +97,7 @@ async def run(agent: Agent) -> None:
                     tasks.create_task(lease.run(), name="lease")
                     tasks.create_task(kubelet.run(), name="kubelet")
                     tasks.create_task(pod_residue.run(), name="residue")
+                    tasks.create_task(native.run(known=agent.know_native), name="native-pods")
             finally:
                 await kubelet.stop()
                 await report.say_stopped()

@@ -15,14 +15,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import structlog
 
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
+from .busy import BusyClock
 from .inventory import Inventory, InventoryError, Reading
 from .settings import Settings
 from .tenants import Tenants
+
+if TYPE_CHECKING:
+    from .nativepods import NativePod  # which needs grpc, and an agent without Kubernetes does not
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +73,10 @@ class Agent:
         self.residue: Residue = lambda tenant_id: None
         self.owner_of: OwnerOf = lambda pid: None
         self.tenants = Tenants(settings, changed=self._compare_soon)
+        self.native: Mapping[str, NativePod] = {}
+        """By UUID, pods that have a GPU of their own from NVIDIA's device plugin."""
+        self.native_busy = BusyClock()
+        """How long they were busy, by `namespace/name`."""
         self._reading = Reading(gpus=(), processes=())
         self.foreign: Mapping[str, tuple[int, ...]] = {}
         """By UUID, processes of nobody's that use the GPU."""
@@ -107,6 +116,10 @@ class Agent:
         """The last one."""
         return self._reading
 
+    def know_native(self, pods: Mapping[str, NativePod]) -> None:
+        """These have GPUs of their own now."""
+        self.native = pods
+
     def facts(self) -> Facts:
         """What is known now. Cheap: no I/O."""
         return Facts(
@@ -131,6 +144,8 @@ class Agent:
             try:
                 await self._read()
                 sightings = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+                if self._reading.fresh:
+                    self._observe_native()
                 # Before the ledger is known nobody can be told apart.
                 self.foreign = sightings.foreign if self.tenants.known else {}
             except InventoryError as error:
@@ -153,6 +168,11 @@ class Agent:
         if self._failure is not None:
             log.info("the inventory can be read again")
         self._failure = None
+
+    def _observe_native(self) -> None:
+        keys = {uuid: (f"{pod.namespace}/{pod.name}", uuid) for uuid, pod in self.native.items()}
+        busy = {key: self._reading.busy[uuid] for uuid, key in keys.items() if uuid in self._reading.busy}
+        self.native_busy.observe(asyncio.get_running_loop().time(), busy, kept=keys.values())
 
     def _compare_soon(self) -> None:
         if self._comparing is None:

@@ -132,6 +132,15 @@ class Tenants:
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.trouble
 
+    def rows(self) -> tuple[Tenant, ...]:
+        """Those in force, in whatever state, in the ledger's order."""
+        return tuple(entry.row for entry in self._entries.values())
+
+    def unhooked(self, tenant_id: str) -> frozenset[int]:
+        """Processes of a tenant that use a GPU without the hook."""
+        entry = self._entries.get(tenant_id)
+        return entry.watch.unhooked if entry is not None else frozenset()
+
     def status(self) -> tuple[TenantStatus, ...]:
         """One entry per row in force, in the ledger's order."""
         return tuple(self._status(entry) for entry in self._entries.values())

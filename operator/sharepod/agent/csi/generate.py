@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE_ROOT = HERE.parents[2]
-PROTOS = ("csi.proto", "registration.proto")
+PROTOS = ("csi.proto", "podresources.proto", "registration.proto")
 
 
 def generate(destination: Path = SOURCE_ROOT) -> tuple[Path, ...]:
