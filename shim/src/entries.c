@@ -111,3 +111,8 @@ enum entry entries_gated_name(const char *name) {
     int i = next_of(first_from(name), name, strlen(name));
     return i < ENTRY_COUNT && entries_must_pass((enum entry)i) ? (enum entry)i : ENTRY_COUNT;
 }
+
+bool entries_first_refusal(enum entry entry) {
+    static _Atomic bool refused[ENTRY_COUNT];
+    return !atomic_exchange(&refused[entry], true);
+}

@@ -45,4 +45,7 @@ bool entries_must_pass(enum entry entry);
 /* The first entry of this name, if none but wrappers may be handed out for it; else ENTRY_COUNT. */
 enum entry entries_gated_name(const char *name);
 
+/* Whether it is refused for the first time: what is said of it is said once. */
+bool entries_first_refusal(enum entry entry);
+
 #endif

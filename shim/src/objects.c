@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define HOOK_FILE "libsharepod" /* how the name of a copy of this object begins */
+
 struct search {
     const char *prefix;
     struct object *object;
@@ -158,6 +160,48 @@ static void *find_sysv(const struct object *object, const char *name) {
 
 void *object_symbol(const struct object *object, const char *name) {
     return object->gnu_hash ? find_gnu(object, name) : find_sysv(object, name);
+}
+
+struct next {
+    const char *name;
+    bool passed; /* this object itself */
+    void *found;
+};
+
+static int visit_behind(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct next *next = argument;
+    struct object object;
+    (void)size;
+    if (covers(info, (const void *)object_next_symbol)) {
+        next->passed = true;
+        return 0;
+    }
+    if (!next->passed || info->dlpi_name == NULL || !read_tables(info, &object) ||
+        strncmp(base_name(info->dlpi_name), HOOK_FILE, strlen(HOOK_FILE)) == 0)
+        return 0;
+    next->found = object_symbol(&object, next->name);
+    return next->found != NULL;
+}
+
+void *object_next_symbol(const char *name) {
+    struct next next = {.name = name};
+    dl_iterate_phdr(visit_behind, &next);
+    return next.found != NULL ? next.found : object_libc_symbol(name);
+}
+
+struct order {
+    const void *address, *other;
+};
+
+static int visit_either(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct order *order = argument;
+    (void)size;
+    return covers(info, order->other) ? -1 : covers(info, order->address) ? 1 : 0;
+}
+
+bool object_precedes(const void *address, const void *other) {
+    struct order order = {address, other};
+    return dl_iterate_phdr(visit_either, &order) == 1;
 }
 
 void *object_libc_symbol(const char *name) {

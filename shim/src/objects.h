@@ -23,6 +23,11 @@ void *object_symbol(const struct object *object, const char *name);
 void *object_libc_symbol(const char *name);
 /* Keeps the first loaded object whose file name begins with `prefix` loaded for good, whoever closes it. */
 void object_pin(const char *prefix);
+/* The same symbol of the next object that defines it behind this one, as RTLD_NEXT would find it; of the C library, if
+ * none does. Other copies of the hook don't count. */
+void *object_next_symbol(const char *name);
+/* Whether the object that holds the address was loaded before the one that holds the other. */
+bool object_precedes(const void *address, const void *other);
 /* Whether the address lies in a loaded object whose file name begins with `prefix`. */
 bool object_holds(const void *address, const char *prefix);
 /* The directory that this very object was loaded from, with a final slash; false if it is longer than `size`. */
