@@ -1,0 +1,219 @@
+"""Makes the GPU kit: the directory `build/gpu-kit` and `build/gpu-kit.tar.gz` beside it, at most 60 MiB.
+
+The kit is whole: hook, agent, the agent's Python packages as wheels for each of PYTHONS, workloads, runner, and the
+fake driver to try it without a GPU. Whoever unpacks it needs CPython of one of these versions, x86-64, and for most of
+its workloads PyTorch. The binding of the wire format is compiled once, against CPython's stable ABI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+TARGET = ROOT / "build" / "gpu-kit"
+NAME = "sharepod-gpu-kit"
+PYTHONS = ("3.11", "3.12", "3.13")
+MOST_BYTES = 60 << 20
+_PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
+_PARTS = ("api", "timeshare", "protocol", "agent")
+"""Of the package `sharepod`: what the agent is made of."""
+_DOWNLOAD_S = 300
+
+
+class BundleError(Exception):
+    """The kit cannot be made. The message says what is missing."""
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, default=TARGET, help=f"the kit's directory; default: {TARGET}")
+    target: Path = parser.parse_args().target.resolve()
+    try:
+        size = bundle(target)
+    except BundleError as error:
+        print(f"gpu-kit: {error}", file=sys.stderr)
+        return 1
+    print(f"{target}.tar.gz: {size / (1 << 20):.1f} MiB; on a machine with a GPU: unpack it, python3 {NAME}/run.py")
+    return 0
+
+
+def bundle(target: Path) -> int:
+    """Makes directory and archive anew; returns the archive's size in bytes. Raises `BundleError`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".gpu-kit-", dir=target.parent) as made:
+        kit = Path(made) / NAME
+        kit.mkdir()
+        shutil.copy2(HERE / "run.py", kit)
+        shutil.copy2(HERE / "README.md", kit)
+        shutil.copy2(ROOT / "LICENSE", kit)
+        for part in ("gpukit", "workloads"):
+            _copy_sources(HERE / part, kit / part)
+        _copy_agent(kit / "lib")
+        _copy_fake(kit / "fake")
+        _wheels(kit / "wheels")
+        (kit / "kit.json").write_text(json.dumps(_about(), indent=1) + "\n")
+        archive = Path(made) / "kit.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(kit, NAME, filter=_plain)
+        size = archive.stat().st_size
+        if size > MOST_BYTES:
+            raise BundleError(f"the kit has {size / (1 << 20):.1f} MiB; more than {MOST_BYTES >> 20} MiB are not meant")
+        shutil.rmtree(target, ignore_errors=True)
+        kit.rename(target)
+        archive.replace(target.with_name(f"{target.name}.tar.gz"))
+    return size
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _copy_sources(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.o"))
+
+
+def _copy_agent(lib: Path) -> None:
+    """The package `sharepod` as far as the agent goes, with the hook, the binding, and its version."""
+    package = ROOT / "operator" / "sharepod"
+    hook = package / "agent" / "hook" / "libsharepod.so"
+    if not hook.is_file():
+        raise BundleError("the hook is not built; run `make shim`")
+    (lib / "sharepod").mkdir(parents=True)
+    shutil.copy2(package / "__init__.py", lib / "sharepod")
+    for part in _PARTS:
+        _copy_sources(package / part, lib / "sharepod" / part)
+    (lib / "sharepod" / "agent" / "hook").mkdir(exist_ok=True)
+    shutil.copy2(hook, lib / "sharepod" / "agent" / "hook")
+    _binding(lib / "sharepod" / "protocol" / "_wire.abi3.so")
+    described = lib / f"sharepod-{_version()}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sharepod\nVersion: {_version()}\n")
+
+
+def _binding(target: Path) -> None:
+    """The cffi module of the wire format for every CPython from this one's oldest on: cffi's own header takes
+    the limited API unless it is told not to."""
+    sys.path.insert(0, str(ROOT / "shim"))
+    from wire_build import ffi  # type: ignore[import-not-found]
+
+    with tempfile.TemporaryDirectory() as made:
+        source = Path(made) / "_wire.c"
+        ffi.emit_c_code(str(source))
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+        command = [
+            *compiler, "-std=c11", "-O2", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030b0000",
+            f"-I{sysconfig.get_path('include')}", f"-I{ROOT / 'shim' / 'include'}", str(source), "-o", str(target),
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode:
+            raise BundleError(f"the wire binding does not compile: {done.stderr.strip()[-2000:]}")
+
+
+def _copy_fake(target: Path) -> None:
+    """The fake driver, and what reads its books."""
+    libraries = sorted((ROOT / "build" / "fakecuda").glob("*.so*"))
+    if not libraries:
+        raise BundleError("the fake driver is not built; run `make doubles`")
+    target.mkdir()
+    for path in (*libraries, ROOT / "tests" / "hook" / "fakecuda.py"):
+        shutil.copy2(path, target)
+
+
+def _wheels(target: Path) -> None:
+    """The wheels of wheels.txt for every Python of the kit, from a cache that is filled from the package index."""
+    cache = Path(os.environ.get("SHAREPOD_CACHE") or Path.home() / ".cache" / "sharepod") / "gpu-kit-wheels"
+    pinned = _pinned()
+    for version in PYTHONS:
+        folder = cache / version
+        if set(_packages(folder.glob("*.whl"))) != pinned:
+            _download(folder, version)
+        have = set(_packages(folder.glob("*.whl")))
+        if have != pinned:
+            raise BundleError(f"{folder} holds other wheels than wheels.txt says: {sorted(have ^ pinned)}")
+    target.mkdir()
+    for wheel in sorted(cache.glob("*/*.whl")):
+        if wheel.parent.name in PYTHONS and not (target / wheel.name).exists():
+            shutil.copy2(wheel, target)
+
+
+def _download(folder: Path, version: str) -> None:
+    print(f"gpu-kit: wheels for Python {version} (once)", file=sys.stderr, flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=folder.parent) as made:
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+            "--only-binary=:all:", "--implementation=cp", f"--python-version={version}",
+            *(f"--platform={platform}" for platform in _PLATFORMS),
+            "--dest", made, "--requirement", str(HERE / "wheels.txt"),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_DOWNLOAD_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise BundleError(f"the package index has not given the wheels within {_DOWNLOAD_S} s") from None
+        if done.returncode:
+            raise BundleError(f"the wheels for Python {version} cannot be had: {done.stderr.strip()[-2000:]}")
+        Path(made).rename(folder)
+        Path(made).mkdir()
+
+
+def _pinned() -> set[tuple[str, str]]:
+    pins = set()
+    for line in (HERE / "wheels.txt").read_text().splitlines():
+        requirement = line.partition("#")[0].strip()
+        if requirement:
+            name, _, version = requirement.partition("==")
+            pins.add((_normal(name), version))
+    return pins
+
+
+def _packages(wheels: Iterable[Path]) -> list[tuple[str, str]]:
+    return [(_normal(wheel.name.split("-")[0]), wheel.name.split("-")[1]) for wheel in wheels]
+
+
+def _normal(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
+
+
+def _version() -> str:
+    for line in (ROOT / "pyproject.toml").read_text().splitlines():
+        if line.startswith("version = "):
+            return str(ast.literal_eval(line.partition("=")[2].strip()))
+    raise BundleError("pyproject.toml says no version")
+
+
+def _about() -> dict[str, str]:
+    """What the kit was made from. `hook`: the hash of its sources, which it says to the agent, too."""
+    sys.path.insert(0, str(HERE.parent))
+    from results import commit  # the one beside the other benchmarks
+
+    import hashlib
+
+    hook = ROOT / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
+    return {
+        "commit": commit(),
+        "hook": hashlib.sha256(hook.read_bytes()).hexdigest(),
+        "made": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+        "version": _version(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

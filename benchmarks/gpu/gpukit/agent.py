@@ -1,0 +1,184 @@
+"""The agent, standalone on this machine, and its tenants.
+
+`set` returns when the tenants' terms are in force. Everything lies in one directory of this run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukit.gpu import AnyGpu
+
+_START_S = 30.0
+_IN_FORCE_S = 15.0
+_CACHED_S = 1.1
+"""The agent renews its metrics once a second."""
+
+
+class AgentError(Exception):
+    """The agent does not start or does not do what it was told. The message holds its last words."""
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant and its terms; `memory` in bytes."""
+
+    name: str
+    request: float
+    limit: float
+    memory: int
+
+    def row(self, gpu: str) -> dict[str, object]:
+        """As the agent's tenants file has it."""
+        return {
+            "id": self.name,
+            "namespace": "kit",
+            "podName": self.name,
+            "gpus": [gpu],
+            "requestMilli": round(self.request * 1000),
+            "limitMilli": round(self.limit * 1000),
+            "memory": self.memory,
+        }
+
+    def in_force(self, limits: str) -> bool:
+        """Whether a tenant's file `limits` says so."""
+        wanted = f"request {round(self.request * 1000)} limit {round(self.limit * 1000)} memory {self.memory} "
+        return wanted in limits
+
+
+class Agent:
+    """`directory`: of this run; `log`: the agent's own."""
+
+    def __init__(self, *, kit: Path, site: Path, gpu: AnyGpu, directory: Path, log: Path) -> None:
+        self._gpu = gpu
+        self._directory = directory
+        self._log = log
+        self._tenants: tuple[Tenant, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self._environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "PYTHONPATH": os.pathsep.join((str(kit / "lib"), str(site))),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SHAREPOD_AGENT_MODE": "standalone",
+            "SHAREPOD_AGENT_STATE_DIR": str(directory / "state"),
+            "SHAREPOD_AGENT_TENANTS_FILE": str(directory / "tenants.json"),
+            "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
+            "SHAREPOD_AGENT_HTTP_PORT": "0",
+        }
+        if "LD_LIBRARY_PATH" in os.environ:
+            self._environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+        if gpu.inventory is not None:
+            inventory = directory / "inventory.json"
+            inventory.write_text(json.dumps({"gpus": gpu.inventory}))
+            self._environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(inventory)
+        self._command = [sys.executable, str(kit / "gpukit" / "agent_process.py")]
+
+    def set(self, *tenants: Tenant) -> None:
+        """Makes these the tenants. Starts the agent if it does not run. Raises `AgentError`."""
+        self._tenants = tenants
+        target = self._directory / "tenants.json"
+        draft = target.with_suffix(".new")
+        draft.write_text(json.dumps({"tenants": [tenant.row(self._gpu.uuid) for tenant in tenants]}))
+        draft.replace(target)
+        if self._process is None:
+            self._start()
+        self._wait(self._set, "the terms of its tenants to be in force", _IN_FORCE_S)
+
+    def hook(self, name: str) -> Path:
+        """What a program of this tenant has to preload."""
+        return self._of(name) / "libsharepod.so"
+
+    def held_seconds(self) -> dict[str, float]:
+        """For how long each tenant has held its token so far."""
+        return self._metric("sharepod_tenant_held_seconds_total")
+
+    def used_bytes(self, name: str) -> int:
+        """The device memory that the agent counts as the tenant's."""
+        return int(self._metric("sharepod_tenant_memory_used_bytes").get(name, 0))
+
+    def close(self) -> None:
+        """Ends the agent."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(5.0)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
+
+    def _start(self) -> None:
+        with self._log.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+
+        def serves() -> bool:
+            with self._log.open("rb") as log:
+                log.seek(begin)
+                for line in log:
+                    if b"serving metrics and health" in line:
+                        self._port = int(json.loads(line)["port"])
+                        return True
+            return False
+
+        self._wait(serves, "its start", _START_S)
+
+    def _set(self) -> bool:
+        for tenant in self._tenants:
+            try:
+                limits = (self._of(tenant.name) / "limits").read_text()
+            except OSError:
+                return False
+            if not tenant.in_force(limits) or not (self._of(tenant.name) / "agent.sock").exists():
+                return False
+        return True
+
+    def _of(self, name: str) -> Path:
+        return self._directory / "state" / "tenants" / name
+
+    def _metric(self, family: str) -> dict[str, float]:
+        """By tenant, over all GPUs."""
+        time.sleep(_CACHED_S)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError as error:
+            raise AgentError(f"the agent's metrics cannot be read ({error}): {self._last_words()}") from None
+        values: dict[str, float] = {}
+        for labels, value in re.findall(rf"^{family}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+            tenant = re.search(r'tenant="([^"]*)"', labels)
+            if tenant is not None:
+                values[tenant[1]] = values.get(tenant[1], 0.0) + float(value)
+        return values
+
+    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AgentError(f"the agent has ended: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise AgentError(f"waited {timeout_s:.0f} s in vain for {what}: {self._last_words()}")
+            time.sleep(0.02)
+
+    def _last_words(self) -> str:
+        words = self._log.read_text(errors="replace").strip().splitlines()
+        return words[-1][:500] if words else "it said nothing"
+

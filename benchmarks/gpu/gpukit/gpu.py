@@ -1,0 +1,157 @@
+"""The GPU that is measured: a real one, or the fake driver's.
+
+What is read of it is read by a program with a time limit, or from the fake's shared file. A GPU without NVML can still
+be measured; then nobody says what its processes use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_READING_S = 30.0
+_FAKE_UUID = "GPU-f0000000-0000-4000-8000-000000000001"
+_FAKE_MEMORY = 16 << 30
+
+
+class GpuError(Exception):
+    """There is no GPU to measure. The message says what was tried."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Device memory in use, in bytes: of all, and by process where the driver says so (by pid as it numbers them)."""
+
+    device: int
+    processes: Mapping[int, int] | None
+
+
+class Gpu:
+    """A real GPU. `inventory`: what the agent is told of it where there is no NVML to ask, else None."""
+
+    fake = False
+
+    def __init__(self, kit: Path, site: Path, index: int) -> None:
+        self._command = [sys.executable, str(kit / "gpukit" / "nvml_reading.py")]
+        self._site = site
+        self.index = index
+        self.driver = "unknown"
+        self.inventory: list[dict[str, Any]] | None = None
+        self.trouble = ""
+        try:
+            reading = self._nvml()
+        except GpuError as error:
+            self.trouble = str(error)
+            reading = self._probe(kit)
+            self.inventory = reading["gpus"]
+        gpus = reading["gpus"]
+        if index >= len(gpus):
+            raise GpuError(f"there is no GPU {index}; the driver shows {len(gpus)}")
+        self.driver = str(reading.get("driver", "unknown"))
+        self.uuid = str(gpus[index]["uuid"])
+        self.model = str(gpus[index]["model"])
+        self.memory = int(gpus[index]["memory"])
+        if gpus[index].get("mig"):
+            raise GpuError(f"GPU {index} is in MIG mode; such a GPU is not shared")
+
+    def environment(self, label: str) -> dict[str, str]:
+        """What a program needs in order to use this GPU. `label`: its name, for the fake's books."""
+        return {"CUDA_VISIBLE_DEVICES": self.uuid}
+
+    def use(self) -> Use | None:
+        """Memory in use now, or None if nobody says."""
+        try:
+            gpu = self._nvml()["gpus"][self.index]
+        except GpuError:
+            return None
+        told = gpu["processes"]
+        if told is None:
+            return Use(gpu["used"], None)
+        return Use(gpu["used"], {int(pid): used for pid, used in told.items() if used is not None})
+
+    def _nvml(self) -> dict[str, Any]:
+        return _json_of(self._command, {"PYTHONPATH": str(self._site), "PATH": "/usr/bin:/bin"} | _loader_path())
+
+    def _probe(self, kit: Path) -> dict[str, Any]:
+        reading = _json_of([sys.executable, str(kit / "workloads" / "driver_probe.py")], _loader_path())
+        if not reading["gpus"]:
+            raise GpuError("the CUDA driver shows no GPU")
+        return reading
+
+
+class FakeGpu:
+    """One device of the fake driver in the kit's `fake` folder."""
+
+    fake = True
+    driver = "fake"
+    model = "Fake"
+    uuid = _FAKE_UUID
+    memory = _FAKE_MEMORY
+    index = 0
+    trouble = "the fake driver has no NVML"
+
+    def __init__(self, folder: Path, state: Path) -> None:
+        if not (folder / "libcuda.so.1").is_file():
+            raise GpuError(f"there is no fake driver in {folder}; make the kit with `make gpu-kit`")
+        self._folder = folder
+        self._state = state
+        self._books = _load(folder / "fakecuda.py")
+        self._books.create_state(state, [(self.uuid, self.model, self.memory)])
+        self.inventory = [{"uuid": self.uuid, "index": 0, "model": self.model, "memory": self.memory}]
+
+    def environment(self, label: str) -> dict[str, str]:
+        """What a program needs in order to use it. `label`: its name in the books."""
+        return {
+            "LD_LIBRARY_PATH": str(self._folder),
+            "FAKE_CUDA_STATE": str(self._state),
+            "FAKE_CUDA_VISIBLE": self.uuid,
+            "FAKE_CUDA_LABEL": label,
+        }
+
+    def use(self) -> Use | None:
+        """Memory in use now, as the books say."""
+        by_pid = {
+            client.pid: client.usage[self.uuid].memory
+            for client in self._books.read_state(self._state).clients
+            if client.alive
+        }
+        return Use(sum(by_pid.values()), by_pid)
+
+
+AnyGpu = Gpu | FakeGpu
+
+
+def _loader_path() -> dict[str, str]:
+    import os
+
+    path = os.environ.get("LD_LIBRARY_PATH")
+    return {"LD_LIBRARY_PATH": path} if path else {}
+
+
+def _json_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_READING_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise GpuError(f"the driver has not answered within {_READING_S:.0f} s; see `dmesg`") from None
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or [f"{command[-1]} ended with {done.returncode}"]
+        raise GpuError(words[-1])
+    reading: dict[str, Any] = json.loads(done.stdout)
+    return reading
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fakecuda", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fakecuda"] = module
+    spec.loader.exec_module(module)
+    return module

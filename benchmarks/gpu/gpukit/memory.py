@@ -1,0 +1,137 @@
+"""Table (c): where a limit on device memory stops each allocator, and what everyone says of it then.
+
+A program takes memory piece by piece until it is refused. Beside what it got stand: what it was told, the agent's own
+count, and the driver's: memory of the device in use beyond what was before the program started.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib import metadata
+
+from gpukit.agent import Tenant
+from gpukit.results import Budget, Cell, table
+from gpukit.setting import Setting, note
+
+KEY = "memory"
+_MIB = 1 << 20
+_CHUNK = 64 * _MIB
+_GONE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """`needs`: the distributions one of which has to be installed, or none."""
+
+    name: str
+    workload: str
+    arguments: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("cuMemAlloc (driver API)", "driver_kernels", ("--kind", "memory")),
+    Case("PyTorch, native", "torch_memory", ("--allocator", "native"), ("torch",)),
+    Case("PyTorch, expandable segments", "torch_memory", ("--allocator", "expandable"), ("torch",)),
+    Case("PyTorch, cudaMallocAsync", "torch_memory", ("--allocator", "async"), ("torch",)),
+    Case("PyTorch, graphs' pools", "torch_memory", ("--allocator", "graphs"), ("torch",)),
+    Case("JAX", "jax_memory", (), ("jax",)),
+    Case("CuPy", "cupy_memory", (), ("cupy", "cupy-cuda13x", "cupy-cuda12x", "cupy-cuda11x")),
+)
+
+
+def _limit(setting: Setting) -> int:
+    return min(8 << 30, setting.gpu.memory // 4)
+
+
+def _absent(setting: Setting, case: Case) -> str:
+    """Why a case is left out, or nothing."""
+    if not case.needs or ("torch" in case.needs and setting.torch):
+        return ""
+    if setting.gpu.fake:
+        return f"left out: {case.needs[0]} does not run on the fake driver"
+    for name in case.needs:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        return ""
+    return f"left out: {case.needs[0]} is not installed"
+
+
+def measure(setting: Setting, budget: Budget) -> None:
+    """All that is still missing. Raises `OutOfTime`."""
+    for case in CASES:
+        key = f"{KEY}/{case.name}"
+        if key in setting.results or _absent(setting, case):
+            continue
+        budget.need(setting.expected_s(windows=1, window_s=20.0))
+        note(f"memory: {case.name}")
+        setting.keep(key, lambda case=case: _one(setting, case))  # type: ignore[misc]
+
+
+def _one(setting: Setting, case: Case) -> Cell:
+    limit = _limit(setting)
+    setting.agent.set(Tenant("eater", 1.0, 1.0, limit))
+    before = _settled(setting)
+    label = "memory-" + "-".join((case.workload, *case.arguments[1:]))
+    with setting.workload(case.workload, *case.arguments, label=label, tenant="eater") as program:
+        cell = program.ask("fill", chunk=_CHUNK, most=2 * limit, timeout_s=180)
+        cell |= {"limit": limit, "counted": setting.agent.used_bytes("eater")}
+        use = setting.gpu.use()
+        if use is not None:
+            cell["driver"] = use.device - before
+            if use.processes is not None:
+                cell["own"] = use.processes.get(program.pid)
+        if case.workload == "torch_memory":
+            cell |= program.ask("reuse", chunk=_CHUNK, timeout_s=60)
+        program.ask("clear", timeout_s=60)
+    return cell
+
+
+def _settled(setting: Setting) -> int:
+    """The device's memory in use, once the program before has gone."""
+    deadline = time.monotonic() + _GONE_S
+    last = -1
+    while time.monotonic() < deadline:
+        use = setting.gpu.use()
+        if use is None:
+            return 0
+        if use.device == last:
+            break
+        last = use.device
+        time.sleep(0.3)
+    return last
+
+
+def show(setting: Setting) -> str:
+    """The table."""
+    rows = []
+    for case in CASES:
+        cell = setting.results.get(f"{KEY}/{case.name}")
+        if absent := _absent(setting, case):
+            rows.append([case.name, absent, *[""] * 6])
+            continue
+        if cell is None or "failed" in cell:
+            rows.append([case.name, *setting.missing(cell, 7)])
+            continue
+        rows.append(
+            [
+                case.name,
+                _mib(cell["limit"]),
+                _mib(cell["taken"]),
+                str(cell["stopped"])[:60],
+                _mib(cell.get("total")),
+                _mib(cell["counted"]),
+                f"{_mib(cell.get('driver'))} (of its pid: {_mib(cell.get('own'))})",
+                str(cell.get("reused", ""))[:40],
+            ]
+        )
+    head = ("allocator", "limit MiB", "got MiB", "refused by", "sees MiB in all", "agent counts MiB",
+            "driver says MiB", "cache given back and tried again")  # fmt: skip
+    return table("(c) Device memory at the limit", head, rows)
+
+
+def _mib(size: int | None) -> str:
+    return "not told" if size is None else f"{size / _MIB:,.0f}"

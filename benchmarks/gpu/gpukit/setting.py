@@ -1,0 +1,86 @@
+"""One run of the kit: where things lie, what is measured, and how workloads are started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpukit.agent import Agent, AgentError
+from gpukit.gpu import AnyGpu
+from gpukit.programs import Program, ProgramError
+from gpukit.results import Cell, Results
+
+_NOT_FOR_WORKLOADS = ("LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP")
+
+
+@dataclass
+class Setting:
+    """`python`: what runs the workloads; `torch`: whether it has PyTorch; `seconds`: of one measurement; `rounds`: of
+    measurements that are repeated; `start_s`: how long a workload may take until it is ready."""
+
+    kit: Path
+    gpu: AnyGpu
+    agent: Agent
+    results: Results
+    logs: Path
+    python: str
+    torch: bool
+    seconds: float
+    rounds: int
+    start_s: float = 180.0
+
+    def patience_s(self, seconds: float) -> float:
+        """How long an answer may take whose measurement takes so long."""
+        return 3 * seconds + 60
+
+    def expected_s(self, *, windows: int, window_s: float) -> float:
+        """How long a case of so many windows takes, its programs' start included."""
+        return windows * (window_s + 1) + (30 if self.torch else 5)
+
+    def keep(self, key: str, make: Callable[[], Cell]) -> None:
+        """Measures a cell; what fails is kept as failed, and the rest goes on."""
+        try:
+            self.results.measure(key, make)
+        except (ProgramError, AgentError) as error:
+            note(f"  failed: {error}")
+            self.results.put(key, {"failed": str(error)})
+
+    @staticmethod
+    def missing(cell: Cell | None, columns: int) -> list[str]:
+        """The columns of a row that has no figures."""
+        words = "not measured yet" if cell is None or "failed" not in cell else f"FAILED: {cell['failed'][:80]}"
+        return [words, *[""] * (columns - 1)]
+
+    @contextmanager
+    def workload(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Iterator[Program]:
+        """A workload, ready; under the hook of `tenant`, or without a hook. Ended with the context."""
+        program = self.begin(name, *arguments, label=label, tenant=tenant)
+        try:
+            program.ready(self.start_s)
+            yield program
+        finally:
+            program.end()
+
+    def begin(self, name: str, *arguments: str, label: str, tenant: str | None = None) -> Program:
+        """A workload that may not be ready yet; to be ended by the caller."""
+        environment = {key: value for key, value in os.environ.items() if key not in _NOT_FOR_WORKLOADS}
+        environment |= {
+            "PATH": environment.get("PATH", "/usr/bin:/bin"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.logs.parent / "inductor"),
+            **self.gpu.environment(label),
+        }
+        if tenant is not None:
+            environment["LD_PRELOAD"] = str(self.agent.hook(tenant))
+        command = [self.python, str(self.kit / "workloads" / f"{name}.py"), *arguments]
+        return Program(command, environment, self.logs / f"{label}.log")
+
+
+def note(text: str) -> None:
+    """A line of progress, beside the tables."""
+    print(text, file=sys.stderr, flush=True)
+

@@ -1,0 +1,108 @@
+"""How a workload and the kit talk: one JSON object a line, commands on standard input, answers on standard output.
+
+A workload says `ready`, then does what each command says and answers it. It never outlives the kit: when standard
+input ends it ends at once, even while a call into the driver waits. Lines that are answers begin with `@ `; whatever
+else a framework prints is not taken for one.
+
+By hand: `python3 workloads/NAME.py --seconds 5` does one `run` and prints its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MARK = "@ "
+Answer = dict[str, Any]
+
+
+def say(answer: Mapping[str, Any]) -> None:
+    """One answer, at once."""
+    sys.stdout.write(MARK + json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
+    """Answers commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. What an action raises is
+    answered as `error`; the workload goes on."""
+    commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            commands.put(line)
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    say({"ready": True, "pid": os.getpid(), **ready})
+    while True:
+        command = json.loads(commands.get())
+        action = command.pop("do")
+        try:
+            answer = actions[action](**command)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
+        say(answer)
+
+
+def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
+    """Calls `step` over and over; each call returns how much work has been finished by then since the call before.
+    Work is counted from `settle` seconds on, for `seconds`; then goes on uncounted for `tail` seconds, so that a
+    neighbour that is being measured keeps its company."""
+    begin = time.monotonic() + settle
+    end = begin + seconds
+    work = 0.0
+    while True:
+        done = step()
+        now = time.monotonic()
+        if begin < now <= end:
+            work += done
+        if now >= end + tail:
+            break
+    return {"work": work, "seconds": seconds, "rate": work / seconds}
+
+
+def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed: int) -> Answer:
+    """Serves requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other, and
+    measures each from its arrival: a request that waits behind a slow one counts its wait."""
+    generator = random.Random(seed)
+    begin = time.monotonic()
+    arrival = begin
+    latencies: list[float] = []
+    while True:
+        arrival += generator.expovariate(rate)
+        if arrival > begin + seconds:
+            break
+        pause = arrival - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
+        serve_one()
+        latencies.append(time.monotonic() - arrival)
+    if not latencies:
+        return {"requests": 0}
+    latencies.sort()
+
+    def percentile(part: float) -> float:
+        return latencies[min(len(latencies) - 1, int(part * len(latencies)))] * 1e3
+
+    return {
+        "requests": len(latencies),
+        "p50_ms": percentile(0.50),
+        "p90_ms": percentile(0.90),
+        "p99_ms": percentile(0.99),
+        "max_ms": latencies[-1] * 1e3,
+    }
+
+
+def by_hand(actions: Mapping[str, Callable[..., Answer]], seconds: float | None, **ready: Any) -> None:
+    """`serve`, or with `seconds` one measurement and its answer."""
+    if seconds is None:
+        serve(actions, **ready)
+    else:
+        say(actions["run"](settle=1.0, seconds=seconds))

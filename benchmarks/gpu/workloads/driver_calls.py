@@ -1,0 +1,115 @@
+"""CUDA's driver API by ctypes, as little of it as the kit's own workloads need. Standard library only.
+
+The kernels are written in PTX and compiled by the driver: `noop`, and `spin_us_N`, which runs for N microseconds of
+the GPU's own clock, so that a workload of known length needs no compiler and no framework.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from typing import Any
+
+SUCCESS = 0
+OUT_OF_MEMORY = 2
+NOT_READY = 600
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+CAPTURE_MODES = {"global": 0, "thread local": 1, "relaxed": 2}
+
+_HEAD = ".version 6.3\n.target sm_75\n.address_size 64\n"
+_NOOP = ".visible .entry noop()\n{\n  ret;\n}\n"
+_SPIN = """.visible .entry spin_us_{us}()
+{{
+  .reg .pred %p;
+  .reg .b64 %begin, %now, %gone;
+  mov.u64 %begin, %globaltimer;
+again:
+  mov.u64 %now, %globaltimer;
+  sub.u64 %gone, %now, %begin;
+  setp.lt.u64 %p, %gone, {ns};
+  @%p bra again;
+  ret;
+}}
+"""
+
+
+class DriverError(Exception):
+    """A call of the driver did not succeed. `code` is its CUresult."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call}: {name} ({code})")
+        self.code = code
+
+
+class Driver:
+    """The driver, its first device's primary context current on this thread."""
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self.library = ctypes.CDLL(library)
+        self.call("cuInit", 0)
+        device = ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.device = device.value
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device)
+        self.context = context
+        self.call("cuCtxSetCurrent", self.context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A call that has to succeed. Raises `DriverError`."""
+        code = self.attempt(name, *arguments)
+        if code != SUCCESS:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorName(code, ctypes.byref(text))
+            raise DriverError(name, code, (text.value or b"unknown error").decode())
+
+    def attempt(self, name: str, *arguments: Any) -> int:
+        """A call whose CUresult the caller looks at."""
+        code: int = getattr(self.library, name)(*arguments)
+        return code
+
+    def functions(self, spins_us: Iterable[int]) -> dict[int, ctypes.c_void_p]:
+        """Kernels by length in microseconds; 0 is one that does nothing."""
+        lengths = sorted(set(spins_us))
+        text = _HEAD + _NOOP + "".join(_SPIN.format(us=us, ns=us * 1000) for us in lengths if us)
+        image = ctypes.create_string_buffer(text.encode())
+        module = ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), image)
+        found = {}
+        for us in lengths:
+            function = ctypes.c_void_p()
+            name = f"spin_us_{us}" if us else "noop"
+            self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            found[us] = function
+        return found
+
+    def stream(self) -> ctypes.c_void_p:
+        """A new stream that does not wait for the default one."""
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), NON_BLOCKING)
+        return stream
+
+    def event(self) -> ctypes.c_void_p:
+        """A new event, for order only."""
+        event = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(event), DISABLE_TIMING)
+        return event
+
+    def launcher(self, function: ctypes.c_void_p, stream: ctypes.c_void_p) -> Any:
+        """A function of no arguments that launches one block of the kernel, as cheaply as ctypes can."""
+        launch = self.library.cuLaunchKernel
+        one, none, null = ctypes.c_uint(1), ctypes.c_uint(0), ctypes.c_void_p()
+        return lambda: launch(function, one, one, one, one, one, one, none, stream, null, null)
+
+    def graph(self, function: ctypes.c_void_p, stream: ctypes.c_void_p, kernels: int) -> ctypes.c_void_p:
+        """An executable graph of so many kernels in a row, captured from the stream."""
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        launch = self.launcher(function, stream)
+        self.call("cuStreamBeginCapture_v2", stream, CAPTURE_MODES["thread local"])
+        for _ in range(kernels):
+            launch()
+        self.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        self.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        self.call("cuGraphDestroy", graph)
+        return executable

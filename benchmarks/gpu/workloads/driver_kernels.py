@@ -1,0 +1,124 @@
+"""Kernels of known length, straight through the driver: what is left of a framework when nothing but launches count.
+
+    --kind micro    kernels that do nothing: bound by how fast they can be launched
+    --kind small    kernels of 100 us
+    --kind long     kernels of 20 ms, as large matrix products are
+    --kind graph    graphs of 50 kernels of 40 us
+
+Work is kernels (graphs) that the GPU has finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+from typing import Any
+
+from conversation import Answer, by_hand, count, requests
+from driver_calls import Driver
+
+# kind: length of a kernel in us, kernels or graphs per batch (a batch is what one event stands for)
+KINDS = {"micro": (0, 200), "small": (100, 20), "long": (20_000, 1), "graph": (40, 2)}
+GRAPH_KERNELS = 50
+BATCHES_IN_FLIGHT = 3
+REQUEST_US = 2000
+REQUEST_KERNELS = 4
+
+
+class Kernels:
+    """Keeps a bounded number of batches in the stream, and counts those that are finished."""
+
+    def __init__(self, kind: str) -> None:
+        length, self._batch = KINDS[kind]
+        self._driver = Driver()
+        self._stream = self._driver.stream()
+        functions = self._driver.functions({length, REQUEST_US // REQUEST_KERNELS})
+        if kind == "graph":
+            graph = self._driver.graph(functions[length], self._stream, GRAPH_KERNELS)
+            launch = self._driver.library.cuGraphLaunch
+            self._launch: Any = lambda: launch(graph, self._stream)
+        else:
+            self._launch = self._driver.launcher(functions[length], self._stream)
+        self._request = self._driver.launcher(functions[REQUEST_US // REQUEST_KERNELS], self._stream)
+        self._events = [self._driver.event() for _ in range(BATCHES_IN_FLIGHT)]
+        self._submitted = 0
+
+    def run(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
+        """Work finished within the window."""
+        answer = count(self._step, settle=settle, seconds=seconds, tail=tail)
+        self._driver.call("cuStreamSynchronize", self._stream)
+        self._submitted = 0
+        return answer
+
+    def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
+        """Requests of 2 ms of GPU time, waited for one by one."""
+        return requests(self._serve_one, seconds=seconds, rate=rate, seed=seed)
+
+    def _serve_one(self) -> None:
+        for _ in range(REQUEST_KERNELS):
+            self._check(self._request())
+        self._driver.call("cuStreamSynchronize", self._stream)
+
+    def _step(self) -> float:
+        event = self._events[self._submitted % BATCHES_IN_FLIGHT]
+        finished = 0.0
+        if self._submitted >= BATCHES_IN_FLIGHT:
+            self._driver.call("cuEventSynchronize", event)
+            finished = float(self._batch)
+        for _ in range(self._batch):
+            self._check(self._launch())
+        self._driver.call("cuEventRecord", event, self._stream)
+        self._submitted += 1
+        return finished
+
+    def _check(self, code: int) -> None:
+        if code:
+            self._driver.call("cuStreamSynchronize", self._stream)
+            raise RuntimeError(f"a launch answered {code}")
+
+
+class Memory:
+    """Takes device memory until it is refused."""
+
+    def __init__(self) -> None:
+        self._driver = Driver()
+        self._held: list[ctypes.c_ulonglong] = []
+
+    def fill(self, *, chunk: int, most: int) -> Answer:
+        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        taken, stopped = 0, "nothing stopped it"
+        while taken < most:
+            pointer = ctypes.c_ulonglong()
+            code = self._driver.attempt("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(chunk))
+            if code:
+                stopped = f"CUresult {code}"
+                break
+            self._held.append(pointer)
+            taken += chunk
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return {"taken": taken, "stopped": stopped, "free": free.value, "total": total.value}
+
+    def clear(self) -> Answer:
+        """Gives all of it back."""
+        for pointer in self._held:
+            self._driver.call("cuMemFree_v2", pointer)
+        self._held.clear()
+        return {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=[*KINDS, "memory"], default="micro")
+    parser.add_argument("--seconds", type=float, help="measure once and end")
+    arguments = parser.parse_args()
+    if arguments.kind == "memory":
+        memory = Memory()
+        by_hand({"fill": memory.fill, "clear": memory.clear}, None)
+        return
+    kernels = Kernels(arguments.kind)
+    by_hand({"run": kernels.run, "infer": kernels.infer}, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()

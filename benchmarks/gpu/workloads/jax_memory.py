@@ -1,0 +1,47 @@
+"""Takes device memory by JAX until it is refused, and says where that was. JAX's own reservation of three quarters of
+the GPU at the start is off, as on any shared GPU."""
+
+from __future__ import annotations
+
+import os
+
+from conversation import Answer, by_hand
+
+
+class Memory:
+    """What was taken stays taken until `clear`."""
+
+    def __init__(self) -> None:
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        import jax
+
+        self._jax = jax
+        self._held: list[object] = []
+        self._device = jax.devices("gpu")[0]
+
+    def fill(self, *, chunk: int, most: int) -> Answer:
+        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        taken, stopped = 0, "nothing stopped it"
+        with self._jax.default_device(self._device):
+            while taken < most:
+                try:
+                    self._held.append(self._jax.numpy.ones(chunk, dtype="uint8").block_until_ready())
+                except Exception as error:
+                    stopped = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                    break
+                taken += chunk
+        return {"taken": taken, "stopped": stopped}
+
+    def clear(self) -> Answer:
+        """Gives all of it back to JAX's pool."""
+        self._held.clear()
+        return {}
+
+
+def main() -> None:
+    memory = Memory()
+    by_hand({"fill": memory.fill, "clear": memory.clear}, None)
+
+
+if __name__ == "__main__":
+    main()

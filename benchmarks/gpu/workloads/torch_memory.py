@@ -1,0 +1,94 @@
+"""Takes device memory by one of PyTorch's allocators until it is refused, and says where that was.
+
+    --allocator native       cudaMalloc in segments, kept in PyTorch's cache
+    --allocator expandable   segments that grow, by virtual memory management
+    --allocator async        cudaMallocAsync and the driver's own pool
+    --allocator graphs       the private pools of CUDA graphs
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from conversation import Answer, by_hand
+
+SETTINGS = {
+    "native": "",
+    "expandable": "expandable_segments:True",
+    "async": "backend:cudaMallocAsync",
+    "graphs": "",
+}
+
+
+class Memory:
+    """What was taken stays taken until `clear`."""
+
+    def __init__(self, allocator: str) -> None:
+        import torch  # after the allocator has been chosen
+
+        self._torch = torch
+        self._graphs = allocator == "graphs"
+        self._held: list[object] = []
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")
+
+    def fill(self, *, chunk: int, most: int) -> Answer:
+        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        taken, stopped = 0, "nothing stopped it"
+        while taken < most:
+            try:
+                self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
+            except Exception as error:
+                stopped = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                break
+            taken += chunk
+        free, total = self._torch.cuda.mem_get_info()
+        reserved = self._torch.cuda.memory_reserved()
+        return {"taken": taken, "stopped": stopped, "free": free, "total": total, "reserved": reserved}
+
+    def reuse(self, *, chunk: int) -> Answer:
+        """Half of what was taken is let go into PyTorch's cache, then one piece is asked for that no cached piece
+        fits: PyTorch has to give its cache back and try again."""
+        if self._graphs:
+            return {"reused": "does not apply"}
+        del self._held[::2]
+        wanted = max(1, len(self._held) - 1) * chunk
+        try:
+            self._held.append(self._tensor(wanted))
+        except Exception as error:
+            return {"reused": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+        return {"reused": "yes"}
+
+    def clear(self) -> Answer:
+        """Gives all of it back."""
+        self._held.clear()
+        self._torch.cuda.synchronize()
+        self._torch.cuda.empty_cache()
+        return {"reserved": self._torch.cuda.memory_reserved()}
+
+    def _tensor(self, size: int) -> object:
+        return self._torch.empty(size, device="cuda", dtype=self._torch.uint8)
+
+    def _capture(self, size: int) -> object:
+        """A graph whose private pool holds a tensor of this size."""
+        graph = self._torch.cuda.CUDAGraph()
+        with self._torch.cuda.graph(graph):
+            kept = self._torch.ones(size, device="cuda", dtype=self._torch.uint8)
+        graph.replay()
+        self._torch.cuda.synchronize()
+        return graph, kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--allocator", choices=SETTINGS, default="native")
+    arguments = parser.parse_args()
+    if SETTINGS[arguments.allocator]:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS[arguments.allocator]
+    memory = Memory(arguments.allocator)
+    by_hand({"fill": memory.fill, "reuse": memory.reuse, "clear": memory.clear}, None)
+
+
+if __name__ == "__main__":
+    main()
