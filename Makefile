@@ -15,7 +15,7 @@ SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
-	bench-packing bench-placement bench-refusals clean
+	bench-packing bench-placement bench-refusals gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,12 @@ bench-placement: .venv/installed ## decisions per second, p50 and p99 on 100 to 
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py
+
+gpu-kit: shim doubles ## build/gpu-kit.tar.gz: measures SharePod on a machine with an NVIDIA GPU, without Kubernetes or network
+	@$(BIN)/python benchmarks/gpu/bundle.py
+
+bench-gpu: gpu-kit ## the GPU kit on the fake driver: its tables, marked so
+	@$(BIN)/python build/gpu-kit/measure.py --fake --fresh --results build/results/gpu-kit-fake $(GPU_KIT_ARGS)
 
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
 import shlex
@@ -48,7 +49,7 @@ def main() -> int:
     except BundleError as error:
         print(f"gpu-kit: {error}", file=sys.stderr)
         return 1
-    print(f"{target}.tar.gz: {size / (1 << 20):.1f} MiB; on a machine with a GPU: unpack it, python3 {NAME}/run.py")
+    print(f"{target}.tar.gz: {size / (1 << 20):.1f} MiB; on a machine with a GPU: unpack it, python3 {NAME}/measure.py")
     return 0
 
 
@@ -58,7 +59,7 @@ def bundle(target: Path) -> int:
     with tempfile.TemporaryDirectory(prefix=".gpu-kit-", dir=target.parent) as made:
         kit = Path(made) / NAME
         kit.mkdir()
-        shutil.copy2(HERE / "run.py", kit)
+        shutil.copy2(HERE / "measure.py", kit)
         shutil.copy2(HERE / "README.md", kit)
         shutil.copy2(ROOT / "LICENSE", kit)
         for part in ("gpukit", "workloads"):
@@ -202,9 +203,7 @@ def _version() -> str:
 def _about() -> dict[str, str]:
     """What the kit was made from. `hook`: the hash of its sources, which it says to the agent, too."""
     sys.path.insert(0, str(HERE.parent))
-    from results import commit  # the one beside the other benchmarks
-
-    import hashlib
+    from results import commit
 
     hook = ROOT / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
     return {

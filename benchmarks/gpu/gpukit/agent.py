@@ -66,6 +66,7 @@ class Agent:
         self._tenants: tuple[Tenant, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._asked_at = 0.0
         self._environment = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             "PYTHONPATH": os.pathsep.join((str(kit / "lib"), str(site))),
@@ -155,7 +156,8 @@ class Agent:
 
     def _metric(self, family: str) -> dict[str, float]:
         """By tenant, over all GPUs."""
-        time.sleep(_CACHED_S)
+        time.sleep(max(0.0, self._asked_at + _CACHED_S - time.monotonic()))
+        self._asked_at = time.monotonic()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
@@ -181,4 +183,3 @@ class Agent:
     def _last_words(self) -> str:
         words = self._log.read_text(errors="replace").strip().splitlines()
         return words[-1][:500] if words else "it said nothing"
-

@@ -90,6 +90,8 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     """A Markdown table whose columns line up on a terminal as well."""
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+    ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([f"### {title}", "", lines[0], rule, *lines[1:], ""])

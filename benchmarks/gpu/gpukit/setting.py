@@ -83,4 +83,3 @@ class Setting:
 def note(text: str) -> None:
     """A line of progress, beside the tables."""
     print(text, file=sys.stderr, flush=True)
-

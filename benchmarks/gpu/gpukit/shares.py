@@ -19,8 +19,9 @@ KEY = "shares"
 NOISY = "noisy"
 RATIOS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5))
 SERVICE, NEIGHBOUR = 0.3, 0.7
-_SETTLE_S = 1.5
-_TAIL_S = 0.5
+_SETTLE = 0.15
+_TAIL = 0.05
+"""How long both are busy before and after the window, as a part of it."""
 _LOAD = 0.15
 """The part of a GPU that the small service's requests need."""
 _SEED = 1
@@ -82,7 +83,10 @@ def _pair(setting: Setting, budget: Budget, name: str) -> None:
 
         def alone() -> Cell:
             answer = bare[0].ask(
-                "run", settle=_SETTLE_S, seconds=setting.seconds / 2, timeout_s=setting.patience_s(setting.seconds)
+                "run",
+                settle=_SETTLE * setting.seconds,
+                seconds=setting.seconds / 2,
+                timeout_s=setting.patience_s(setting.seconds),
             )
             return {"rate": answer["rate"]}
 
@@ -120,10 +124,10 @@ def _four(
 
 def _together(setting: Setting, programs: list[Program], *, held: bool) -> Cell:
     for program in programs:
-        program.tell("run", settle=_SETTLE_S, seconds=setting.seconds, tail=_TAIL_S)
+        program.tell("run", settle=_SETTLE * setting.seconds, seconds=setting.seconds, tail=_TAIL * setting.seconds)
     cell: Cell = {}
     if held:
-        time.sleep(_SETTLE_S)
+        time.sleep(_SETTLE * setting.seconds)
         before, begin = setting.agent.held_seconds(), time.monotonic()
         time.sleep(max(0.0, setting.seconds - 3.0))
         after, end = setting.agent.held_seconds(), time.monotonic()

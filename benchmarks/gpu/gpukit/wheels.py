@@ -28,7 +28,7 @@ def fitting(wheels: list[Path], version: tuple[int, int], machine: str) -> list[
         there = sorted({wheel.stem.split("-")[-3] for wheel in wheels if wheel.name.startswith(missing[0] + "-")})
         raise WheelsError(
             f"this is Python {version[0]}.{version[1]} on {machine}; the kit has {', '.join(missing)} for "
-            f"{', '.join(there)} on x86_64 only; start it with one of these (python3.12 run.py)"
+            f"{', '.join(there)} on x86_64 only; start it with one of these (python3.12 measure.py)"
         )
     return sorted(chosen.values())
 

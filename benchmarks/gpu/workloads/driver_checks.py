@@ -4,7 +4,7 @@
              functions by their exported names: a pointer without one could not be given a wrapper.
 `captures`   may another thread ask for an event while a stream is being captured, and does the capture stay whole?
 `context`    what a context costs: the kit reads the device's memory before and after.
-`busy_captures`   captures while work is under way on another stream; under the hook, its own thread then asks for events.
+`busy_captures`   captures while work is under way on another stream; under the hook, its thread then asks for events.
 """
 
 from __future__ import annotations

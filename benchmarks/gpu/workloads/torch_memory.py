@@ -1,9 +1,9 @@
 """Takes device memory by one of PyTorch's allocators until it is refused, and says where that was.
 
-    --allocator native       cudaMalloc in segments, kept in PyTorch's cache
-    --allocator expandable   segments that grow, by virtual memory management
-    --allocator async        cudaMallocAsync and the driver's own pool
-    --allocator graphs       the private pools of CUDA graphs
+--allocator native       cudaMalloc in segments, kept in PyTorch's cache
+--allocator expandable   segments that grow, by virtual memory management
+--allocator async        cudaMallocAsync and the driver's own pool
+--allocator graphs       the private pools of CUDA graphs
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def train(*, compiled: bool = False, graphed: bool = False) -> Callable[[], None
     optimizer.zero_grad(set_to_none=True)
     with torch.cuda.graph(graph):
         learn()
-    return graph.replay
+    return lambda: (graph.replay(), None)[1]
 
 
 def decode(*, graphed: bool = False) -> Callable[[], None]:
@@ -125,18 +125,18 @@ def decode(*, graphed: bool = False) -> Callable[[], None]:
     place = torch.zeros(1, device="cuda", dtype=torch.long)
     order = torch.arange(model.length, device="cuda")
 
-    @torch.no_grad()
     def step() -> None:
-        x = model.tokens(token) + model.places(place)
-        seen = (order <= place).view(1, 1, 1, -1)
-        for block, cache in zip(model.blocks, caches, strict=True):
-            assert isinstance(block, Block)
-            q, k, v = block.split(x)
-            cache[0].index_copy_(2, place, k)
-            cache[1].index_copy_(2, place, v)
-            x = block.join(x, functional.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=seen))
-        token.copy_(model.head(model.norm(x)).argmax(dim=-1))
-        place.add_(1).remainder_(model.length)
+        with torch.no_grad():
+            x = model.tokens(token) + model.places(place)
+            seen = (order <= place).view(1, 1, 1, -1)
+            for block, cache in zip(model.blocks, caches, strict=True):
+                assert isinstance(block, Block)
+                q, k, v = block.split(x)
+                cache[0].index_copy_(2, place, k)
+                cache[1].index_copy_(2, place, v)
+                x = block.join(x, functional.scaled_dot_product_attention(q, cache[0], cache[1], attn_mask=seen))
+            token.copy_(model.head(model.norm(x)).argmax(dim=-1))
+            place.add_(1).remainder_(model.length)
 
     if not graphed:
         return step
@@ -144,7 +144,7 @@ def decode(*, graphed: bool = False) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    return lambda: (graph.replay(), None)[1]
 
 
 def warm(step: Callable[[], None]) -> None:

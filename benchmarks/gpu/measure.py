@@ -1,9 +1,9 @@
 """Measures SharePod on this machine's GPU: hook and agent as they ship, no Kubernetes, no network, no root needed.
 
-    python3 run.py                       everything; each table takes at most 8 minutes
-    python3 run.py --table shares        one table: checks, overhead, shares, memory
-    python3 run.py --show                what has been measured so far, measuring nothing
-    python3 run.py --fake                on the fake driver, to try the kit itself; its tables are marked so
+    python3 measure.py                       everything; each table takes at most 8 minutes
+    python3 measure.py --table shares        one table: checks, overhead, shares, memory
+    python3 measure.py --show                what has been measured so far, measuring nothing
+    python3 measure.py --fake                on the fake driver, to try the kit itself; its tables are marked so
 
 A run that was killed, or whose time was up, goes on when it is started again. Exit status: 0 all is measured, 3 some is
 left for the next run, 1 something failed, 2 this machine or these arguments will not do.
@@ -12,8 +12,10 @@ left for the next run, 1 something failed, 2 this machine or these arguments wil
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +36,9 @@ from gpukit.gpu import AnyGpu, FakeGpu, Gpu, GpuError  # noqa: E402
 from gpukit.results import Budget, OutOfTime, Results, ResultsError  # noqa: E402
 from gpukit.setting import Setting, note  # noqa: E402
 from gpukit.wheels import WheelsError, unpack  # noqa: E402
+
+PREFIX = "sharepod-"
+"""Of the directory of a run."""
 
 TABLE_S = 460.0
 """Below 8 minutes with the ends of the last programs."""
@@ -60,7 +65,7 @@ def main() -> int:
         note("interrupted; start it again to go on")
         return 3
     except (GpuError, WheelsError, ResultsError, AgentError) as error:
-        note(f"run.py: {error}")
+        note(f"measure.py: {error}")
         return 2
 
 
@@ -86,8 +91,9 @@ def _run(arguments: argparse.Namespace) -> int:
     built = json.loads((KIT / "kit.json").read_text())
     with ExitStack() as stack:
         # Short: the name of a Unix socket ends at 107 bytes.
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sharepod-", dir=_short())))
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=_short())))
         directory.chmod(0o755)
+        _alone(stack, folder, directory)
         site = unpack(KIT / "wheels", directory / "site")
         gpu: AnyGpu = FakeGpu(KIT / "fake", directory / "devices") if arguments.fake else Gpu(KIT, site, arguments.gpu)
         about = {
@@ -130,6 +136,23 @@ def _run(arguments: argparse.Namespace) -> int:
         return 3 if left else 1 if failed else 0
 
 
+def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
+    """One run at a time in a folder of results; what a run that was killed has left in its own directory goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = stack.enter_context((folder / "run").open("a+"))
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ResultsError(f"another run measures into {folder}; use another --results") from None
+    held.seek(0)
+    left = held.read().strip()
+    if left and Path(left).name.startswith(PREFIX):
+        shutil.rmtree(left, ignore_errors=True)
+    held.truncate(0)
+    held.write(str(directory))
+    held.flush()
+
+
 def _measure(setting: Setting, chosen: list[str]) -> bool:
     """Whether anything is left."""
     left = False
@@ -149,7 +172,9 @@ def _cells(results: Results, name: str) -> list[dict[str, Any]]:
 
 
 def _head(built: dict[str, str], gpu: AnyGpu) -> str:
-    marked = "**Measured on the fake driver: this says that the kit works, and nothing of a GPU.**\n\n" if gpu.fake else ""
+    marked = (
+        "**Measured on the fake driver: this says that the kit works, and nothing of a GPU.**\n\n" if gpu.fake else ""
+    )
     lines = [
         ("kit", f"{built['commit']}, hook {built['hook'][:16]}"),
         ("GPU", f"{gpu.model}, {gpu.memory / (1 << 30):.1f} GiB, {gpu.uuid}"),
