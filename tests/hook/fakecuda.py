@@ -11,19 +11,21 @@ import fcntl
 import os
 import struct
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 MAGIC = 0x314B4146
-LAYOUT = 2
+LAYOUT = 3
 MAX_DEVICES = 16
 MAX_CLIENTS = 256
 
-_HEADER = struct.Struct("=IIII")
+KINDS = ("linear", "managed", "array", "pool", "virtual", "graph", "module", "context")
+
+_HEADER = struct.Struct("=IIIIQ")
 _DEVICE = struct.Struct("=16s64sQQ")
 _CLIENT = struct.Struct("=64sII")
-_USAGE = struct.Struct("=QQQQQQ")
+_USAGE = struct.Struct(f"=QQQQQQQQ{len(KINDS)}Q")
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
@@ -51,6 +53,15 @@ class Usage:
     last_end: int
     memory: int
     peak: int
+    copies: int
+    """Transfers with host memory, which are not among `submitted`."""
+    kinds: dict[str, int]
+    """What `memory` is taken for: KINDS."""
+
+
+def _usage(content: bytes, at: int) -> Usage:
+    fields = _USAGE.unpack_from(content, at)
+    return Usage(*fields[:7], dict(zip(KINDS, fields[8:], strict=True)))
 
 
 @dataclass(frozen=True)
@@ -92,12 +103,15 @@ def _uuid_bytes(gpu: str) -> bytes:
     return uuid.UUID(gpu.removeprefix("GPU-")).bytes
 
 
-def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]]) -> Path:
-    """Makes the state file of devices (uuid, model, bytes of memory), usable by every user. Replaces an older one."""
+def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]], *, context_bytes: int = 0) -> Path:
+    """Makes the state file of devices (uuid, model, bytes of memory), usable by every user. Replaces an older one.
+
+    `context_bytes`: what a process's contexts take of a device, together, beside what its calls ask for.
+    """
     if not 0 < len(devices) <= MAX_DEVICES:
         raise ValueError(f"{len(devices)} devices; the double has 1 to {MAX_DEVICES}")
     content = bytearray(_STATE_BYTES)
-    _HEADER.pack_into(content, 0, MAGIC, LAYOUT, len(devices), 0)
+    _HEADER.pack_into(content, 0, MAGIC, LAYOUT, len(devices), 0, context_bytes)
     for index, (gpu, model, memory) in enumerate(devices):
         _DEVICE.pack_into(content, _HEADER.size + index * _DEVICE.size, _uuid_bytes(gpu), model.encode(), memory, 0)
     target = Path(path)
@@ -119,7 +133,7 @@ def read_state(path: Path | str) -> State:
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         content = os.pread(descriptor, _STATE_BYTES, 0)
-        magic, layout, count, _ = _HEADER.unpack_from(content)
+        magic, layout, count, _, _ = _HEADER.unpack_from(content)
         if (magic, layout, len(content)) != (MAGIC, LAYOUT, _STATE_BYTES):
             raise ValueError(f"{path} is not a state file of layout {LAYOUT}")
         devices = []
@@ -133,13 +147,28 @@ def read_state(path: Path | str) -> State:
             if not used:
                 continue
             usage = {
-                device.uuid: Usage(*_USAGE.unpack_from(content, at + _CLIENT.size + order * _USAGE.size))
+                device.uuid: _usage(content, at + _CLIENT.size + order * _USAGE.size)
                 for order, device in enumerate(devices)
             }
             clients.append(ClientState(label.rstrip(b"\0").decode(), pid, _alive(descriptor, index), usage))
         return State(tuple(devices), tuple(clients))
     finally:
         os.close(descriptor)
+
+
+def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
+    """Where in the file the count `submitted` (8 bytes) of a process lies, for those who map the file to watch it."""
+    for index, content in enumerate(_records(path)):
+        _, found, used = _CLIENT.unpack_from(content)
+        if used and found == pid:
+            return _CLIENTS_AT + index * _CLIENT_BYTES + _CLIENT.size + device * _USAGE.size
+    raise KeyError(f"no process {pid} has used {path}")
+
+
+def _records(path: Path | str) -> Iterator[bytes]:
+    content = Path(path).read_bytes()
+    for index in range(MAX_CLIENTS):
+        yield content[_CLIENTS_AT + index * _CLIENT_BYTES :][: _CLIENT.size]
 
 
 def release_hung_kernels(path: Path | str) -> None:

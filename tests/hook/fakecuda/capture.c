@@ -7,14 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fake.h"
-
-struct graph {
-    unsigned magic;
-    bool hang;
-    uint64_t duration;
-    uint64_t kernels;
-};
+#include "graph.h"
 
 static struct capture *captures;
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -47,12 +40,16 @@ CUresult fake_sync_call(struct context *context) {
     return result;
 }
 
-CUresult fake_stream_sync_call(struct stream *stream) {
+CUresult fake_not_captured(struct stream *stream) {
     if (stream->capture != NULL) {
         stream->capture->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    CUresult result = fake_order_call(stream);
+    return fake_order_call(stream);
+}
+
+CUresult fake_stream_sync_call(struct stream *stream) {
+    CUresult result = fake_not_captured(stream);
     return result == CUDA_SUCCESS ? fake_unsafe_call() : result;
 }
 
@@ -77,23 +74,26 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
     return CUDA_SUCCESS;
 }
 
-static CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool per_thread) {
-    struct context *context;
-    CUresult result = fake_enter(&context);
+static CUresult begin(CUstream handle, struct capture wanted) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    struct stream *stream = fake_stream(context, handle, per_thread);
-    if (stream == NULL)
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (wanted.mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    if (stream == &context->legacy || stream->capture != NULL) {
+    if (stream == &stream->context->legacy || stream->capture != NULL) {
         result = stream->capture != NULL ? CUDA_ERROR_ILLEGAL_STATE : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     } else {
-        struct capture *capture = calloc(1, sizeof *capture);
-        struct graph *graph = calloc(1, sizeof *graph);
-        graph->magic = MAGIC_GRAPH;
-        *capture = (struct capture){
-            .mode = mode, .thread = pthread_self(), .context = context, .origin = stream, .graph = graph};
+        struct capture *capture = malloc(sizeof *capture);
+        *capture = wanted;
+        capture->thread = pthread_self();
+        capture->context = stream->context;
+        capture->origin = stream;
+        if (capture->graph == NULL) {
+            capture->graph = fake_graph_new();
+            capture->owns_graph = true;
+        }
         capture->next = captures;
         captures = capture;
         stream->capture = capture;
@@ -103,14 +103,37 @@ static CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool per_thread
 }
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-    return begin(stream, mode, false);
+    return begin(stream, (struct capture){.mode = mode});
 }
 
-EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, CUstreamCaptureMode mode) {
-    return begin(stream, mode, true);
+EXPORT CUresult cuStreamBeginCapture(CUstream stream) {
+    return cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
+                                            const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode) {
+    (void)dependencies, (void)edges, (void)count;
+    if (!fake_is(graph, MAGIC_GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    return begin(stream, (struct capture){.mode = mode, .graph = (struct graph *)graph});
+}
+
+EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode mode, CUgraph handle,
+                                              CUgraphRecaptureCallback mismatch, void *argument) {
+    struct graph *graph = (struct graph *)handle;
+    if (!fake_is(graph, MAGIC_GRAPH))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct capture wanted = {.mode = mode,
+                             .graph = graph,
+                             .recaptures = true,
+                             .recaptured = graph->first,
+                             .mismatch = mismatch,
+                             .argument = argument};
+    return begin(stream, wanted);
 }
 
 static void unlink_capture(struct capture *gone) {
+    gone->over = true;
     for (struct capture **at = &captures; *at != NULL; at = &(*at)->next)
         if (*at == gone) {
             *at = gone->next;
@@ -125,14 +148,11 @@ static void unlink_capture(struct capture *gone) {
     /* Events of the sequence go on pointing to it: the double keeps the small struct. */
 }
 
-static CUresult end(CUstream handle, CUgraph *out, bool per_thread) {
-    struct context *context;
-    CUresult result = fake_enter(&context);
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    struct stream *stream = fake_stream(context, handle, per_thread);
-    if (stream == NULL)
-        return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     struct capture *capture = stream->capture;
     if (capture == NULL)
@@ -143,19 +163,16 @@ static CUresult end(CUstream handle, CUgraph *out, bool per_thread) {
         result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     else {
         unlink_capture(capture);
+        if (capture->recaptures && capture->recaptured != NULL)
+            capture->invalid = true; /* fewer nodes than the graph had */
         result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-        *out = capture->invalid ? NULL : (CUgraph)capture->graph;
+        if (capture->invalid && capture->owns_graph)
+            fake_graph_free(capture->graph);
+        if (out != NULL)
+            *out = capture->invalid ? NULL : (CUgraph)capture->graph;
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
-}
-
-EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
-    return end(stream, graph, false);
-}
-
-EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
-    return end(stream, graph, true);
 }
 
 void fake_capture_context_gone(struct context *context) {
@@ -166,115 +183,87 @@ void fake_capture_context_gone(struct context *context) {
     }
 }
 
-static CUresult status_of(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, bool per_thread) {
-    struct context *context;
-    CUresult result = fake_enter(&context);
+static CUresult status_of(CUstream handle, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    struct stream *stream = fake_stream(context, handle, per_thread);
-    if (stream == NULL)
-        return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     /* The real call reports this without harm to the capture. */
-    if (stream == &context->legacy)
+    if (stream == &stream->context->legacy)
         for (struct capture *capture = captures; capture != NULL; capture = capture->next)
-            if (capture->context == context && !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
+            if (capture->context == stream->context && !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
                 result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status = stream->capture == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
               : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                          : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (id != NULL)
         *id = (cuuint64_t)(uintptr_t)stream->capture;
+    if (graph != NULL)
+        *graph = stream->capture == NULL ? NULL : (CUgraph)stream->capture->graph;
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
-    return status_of(stream, status, NULL, false);
-}
-
-EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status) {
-    return status_of(stream, status, NULL, true);
+    return status_of(stream, status, NULL, NULL);
 }
 
 EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
-    return status_of(stream, status, id, false);
+    return status_of(stream, status, id, NULL);
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id) {
-    return status_of(stream, status, id, true);
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **dependencies, size_t *count) {
+    if (dependencies != NULL)
+        *dependencies = NULL;
+    if (count != NULL)
+        *count = 0;
+    return status_of(stream, status, id, graph);
 }
 
-CUresult fake_capture_kernel(struct stream *stream, uint64_t duration, bool hang) {
-    struct capture *capture = stream->capture;
-    if (capture == NULL)
-        return CUDA_ERROR_NOT_READY;
-    if (capture->invalid)
-        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    capture->graph->duration += duration;
-    capture->graph->kernels++;
-    capture->graph->hang |= hang;
-    return CUDA_SUCCESS;
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
+                                          CUgraph *graph, const CUgraphNode **dependencies,
+                                          const CUgraphEdgeData **edges, size_t *count) {
+    if (edges != NULL)
+        *edges = NULL;
+    return cuStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count);
 }
 
-EXPORT CUresult cuGraphCreate(CUgraph *out, unsigned int flags) {
-    struct graph *graph = calloc(1, sizeof *graph);
-    (void)flags;
-    graph->magic = MAGIC_GRAPH;
-    *out = (CUgraph)graph;
-    return CUDA_SUCCESS;
+static bool alike(const struct node *a, const struct node *b) {
+    return a->work.device_ns == b->work.device_ns && a->work.copy_ns == b->work.copy_ns && a->bytes == b->bytes;
 }
 
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags) {
-    (void)flags;
-    if (!fake_is(handle, MAGIC_GRAPH))
-        return CUDA_ERROR_INVALID_VALUE;
-    struct graph *exec = malloc(sizeof *exec);
-    *exec = *(struct graph *)handle;
-    exec->magic = MAGIC_EXEC;
-    *out = (CUgraphExec)exec;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *out, CUgraph graph, CUgraphNode *error, char *log, size_t size) {
-    (void)error, (void)log, (void)size;
-    return cuGraphInstantiateWithFlags(out, graph, 0);
-}
-
-static CUresult destroy(void *handle, unsigned magic) {
-    if (!fake_is(handle, magic))
-        return CUDA_ERROR_INVALID_VALUE;
-    free(handle);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuGraphDestroy(CUgraph graph) {
-    return destroy(graph, MAGIC_GRAPH);
-}
-
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
-    return destroy(exec, MAGIC_EXEC);
-}
-
-static CUresult launch_graph(CUgraphExec handle, CUstream stream_handle, bool per_thread) {
-    const struct graph *exec = (const struct graph *)handle;
-    struct context *context;
-    CUresult result = fake_enter(&context);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct stream *stream = fake_stream(context, stream_handle, per_thread);
-    if (stream == NULL || !fake_is(exec, MAGIC_EXEC))
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    result = fake_submit_kernel(stream, exec->duration, exec->hang);
-    pthread_mutex_unlock(&fake_lock);
+/* Compares with what the graph has. Lets go of fake_lock for the program's callback. */
+static CUresult recapture(struct capture *capture, const struct node *node) {
+    struct node *before = capture->recaptured;
+    CUresult result = before != NULL && before->work.type == node->work.type ? CUDA_SUCCESS
+                                                                             : CUDA_ERROR_INVALID_VALUE;
+    bool mismatch = result == CUDA_SUCCESS && !alike(before, node);
+    if (mismatch && node->bytes > 0)
+        result = CUDA_ERROR_INVALID_VALUE; /* memory nodes must be the same */
+    else if (mismatch && capture->mismatch != NULL) {
+        CUgraphNodeParams was = {.type = before->work.type}, is = {.type = node->work.type};
+        pthread_mutex_unlock(&fake_lock);
+        result = capture->mismatch(capture->argument, (CUgraphNode)before, &was, &is,
+                                   CU_GRAPH_RECAPTURE_ELIGIBLE_FOR_UPDATE);
+        pthread_mutex_lock(&fake_lock);
+    }
+    if (result == CUDA_SUCCESS) {
+        before->work = node->work;
+        capture->recaptured = before->next;
+    } else {
+        capture->invalid = true;
+    }
     return result;
 }
 
-EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-    return launch_graph(exec, stream, false);
-}
-
-EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-    return launch_graph(exec, stream, true);
+CUresult fake_capture_node(struct stream *stream, const struct node *node) {
+    struct capture *capture = stream->capture;
+    if (capture->invalid)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    if (capture->recaptures)
+        return recapture(capture, node);
+    fake_graph_add(capture->graph, *node);
+    return CUDA_SUCCESS;
 }

@@ -1,10 +1,11 @@
-/* Initialization, devices and contexts of the double. A child of fork whose parent used CUDA gets
+/* Initialization and contexts of the double. A child of fork whose parent used CUDA gets
  * CUDA_ERROR_NOT_INITIALIZED. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "fake.h"
+#include "array.h"
+#include "module.h"
+#include "pool.h"
 
 enum { STACK_DEPTH = 16 };
 
@@ -13,6 +14,7 @@ static struct context *contexts;
 static struct context primary[FAKE_DEVICES];
 static __thread struct context *stack[STACK_DEPTH];
 static __thread int depth;
+__thread bool fake_per_thread;
 
 static void in_child(void) {
     fake_engine_forked();
@@ -60,78 +62,6 @@ bool fake_is(const void *handle, unsigned magic) {
     return handle != NULL && (uintptr_t)handle > 4096 && *(const unsigned *)handle == magic;
 }
 
-EXPORT CUresult cuDriverGetVersion(int *version) {
-    *version = FAKE_CUDA_VERSION;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetCount(int *count) {
-    if (!initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    for (*count = 0; fake_state_visible(*count) >= 0; ++*count)
-        ;
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-    if (!initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (fake_state_visible(ordinal) < 0)
-        return CUDA_ERROR_INVALID_DEVICE;
-    *device = ordinal;
-    return CUDA_SUCCESS;
-}
-
-static CUresult find_device(CUdevice ordinal, int *device) {
-    if (!initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    *device = fake_state_visible(ordinal);
-    return *device < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice ordinal) {
-    int device;
-    CUresult result = find_device(ordinal, &device);
-    if (result == CUDA_SUCCESS)
-        snprintf(name, (size_t)length, "%s", fake_state_device(device)->model);
-    return result;
-}
-
-EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal) {
-    int device;
-    CUresult result = find_device(ordinal, &device);
-    if (result == CUDA_SUCCESS)
-        memcpy(uuid->bytes, fake_state_device(device)->uuid, sizeof uuid->bytes);
-    return result;
-}
-
-EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal) {
-    return cuDeviceGetUuid_v2(uuid, ordinal);
-}
-
-EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal) {
-    int device;
-    CUresult result = find_device(ordinal, &device);
-    if (result == CUDA_SUCCESS)
-        *bytes = fake_state_device(device)->memory;
-    return result;
-}
-
-EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice ordinal) {
-    int device;
-    CUresult result = find_device(ordinal, &device);
-    if (result != CUDA_SUCCESS)
-        return result;
-    switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 132; break;
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; break;
-    default: *value = 0;
-    }
-    return CUDA_SUCCESS;
-}
-
 void fake_add_stream(struct context *context, struct stream *stream) {
     stream->magic = MAGIC_STREAM;
     stream->context = context;
@@ -162,20 +92,26 @@ static void end_context(struct context *context) {
         }
 }
 
-struct stream *fake_stream(struct context *context, CUstream handle, bool per_thread) {
+CUresult fake_enter_stream(CUstream handle, struct stream **stream) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (handle == NULL)
-        handle = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+        handle = fake_per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     if (handle == CU_STREAM_LEGACY)
-        return &context->legacy;
-    if (handle == CU_STREAM_PER_THREAD)
-        return &context->per_thread;
-    return fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
+        *stream = &context->legacy;
+    else if (handle == CU_STREAM_PER_THREAD)
+        *stream = &context->per_thread;
+    else
+        *stream = fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
+    return *stream == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal) {
     int device;
     pthread_mutex_lock(&fake_lock);
-    CUresult result = find_device(ordinal, &device);
+    CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS)
         result = depth < STACK_DEPTH ? fake_unsafe_call() : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
@@ -236,7 +172,7 @@ EXPORT CUresult cuCtxDetach(CUcontext handle) {
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     int device;
     pthread_mutex_lock(&fake_lock);
-    CUresult result = find_device(ordinal, &device);
+    CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS) {
         if (!primary[device].alive)
             init_context(&primary[device], device, 0);
@@ -250,7 +186,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
 static CUresult release_primary(CUdevice ordinal, bool reset) {
     int device;
     pthread_mutex_lock(&fake_lock);
-    CUresult result = find_device(ordinal, &device);
+    CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS && (!primary[device].alive || primary[device].references == 0))
         result = reset ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     else if (result == CUDA_SUCCESS && (reset || --primary[device].references == 0))
@@ -273,7 +209,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal) {
 
 EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active) {
     int device;
-    CUresult result = find_device(ordinal, &device);
+    CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS) {
         *flags = primary[device].flags;
         *active = primary[device].alive;
@@ -283,7 +219,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags
 
 EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags) {
     int device;
-    CUresult result = find_device(ordinal, &device);
+    CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS)
         primary[device].flags = flags;
     return result;
@@ -335,8 +271,7 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *ordinal) {
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    for (*ordinal = 0; fake_state_visible(*ordinal) != context->device; ++*ordinal)
-        ;
+    *ordinal = fake_ordinal_of(context->device);
     return CUDA_SUCCESS;
 }
 
@@ -353,52 +288,10 @@ EXPORT CUresult cuCtxSynchronize(void) {
         return result;
     pthread_mutex_lock(&fake_lock);
     result = fake_sync_call(context);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         fake_wait_context(context);
+        fake_pools_waited(context->device);
+    }
     pthread_mutex_unlock(&fake_lock);
     return result;
-}
-
-struct error_name {
-    CUresult error;
-    const char *name, *text;
-};
-
-static const struct error_name errors[] = {
-    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-    {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-    {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-    {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-    {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-    {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-    {CUDA_ERROR_SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
-    {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-     "operation not permitted when stream is capturing"},
-    {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-     "operation failed due to a previous error during capture"},
-    {CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-     "operation would make the legacy stream depend on a capturing blocking stream"},
-};
-
-static const struct error_name *find_error(CUresult error) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (errors[i].error == error)
-            return &errors[i];
-    return NULL;
-}
-
-EXPORT CUresult cuGetErrorName(CUresult error, const char **name) {
-    const struct error_name *found = find_error(error);
-    *name = found ? found->name : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
-    const struct error_name *found = find_error(error);
-    *text = found ? found->text : NULL;
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -19,6 +19,7 @@ struct queue {
     struct op *ops;
     size_t capacity, head, committed, tail; /* counted without end; head <= committed <= tail */
     uint64_t cursor;                        /* when the last committed slice ends */
+    bool calling;                           /* a function of the program, without fake_lock */
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,9 +67,10 @@ static void finish_commit(struct op *op, uint64_t end) {
     }
 }
 
-/* Puts what is next on the timeline, at most AHEAD_NS ahead of now. Returns whether the head of the queue is hung. */
-static bool commit(struct queue *queue, int device, uint64_t now) {
-    while (queue->committed < queue->tail && queue->cursor < now + AHEAD_NS) {
+/* Puts what is next on the timeline, at most AHEAD_NS ahead of now. Returns whether the head of the queue is hung.
+ * Functions of the program are called by the queue's own thread alone: may_call. */
+static bool commit(struct queue *queue, int device, uint64_t now, bool may_call) {
+    while (!queue->calling && queue->committed < queue->tail && queue->cursor < now + AHEAD_NS) {
         struct op *op = op_at(queue, queue->committed);
         uint64_t start = later(op->ready, queue->cursor);
         if (op->kind == OP_HANG) {
@@ -80,6 +82,18 @@ static bool commit(struct queue *queue, int device, uint64_t now) {
             if (op->event->committed < op->generation)
                 return false; /* recorded on another device, not there yet */
             start = later(start, op->event->end);
+        } else if (op->kind == OP_COPY) {
+            start += op->left;
+        } else if (op->kind == OP_HOST) {
+            if (!may_call || start > now)
+                return false;
+            queue->calling = true;
+            pthread_mutex_unlock(&fake_lock);
+            op->call(op->argument); /* only this thread moves the queue on while it is calling */
+            pthread_mutex_lock(&fake_lock);
+            queue->calling = false;
+            op = op_at(queue, queue->committed); /* the queue may have grown */
+            start = fake_now();
         } else if (op->kind == OP_KERNEL) {
             uint64_t slice = op->left < SLICE_NS ? op->left : SLICE_NS;
             queue->cursor = start = fake_state_occupy(device, start, slice);
@@ -95,13 +109,13 @@ static bool commit(struct queue *queue, int device, uint64_t now) {
     return false;
 }
 
-static void retire(struct queue *queue, int device, uint64_t now) {
+static void retire(struct queue *queue, uint64_t now) {
     while (queue->head < queue->committed && op_at(queue, queue->head)->end <= now) {
         struct op *op = op_at(queue, queue->head++);
         op->stream->finished++;
         progress = true;
-        if (op->kind == OP_FREE)
-            fake_state_give(device, op->bytes);
+        if (op->kind == OP_RETURN)
+            op->call(op->argument);
     }
 }
 
@@ -115,8 +129,8 @@ static void *engine(void *unused) {
             struct queue *queue = &queues[device];
             if (queue->head == queue->tail)
                 continue;
-            bool hung = commit(queue, device, now);
-            retire(queue, device, now);
+            bool hung = commit(queue, device, now, true);
+            retire(queue, now);
             uint64_t due = UINT64_MAX;
             if (hung)
                 due = now + HANG_POLL_NS;
@@ -190,8 +204,8 @@ void fake_submit(struct stream *stream, struct op op) {
         grow(queue);
     op.ready = fake_now();
     *op_at(queue, queue->tail++) = op;
-    retire(queue, device, op.ready);
-    commit(queue, device, op.ready);
+    retire(queue, op.ready);
+    commit(queue, device, op.ready, false);
     if (idle)
         pthread_cond_signal(&wake);
 }

@@ -47,8 +47,12 @@ static void reap(void) {
         struct fake_client *client = &state->clients[i];
         if (!client->used || client == self || lock_byte(F_OFD_GETLK, CLIENT_LOCK_BYTE + i, F_WRLCK) != 0)
             continue;
-        for (int device = 0; device < FAKE_DEVICES; device++)
-            client->usage[device].memory = 0;
+        for (int device = 0; device < FAKE_DEVICES; device++) {
+            struct fake_usage *usage = &client->usage[device];
+            usage->memory = 0;
+            for (int kind = 0; kind < FAKE_KINDS; kind++)
+                usage->kinds[kind] = 0;
+        }
     }
 }
 
@@ -181,13 +185,18 @@ static uint64_t unused(int device) {
     return used < total ? total - used : 0;
 }
 
-bool fake_state_take(int device, uint64_t bytes) {
+uint64_t fake_state_context_bytes(void) {
+    return state->context_bytes;
+}
+
+bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes) {
     lock_memory();
     reap();
     bool fits = bytes <= unused(device);
     if (fits) {
         struct fake_usage *usage = fake_state_usage(device);
         usage->memory += bytes;
+        usage->kinds[kind] += bytes;
         if (usage->memory > usage->peak)
             usage->peak = usage->memory;
     }
@@ -195,8 +204,10 @@ bool fake_state_take(int device, uint64_t bytes) {
     return fits;
 }
 
-void fake_state_give(int device, uint64_t bytes) {
-    fake_state_usage(device)->memory -= bytes;
+void fake_state_give(int device, enum fake_kind kind, uint64_t bytes) {
+    struct fake_usage *usage = fake_state_usage(device);
+    usage->memory -= bytes;
+    usage->kinds[kind] -= bytes;
 }
 
 uint64_t fake_state_free(int device) {

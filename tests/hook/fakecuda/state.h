@@ -14,10 +14,23 @@
 #include <stdint.h>
 
 #define FAKE_MAGIC 0x314b4146u /* "FAK1" */
-#define FAKE_LAYOUT 2u
+#define FAKE_LAYOUT 3u
 #define FAKE_DEVICES 16
 #define FAKE_CLIENTS 256
 #define FAKE_LABEL_BYTES 64
+
+/* What device memory is taken for. */
+enum fake_kind {
+    FAKE_LINEAR,
+    FAKE_MANAGED,
+    FAKE_ARRAY,
+    FAKE_POOL, /* all that the pools hold, used or not */
+    FAKE_VIRTUAL,
+    FAKE_GRAPH,
+    FAKE_MODULE,
+    FAKE_CONTEXT,
+    FAKE_KINDS
+};
 
 struct fake_device {
     uint8_t uuid[16];
@@ -31,8 +44,11 @@ struct fake_usage {
     _Atomic uint64_t kernels;   /* finished, or on the timeline */
     _Atomic uint64_t busy_ns;   /* device time of them */
     _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC: when the last of them ends */
-    _Atomic uint64_t memory;    /* bytes allocated now */
+    _Atomic uint64_t memory;    /* bytes of device memory now: the sum of `kinds` */
     _Atomic uint64_t peak;
+    _Atomic uint64_t copies;   /* transfers beside the device, accepted */
+    _Atomic uint64_t reserved; /* unused */
+    _Atomic uint64_t kinds[FAKE_KINDS];
 };
 
 struct fake_client {
@@ -47,12 +63,13 @@ struct fake_state {
     uint32_t layout;
     uint32_t device_count;
     _Atomic uint32_t release; /* not 0: hung kernels end */
+    uint64_t context_bytes;   /* what each context takes of its device */
     struct fake_device devices[FAKE_DEVICES];
     struct fake_client clients[FAKE_CLIENTS];
 };
 
 _Static_assert(sizeof(struct fake_device) == 96, "tests/hook/fakecuda.py has the same layout");
-_Static_assert(sizeof(struct fake_client) == 72 + 48 * FAKE_DEVICES, "tests/hook/fakecuda.py has the same layout");
+_Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/hook/fakecuda.py has the same layout");
 
 /* Maps the file FAKE_CUDA_STATE names and takes a record in it; false when there is none, or it is not such a file. */
 bool fake_state_attach(void);
@@ -66,8 +83,9 @@ bool fake_state_released(void);
 /* Puts `length` ns on the device's timeline, not before `ready`; returns when it ends. */
 uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length);
 /* Takes memory of the device; false when there is not as much left. */
-bool fake_state_take(int device, uint64_t bytes);
-void fake_state_give(int device, uint64_t bytes);
+bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes);
+void fake_state_give(int device, enum fake_kind kind, uint64_t bytes);
+uint64_t fake_state_context_bytes(void);
 /* Bytes that nobody uses. */
 uint64_t fake_state_free(int device);
 

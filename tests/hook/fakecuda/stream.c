@@ -1,16 +1,17 @@
-/* Streams and events of the double. */
+/* Streams of the double. */
 #include <stdlib.h>
 
 #include "fake.h"
+#include "pool.h"
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
     struct context *context;
     CUresult result = fake_enter(&context);
-    (void)priority;
     if (result != CUDA_SUCCESS)
         return result;
     struct stream *stream = calloc(1, sizeof *stream);
     stream->flags = flags;
+    stream->priority = priority;
     pthread_mutex_lock(&fake_lock);
     fake_add_stream(context, stream);
     pthread_mutex_unlock(&fake_lock);
@@ -45,18 +46,9 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     return CUDA_SUCCESS;
 }
 
-static CUresult enter_stream(CUstream handle, bool per_thread, struct stream **stream) {
-    struct context *context;
-    CUresult result = fake_enter(&context);
-    if (result != CUDA_SUCCESS)
-        return result;
-    *stream = fake_stream(context, handle, per_thread);
-    return *stream == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
-}
-
-static CUresult synchronize(CUstream handle, bool per_thread) {
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     struct stream *stream;
-    CUresult result = enter_stream(handle, per_thread, &stream);
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
@@ -66,22 +58,15 @@ static CUresult synchronize(CUstream handle, bool per_thread) {
             fake_wait_context(stream->context);
         else
             fake_wait_stream(stream);
+        fake_pools_waited(stream->context->device);
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream handle) {
-    return synchronize(handle, false);
-}
-
-EXPORT CUresult cuStreamSynchronize_ptsz(CUstream handle) {
-    return synchronize(handle, true);
-}
-
-static CUresult query(CUstream handle, bool per_thread) {
+EXPORT CUresult cuStreamQuery(CUstream handle) {
     struct stream *stream;
-    CUresult result = enter_stream(handle, per_thread, &stream);
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
@@ -92,208 +77,98 @@ static CUresult query(CUstream handle, bool per_thread) {
     return result;
 }
 
-EXPORT CUresult cuStreamQuery(CUstream handle) {
-    return query(handle, false);
-}
-
-EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) {
-    return query(handle, true);
-}
-
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     struct stream *stream;
-    CUresult result = enter_stream(handle, false, &stream);
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
         *context = (CUcontext)stream->context;
     return result;
 }
 
-EXPORT CUresult cuStreamGetCtx_ptsz(CUstream handle, CUcontext *context) {
-    return cuStreamGetCtx(handle == NULL ? CU_STREAM_PER_THREAD : handle, context);
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
+    if (green != NULL)
+        *green = NULL;
+    return cuStreamGetCtx(handle, context);
 }
 
-static int live_events;
-
-/* Not CUDA: events that were created and not destroyed. */
-EXPORT int fake_live_events(void);
-EXPORT int fake_live_events(void) {
-    return live_events;
-}
-
-EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
-    struct context *context;
-    CUresult result = fake_enter(&context);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct event *event = calloc(1, sizeof *event);
-    *event = (struct event){.magic = MAGIC_EVENT, .flags = flags, .context = context};
-    *out = (CUevent)event;
-    pthread_mutex_lock(&fake_lock);
-    live_events++;
-    pthread_mutex_unlock(&fake_lock);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
-    struct event *event = (struct event *)handle;
-    if (!fake_is(event, MAGIC_EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    event->magic = 0;
-    live_events--;
-    /* The double keeps the small struct: operations may point to it. */
-    pthread_mutex_unlock(&fake_lock);
-    return CUDA_SUCCESS;
-}
-
-static void record(struct event *event, struct stream *stream) {
-    event->capture = NULL;
-    fake_submit(stream, (struct op){.kind = OP_EVENT, .event = event, .generation = ++event->recorded});
-}
-
-static CUresult record_call(CUevent handle, CUstream stream_handle, bool per_thread) {
-    struct event *event = (struct event *)handle;
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
     struct stream *stream;
-    CUresult result = enter_stream(stream_handle, per_thread, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!fake_is(event, MAGIC_EVENT) || event->context != stream->context)
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    if (stream->capture != NULL) {
-        result = stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-        event->capture = stream->capture;
-    } else {
-        result = fake_order_call(stream);
-        if (result == CUDA_SUCCESS)
-            record(event, stream);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return result;
-}
-
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
-    return record_call(event, stream, false);
-}
-
-EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream) {
-    return record_call(event, stream, true);
-}
-
-EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
-    (void)flags;
-    return record_call(event, stream, false);
-}
-
-EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags) {
-    (void)flags;
-    return record_call(event, stream, true);
-}
-
-#if FAKE_CUDA_VERSION >= 12050
-EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
-    struct context *context = (struct context *)handle, *current;
-    struct event *event = (struct event *)event_handle;
-    CUresult result = fake_initialized();
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (context == NULL && (result = fake_enter(&current)) == CUDA_SUCCESS)
-        context = current;
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (!fake_is(event, MAGIC_EVENT) || event->context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    result = fake_sync_call(context);
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
-        record(event, &context->legacy); /* the device's queue is in order: all of the context lies before it */
-    pthread_mutex_unlock(&fake_lock);
-    return result;
-}
-#endif
-
-/* Whether the real one needs a current context is nowhere said; the double does. */
-static CUresult event_call(CUevent handle, bool wait) {
-    struct event *event = (struct event *)handle;
-    struct context *current;
-    CUresult result = fake_enter(&current);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!fake_is(event, MAGIC_EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    result = fake_unsafe_call();
-    if (result == CUDA_SUCCESS && event->capture != NULL) {
-        event->capture->invalid = true;
-        result = CUDA_ERROR_CAPTURED_EVENT;
-    }
-    if (result == CUDA_SUCCESS && wait)
-        fake_wait_event(event);
-    else if (result == CUDA_SUCCESS && !fake_event_done(event))
-        result = CUDA_ERROR_NOT_READY;
-    pthread_mutex_unlock(&fake_lock);
+        *flags = stream->flags;
     return result;
 }
 
-EXPORT CUresult cuEventQuery(CUevent event) {
-    return event_call(event, false);
-}
-
-EXPORT CUresult cuEventSynchronize(CUevent event) {
-    return event_call(event, true);
-}
-
-EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
-    struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
-    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) ||
-        ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
-        return CUDA_ERROR_INVALID_HANDLE;
-    pthread_mutex_lock(&fake_lock);
-    CUresult result = start->recorded == 0 || end->recorded == 0       ? CUDA_ERROR_INVALID_HANDLE
-                      : fake_event_done(start) && fake_event_done(end) ? CUDA_SUCCESS
-                                                                       : CUDA_ERROR_NOT_READY;
-    if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)((int64_t)end->end - (int64_t)start->end) / 1e6);
-    pthread_mutex_unlock(&fake_lock);
-    return result;
-}
-
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
-    return cuEventElapsedTime(milliseconds, start, end);
-}
-
-static CUresult wait_call(CUstream handle, CUevent event_handle, bool per_thread) {
-    struct event *event = (struct event *)event_handle;
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
     struct stream *stream;
-    CUresult result = enter_stream(handle, per_thread, &stream);
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *priority = stream->priority;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *id = (uintptr_t)stream;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *device = fake_ordinal_of(stream->context->device);
+    return result;
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!fake_is(event, MAGIC_EVENT))
-        return CUDA_ERROR_INVALID_HANDLE;
+    if (function == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .function = function, .argument = argument};
     pthread_mutex_lock(&fake_lock);
-    if (event->capture != NULL && stream->capture == NULL)
-        stream->capture = event->capture; /* joins the capture sequence */
-    else if (event->capture != stream->capture) {
-        if (stream->capture != NULL)
-            stream->capture->invalid = true;
-        result = event->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_MERGE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    } else if (stream->capture == NULL) {
-        result = fake_order_call(stream);
-        if (result == CUDA_SUCCESS && event->recorded > 0)
-            fake_submit(stream, (struct op){.kind = OP_WAIT, .event = event, .generation = event->recorded});
-    }
+    result = fake_submit_work(stream, &work);
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
 
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
-    (void)flags;
-    return wait_call(stream, event, false);
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *argument, unsigned int mode) {
+    (void)mode;
+    return cuLaunchHostFunc(handle, function, argument);
 }
 
-EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags) {
-    (void)flags;
-    return wait_call(stream, event, true);
+struct callback {
+    CUstream stream;
+    CUstreamCallback function;
+    void *argument;
+};
+
+static void run_callback(void *of) {
+    struct callback callback = *(struct callback *)of;
+    free(of);
+    callback.function(callback.stream, CUDA_SUCCESS, callback.argument);
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, void *argument, unsigned int flags) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (function == NULL || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct callback *kept = malloc(sizeof *kept);
+    *kept = (struct callback){handle, function, argument};
+    pthread_mutex_lock(&fake_lock);
+    result = fake_not_captured(stream); /* the one kind of work that no capture takes */
+    if (result == CUDA_SUCCESS)
+        fake_submit(stream, (struct op){.kind = OP_HOST, .call = run_callback, .argument = kept});
+    pthread_mutex_unlock(&fake_lock);
+    if (result != CUDA_SUCCESS)
+        free(kept);
+    return result;
 }

@@ -1,0 +1,23 @@
+/* Device memory that graphs allocate. With fake_lock. */
+#ifndef FAKECUDA_GRAPHMEMORY_H
+#define FAKECUDA_GRAPHMEMORY_H
+
+#include "fake.h"
+
+struct graph;
+
+/* What one executable graph needs of the device's graph memory. */
+struct fake_footprint {
+    int device;
+    uint64_t bytes;
+    bool mapped;
+};
+
+void fake_footprint_of(const struct graph *graph, struct fake_footprint *out, unsigned long long flags);
+/* Takes the memory, once. */
+CUresult fake_footprint_map(struct fake_footprint *footprint);
+CUresult fake_footprint_launch(struct fake_footprint *footprint);
+/* The executable graph is gone; its memory stays with the device's graph memory. */
+void fake_footprint_drop(struct fake_footprint *footprint);
+
+#endif

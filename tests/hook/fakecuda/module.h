@@ -1,0 +1,11 @@
+/* Kernels: what a launch runs. */
+#ifndef FAKECUDA_MODULE_H
+#define FAKECUDA_MODULE_H
+
+#include "fake.h"
+
+/* The work of one launch; INVALID_HANDLE if that is no kernel, INVALID_VALUE without the arguments that it needs. */
+CUresult fake_kernel_work(CUfunction function, void *const *arguments, struct work *work);
+void fake_modules_of_context_gone(struct context *context);
+
+#endif
