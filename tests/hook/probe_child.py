@@ -165,6 +165,12 @@ class Calls:
         )
         return code, [_file_of(found.value or 0), status.value]
 
+    def proc_address_v1(self, name: str, version: int) -> tuple[int, Any]:
+        """The same by the only form that CUDA 11 has."""
+        found = ctypes.c_void_p()
+        code = self.cuda("cuGetProcAddress", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0))
+        return code, _file_of(found.value or 0)
+
     # Not CUDA.
 
     def live_events(self) -> tuple[int, Any]:

@@ -15,7 +15,7 @@ from sharepod.protocol import Want
 from table.render import read_table
 
 from hook.conftest import BUILD, MIB, Tenant, last_report
-from hook.probe import NOT_INITIALIZED
+from hook.probe import NOT_FOUND, NOT_INITIALIZED
 
 # In libc.so.6 of every glibc since 2.17 and in musl.
 ALLOWED_UNDEFINED = {
@@ -126,7 +126,8 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
     assert probe.ok("proc_address", "cuNoSuchCall") == ["", 1]
     assert probe.ok("proc_address", "cuLaunchKernelEx", 11000) == ["", 2]
     old = tenant.probe(double=tenant.double.with_name("fakecuda-11.8"))
-    assert old.ok("proc_address", "cuCtxRecordEvent") == ["", 1]
+    assert old.call("proc_address_v1", "cuCtxRecordEvent", 11080).code == NOT_FOUND
+    assert old.ok("proc_address_v1", "cuCtxSynchronize", 11080) != ""
 
 
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
