@@ -19,7 +19,7 @@ from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId, parse_fraction, parse_quantity
 from sharepod.placement.cluster import Cluster
-from sharepod.placement.engine import find, place
+from sharepod.placement.engine import find, group_to_keep, place, serves
 from sharepod.placement.model import (
     Assignment,
     GpuState,
@@ -30,6 +30,7 @@ from sharepod.placement.model import (
     Request,
     Reservation,
     Resources,
+    label_key,
 )
 
 UNIT = 1 << 20
@@ -131,6 +132,7 @@ class Placement(RuleBasedStateMachine):
         self.most: dict[TenantId, tuple[int, int]] = {}
         self.unanswered: list[tuple[str, Reservation, int]] = []
         self.serial = 0
+        self.refused: list[tuple[Request, int]] = []
         for number in range(count):
             state = data.draw(node_states(f"n{number}"))
             self.states[state.name] = state
@@ -159,6 +161,9 @@ class Placement(RuleBasedStateMachine):
         def named(row: Reservation, label: str | None) -> tuple[str, str] | None:
             return None if label is None else (row.namespace, label)
 
+        kept = self.cluster.kept
+        if kept is not None and kept.tenant != request.tenant and (kept.node, gpu.uuid) in self.kept_gpus():
+            return False
         if not gpu.available or (asked.models and gpu.model not in asked.models):
             return False
         if asked.mode is Mode.EXCLUSIVE:
@@ -172,6 +177,10 @@ class Placement(RuleBasedStateMachine):
         time, memory = self.held(node.name, gpu.uuid)
         size = asked.memory if asked.memory is not None else gpu.memory * asked.request // 1000
         return (asked.request == 0 or time + asked.request <= 1000) and memory + size <= gpu.memory
+
+    def kept_gpus(self) -> set[tuple[str, GpuUuid]]:
+        kept = self.cluster.kept
+        return {(kept.node, uuid) for uuid in kept.gpus} if kept is not None else set()
 
     def group(self, request: Request) -> set[tuple[str, frozenset[GpuUuid]]]:
         label = request.gpu.labels.affinity
@@ -235,8 +244,11 @@ class Placement(RuleBasedStateMachine):
             assert set(answer.gpus) <= possible[answer.node]
             self.cluster.reserve(answer.node, answer.reservation(request))
             self.decided(answer.reservation(request))
+            if self.cluster.kept is not None and self.cluster.kept.tenant == request.tenant:
+                self.cluster.keep(None)
         else:
             self.check_refusal(answer, request, possible)
+            self.refused = [*self.refused[-5:], (request, self.cluster.now)]
 
     def check_refusal(self, refusal: Refusal, request: Request, possible: dict[str, frozenset[GpuUuid]]) -> None:
         assert not possible, refusal.message
@@ -248,6 +260,32 @@ class Placement(RuleBasedStateMachine):
         if advised := re.search(r"spec\.gpu\.memory (\S+) would fit now", refusal.message):
             less = replace(request, gpu=replace(request.gpu, memory=parse_quantity(advised[1])))
             assert list(self.possible(less)), refusal.message
+
+    @rule()
+    def look_who_could_be_served(self) -> None:
+        """One that was refused is served by nodes that have grown since, or its group has changed, or not at all."""
+        for request, moment in self.refused:
+            key = label_key(request.namespace, request.gpu.labels.affinity)
+            woken = serves(self.cluster, request, self.cluster.grown_since(moment))
+            if find(self.cluster, request) is not None:
+                assert woken or (key is not None and self.cluster.regrouped_since(key, moment))
+
+    @rule(again=st.booleans())
+    def ask_again(self, again: bool) -> None:
+        for request, _ in self.refused[-1:]:
+            self.refused.pop()
+            if again and not self.cluster.reservations_of(request.tenant):
+                self.ask_one(request)
+
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """GPUs are kept for one that was refused, or for nobody any more."""
+        request = data.draw(st.sampled_from([None, *(request for request, _ in self.refused)]))
+        if request is not None and self.cluster.reservations_of(request.tenant):
+            return
+        kept = group_to_keep(self.cluster, request) if request is not None else None
+        assert kept is None or request is None or len(kept.gpus) == request.gpu.count
+        self.cluster.keep(kept)
 
     @rule(data=st.data(), changes=st.lists(st.tuples(shares, sizes), min_size=2, max_size=6))
     def resize(self, data: st.DataObject, changes: list[tuple[int, int | None]]) -> None:
@@ -342,6 +380,7 @@ class Placement(RuleBasedStateMachine):
                 self.revert(name, row.tenant)
         before = self.cluster
         self.cluster = Cluster()
+        self.refused = []
         for name, ledger in self.ledgers.items():
             known = {row.tenant: row for row in before.reservations(name)}
             rows = [replace(row, needs=known[row.tenant].needs) for row in ledger.rows.values()]

@@ -2,7 +2,9 @@
 
 Guarantees: decisions are taken one at a time, in queue order (priority, then age), each on a model that already holds
 all earlier ones, written or not; nothing is decided before everything was listed, nor while this process does not
-lead; a decision is handed to the ledger's writer at once and never waited for.
+lead; a decision is handed to the ledger's writer at once and never waited for. Who was refused is tried again when a
+node has got room that it could use, and only then; why it was refused is worked out behind the decisions. Nobody blocks
+another, but that GPUs of one node are kept for the oldest of the highest priority once it has waited `keep_after`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
-from sharepod.placement.engine import find, place, queue_key
-from sharepod.placement.model import Assignment, PlacementError, Refusal, Request, label_key
+from sharepod.placement.cluster import Cluster, Kept
+from sharepod.placement.engine import find, group_to_keep, place, queue_key, serves
+from sharepod.placement.model import Assignment, Outlook, PlacementError, Refusal, Request, label_key
 
 from . import metrics
 from .facts import SharePodFacts
@@ -26,25 +29,29 @@ from .notes import Notes
 _YIELD = 0.01  # seconds of deciding after which others get a turn
 _PASSES = 4  # begun anew because room appeared, before one goes through to the end
 _EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
+_KEEP_AGAIN = 1.0  # who has waited longest is looked for at most this often
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """One that asks for a place. `tried`: the state of the room at which it was refused last; `counted`: placement has
-    learned that it came.
+    """One that asks for a place, `since` a moment of the clock. `tried`: the state of the cluster at which it was
+    refused last; `again`: a moment from which it is tried whatever has changed; `counted`: placement has learned that
+    it came; `explained`: when its reason was worked out.
     """
 
     tenant: str
+    since: float
     tried: int = -1
+    again: float = float("inf")
     counted: bool = False
     explained: float = float("-inf")
 
 
 class PlacementLoop:
     """Decides for whoever waits. `decided(tenant, node)` is told of each reservation or change of one that is to be
-    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds.
+    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds, as is `keep_after`.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class PlacementLoop:
         decided: Callable[[str, str], None],
         answered: Callable[[str], None],
         clock: Callable[[], float],
+        keep_after: float,
     ) -> None:
         self._model = model
         self._notes = notes
@@ -63,32 +71,37 @@ class PlacementLoop:
         self._decided = decided
         self._answered = answered
         self._clock = clock
+        self._keep_after = keep_after
+        self._keep_at = 0.0
+        self._unexplained: dict[str, _Waiting] = {}
         self._places: dict[str, _Waiting] = {}
         self._resizes: dict[str, _Waiting] = {}
-        self._room = 0
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def want_place(self, tenant: str) -> None:
         """This SharePod waits for a place."""
         if tenant not in self._places:
-            self._places[tenant] = _Waiting(tenant)
+            self._places[tenant] = _Waiting(tenant, self._clock())
             self._kick.set()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
         """This SharePod asks for another share than it has; `changed`: for another one than when it was refused."""
         if changed or tenant not in self._resizes:
-            self._resizes[tenant] = _Waiting(tenant)
+            self._resizes[tenant] = _Waiting(tenant, self._clock())
             self._kick.set()
 
     def leave(self, tenant: str) -> None:
         """This SharePod asks for nothing any more."""
         self._places.pop(tenant, None)
         self._resizes.pop(tenant, None)
+        kept = self._model.cluster.kept
+        if kept is not None and kept.tenant == tenant:
+            self._model.cluster.keep(None)
+            self.room_changed()
 
     def room_changed(self) -> None:
-        """Something that can help those who wait has changed."""
-        self._room += 1
+        """The cluster has changed, perhaps to the good of those who wait."""
         if self._places or self._resizes:
             self._kick.set()
 
@@ -96,6 +109,7 @@ class PlacementLoop:
         """Nobody waits any more."""
         self._places.clear()
         self._resizes.clear()
+        self._model.cluster.keep(None)
 
     async def run(self) -> None:
         """Decides until cancelled."""
@@ -112,43 +126,68 @@ class PlacementLoop:
         """Goes through the queue once. Where room appears while others have their turn, those at its head come first
         again: then, unless it is to go through as a `whole`, it stops and returns False.
         """
-        began, room = time.monotonic(), self._room
+        cluster = self._model.cluster
+        began, moment = time.monotonic(), cluster.now
         for waiting in list(self._resizes.values()):
-            if waiting.tried != self._room:
+            if waiting.tried != cluster.now:
                 self._resize(waiting)
-        refused: dict[tuple[object, ...], Refusal | None] = {}
+        refused: set[tuple[object, ...]] = set()
         for _, waiting, request in self._in_order():
             if time.monotonic() - began > _YIELD:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-                if self._room != room and not whole:
+                if cluster.now != moment and not whole:
                     return False
             if not self._may_act():
                 return True
-            if self._places.get(waiting.tenant) is waiting and waiting.tried != self._room:
+            if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
                 self._place(waiting, request, refused)
-        packing = self._model.cluster.packing
-        if packing.due:
+        if cluster.packing.due:
             await asyncio.sleep(0)
-            packing.renew()
+            cluster.packing.renew()
+        self._keep_for_the_oldest()
+        await self._explain()
+        again = min((waiting.again for waiting in self._places.values()), default=float("inf"))
+        if again < float("inf"):
+            self._later(again)
         return True
 
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, Request]]:
         found = []
         for waiting in list(self._places.values()):
-            if waiting.tried == self._room:
+            if waiting.tried == self._model.cluster.now and self._clock() < waiting.again:
                 continue
-            sharepod = self._model.sharepods.get(waiting.tenant)
-            if sharepod is None or sharepod.request is None:
-                self.leave(waiting.tenant)
+            request = self._request_of(waiting)
+            if request is None:
                 continue
             until = self._notes.of(waiting.tenant).not_before
             if self._clock() < until:
                 self._later(until)
                 continue
-            request = self._request(sharepod)
             found.append((queue_key(request), waiting, request))
         return sorted(found, key=lambda item: item[0])
+
+    def _could_be_served(self, waiting: _Waiting, request: Request) -> bool:
+        """Whether what has changed since it was refused could be room for this one."""
+        cluster = self._model.cluster
+        if waiting.tried < 0 or self._clock() >= waiting.again:
+            return True
+        key = label_key(request.namespace, request.gpu.labels.affinity)
+        if key is not None and cluster.regrouped_since(key, waiting.tried):
+            return True
+        if serves(cluster, request, cluster.grown_since(waiting.tried)):
+            return True
+        waiting.tried = cluster.now
+        self._unexplained[waiting.tenant] = waiting
+        return False
+
+    def _request_of(self, waiting: _Waiting) -> Request | None:
+        """None for one that asks for nothing any more."""
+        sharepod = self._model.sharepods.get(waiting.tenant)
+        if sharepod is None or sharepod.request is None:
+            self.leave(waiting.tenant)
+            return None
+        return self._request(sharepod)
 
     def _request(self, sharepod: SharePodFacts) -> Request:
         assert sharepod.request is not None
@@ -167,53 +206,93 @@ class PlacementLoop:
             avoid={node: why for node, (why, _) in note.avoid.items()},
         )
 
-    def _place(self, waiting: _Waiting, request: Request, refused: dict[tuple[object, ...], Refusal | None]) -> None:
-        """Decides for one. `refused`: shapes that found no place in this pass, with the reason where it was worked
-        out.
-        """
-        room, now = self._room, self._clock()
+    def _place(self, waiting: _Waiting, request: Request, refused: set[tuple[object, ...]]) -> None:
+        """Decides for one. `refused`: shapes that found no place in this pass."""
+        cluster = self._model.cluster
         if not waiting.counted:
             waiting.counted = True
-            self._model.cluster.packing.arrived(request)
+            cluster.packing.arrived(request)
         note = self._notes.of(waiting.tenant)
-        explain = note.refusal is None or now - waiting.explained >= _EXPLAIN_AGAIN
-        shape = (room, request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
-        answer: Assignment | Refusal | None
-        if refused.get(shape) is not None or (shape in refused and not explain):
-            answer = refused[shape]
-        else:
+        kept = cluster.kept is not None and cluster.kept.tenant == request.tenant
+        shape = (cluster.now, request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
+        answer: Assignment | None = None
+        if kept or shape not in refused:
             with metrics.DECISION_SECONDS.time():
-                answer = place(self._model.cluster, request) if explain else find(self._model.cluster, request)
-        if answer is None or isinstance(answer, Refusal):
+                answer = find(cluster, request)
+        if answer is None:
             metrics.DECISIONS.labels("refused").inc()
-            refused[shape] = answer
-            waiting.tried = room
-            if note.avoid:
-                self._later(min(until for _, until in note.avoid.values()), waiting)
-            if answer is None:
-                self._later(waiting.explained + _EXPLAIN_AGAIN, waiting)
-            else:
-                waiting.explained = now
-                if answer != note.refusal:
-                    note.refusal = answer
-                    self._answered(waiting.tenant)
+            refused.add(shape)
+            waiting.tried = cluster.now
+            self._unexplained[waiting.tenant] = waiting
+            waiting.again = min((until for _, until in note.avoid.values()), default=float("inf"))
             return
         try:
-            self._model.cluster.reserve(answer.node, answer.reservation(request))
+            cluster.reserve(answer.node, answer.reservation(request))
         except PlacementError as error:
             log.error("decision for %s/%s could not be kept: %s", request.namespace, request.name, error)
-            waiting.tried = room
+            waiting.tried = cluster.now
             return
         metrics.DECISIONS.labels("placed").inc()
         note.refusal = None
         self._places.pop(waiting.tenant, None)
-        key = label_key(request.namespace, request.gpu.labels.affinity)
-        if key is not None:  # who waited to follow the first of its group can do so now
+        if kept:
+            cluster.keep(None)
+        if kept or request.gpu.labels.affinity is not None:  # the others of its group can follow now
             self.room_changed()
         self._decided(waiting.tenant, answer.node)
 
+    async def _explain(self) -> None:
+        """Works out why those were refused that have no reason yet, or an old one."""
+        for tenant, waiting in list(self._unexplained.items()):
+            await asyncio.sleep(0)
+            if self._clock() < waiting.explained + _EXPLAIN_AGAIN and self._places.get(tenant) is waiting:
+                self._later(waiting.explained + _EXPLAIN_AGAIN)
+                continue
+            self._unexplained.pop(tenant, None)
+            request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
+            if request is None or not self._may_act():
+                continue
+            answer = place(self._model.cluster, request)
+            if not isinstance(answer, Refusal):  # room has appeared meanwhile
+                waiting.tried = -1
+                self._kick.set()
+                continue
+            waiting.explained = self._clock()
+            note = self._notes.of(tenant)
+            if answer != note.refusal:
+                note.refusal = answer
+                self._answered(tenant)
+
+    def _keep_for_the_oldest(self) -> None:
+        """Sees to it that GPUs are kept for the oldest of the highest priority, if it has waited long enough."""
+        now, cluster = self._clock(), self._model.cluster
+        may_keep_at = min((waiting.since for waiting in self._places.values()), default=now) + self._keep_after
+        if now < max(may_keep_at, self._keep_at):
+            if self._places:
+                self._later(max(may_keep_at, self._keep_at))
+            return
+        self._keep_at = now + _KEEP_AGAIN
+        waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
+        asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
+        if not asked:
+            return
+        request, oldest = min(asked, key=lambda item: queue_key(item[0]))
+        self._later(max(oldest.since + self._keep_after, self._keep_at))
+        if now - oldest.since < self._keep_after:
+            return
+        kept = cluster.kept
+        if kept is not None and kept.tenant == request.tenant and _usable(cluster, kept):
+            return
+        cluster.keep(group_to_keep(cluster, request))
+        oldest.tried, oldest.explained = -1, float("-inf")
+        self._kick.set()
+
+    def _waits_for_room(self, waiting: _Waiting) -> bool:
+        refusal = self._notes.of(waiting.tenant).refusal
+        return refusal is not None and refusal.outlook is Outlook.WAITING
+
     def _resize(self, waiting: _Waiting) -> None:
-        waiting.tried = self._room
+        waiting.tried = self._model.cluster.now
         sharepod = self._model.sharepods.get(waiting.tenant)
         held = self._model.cluster.reservations_of(TenantId(waiting.tenant))
         if sharepod is None or sharepod.request is None or len(held) != 1 or held[0][1].mode is Mode.EXCLUSIVE:
@@ -241,12 +320,10 @@ class PlacementLoop:
         self._resizes.pop(waiting.tenant, None)
         self._decided(waiting.tenant, held[0][0])
 
-    def _later(self, at: float, waiting: _Waiting | None = None) -> None:
-        """Look again at that time; `waiting` then has its reason worked out anew."""
+    def _later(self, at: float) -> None:
+        """Look again at that time."""
         loop = asyncio.get_running_loop()
         delay = max(0.05, at - self._clock())
-        if waiting is not None:
-            waiting.tried = -1
         if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:
             if self._timer is not None:
                 self._timer.cancel()
@@ -255,3 +332,12 @@ class PlacementLoop:
     def _again(self) -> None:
         self._timer = None
         self._kick.set()
+
+
+def _usable(cluster: Cluster, kept: Kept) -> bool:
+    """Whether the GPUs that are kept can still be had one day."""
+    node = cluster.node(kept.node)
+    if node is None or node.state is None or node.state.unavailable is not None:
+        return False
+    gpus = [node.gpus_by_uuid.get(uuid) for uuid in kept.gpus]
+    return all(gpu is not None and gpu.state.available and gpu.state.held for gpu in gpus)

@@ -65,6 +65,11 @@ class Settings(BaseSettings):
     SharePod whose Pod the API server forbids (a quota) for so long.
     """
 
+    keep_after: Seconds = 600
+    """The oldest waiting SharePod of the highest priority has GPUs of one node kept for it once it has waited so long:
+    nobody else is placed on them. Counted anew when the operator restarts.
+    """
+
     resync_interval: Seconds = 120
     """Everything is listed anew this often, and what vanished unseen is swept."""
 

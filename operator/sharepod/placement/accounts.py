@@ -43,7 +43,8 @@ class Row:
 class GpuAccount:
     """What is left of one GPU and who is on it. Read-only outside this module.
 
-    `exclusions`: the exclusion label of each tenant, None for one without; `apart`: the anti-affinity labels on it.
+    `exclusions`: the exclusion label of each tenant, None for one without; `apart`: the anti-affinity labels on it;
+    `kept_for`: the one tenant that may come.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class GpuAccount:
         "free_memory",
         "free_milli",
         "index",
+        "kept_for",
         "node",
         "owners",
         "rows",
@@ -65,6 +67,7 @@ class GpuAccount:
         self.state = state
         self.index = state.index
         self.rows: dict[TenantId, Row] = {}
+        self.kept_for: TenantId | None = None
         self.recount()
 
     @property
@@ -213,7 +216,11 @@ class NodeAccount:
             kinds: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
                 state = gpu.state
-                kind = state.uuid if gpu.tenants else (state.model, state.memory, state.available, state.held)
+                kind = (
+                    state.uuid
+                    if gpu.tenants
+                    else (state.model, state.memory, state.available, state.held, gpu.kept_for)
+                )
                 kinds.setdefault(kind, []).append(gpu)
             self._kinds = tuple(tuple(gpus) for gpus in kinds.values())
         return self._kinds

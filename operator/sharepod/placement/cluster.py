@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import GpuRequest
@@ -25,6 +25,15 @@ Group = tuple[str, frozenset[GpuUuid]]
 """Where members of an affinity group are: a node and their GPUs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """GPUs of one node that are kept for one who has waited long: nobody else is placed on them."""
+
+    tenant: TenantId
+    node: str
+    gpus: frozenset[GpuUuid]
+
+
 class Cluster:
     """All nodes by name, whether their Node, their ledger or only their pods have been seen."""
 
@@ -34,13 +43,19 @@ class Cluster:
         self._node_of_pod: dict[str, str] = {}
         self._groups: dict[LabelKey, Counter[Group]] = {}
         self._replicas: dict[str, Counter[str]] = {}
+        self._grown: dict[str, int] = {}
+        self._regrouped: dict[LabelKey, int] = {}
+        self.now = 0
+        """Counts the changes that may have made room for somebody."""
+        self.kept: Kept | None = None
         self.packing = Packing(self._nodes.get, lambda: self._nodes)
 
     # Nodes and pods, as they are seen
 
     def upsert_node(self, state: NodeState) -> None:
         self._node(state.name).set_state(state)
-        self.packing.touch(state.name)
+        self._mark_kept(state.name)
+        self._has_grown(state.name)
 
     def remove_node(self, name: str) -> None:
         """The Node is gone. Its ledger is kept until `drop_ledger`: a node registered again has its tenants still."""
@@ -57,7 +72,7 @@ class Cluster:
             self.remove_pod(pod_uid)
         self._node_of_pod[pod_uid] = node
         self._node(node).set_pod(pod_uid, PodUsage(resources, tenant))
-        self.packing.touch(node)
+        self._has_grown(node)
 
     def remove_pod(self, pod_uid: str) -> None:
         """The pod is gone or has ended. Unknown pods are none of this model's."""
@@ -65,7 +80,7 @@ class Cluster:
         if name is not None:
             node = self._nodes[name]
             node.set_pod(pod_uid, None)
-            self.packing.touch(name)
+            self._has_grown(name)
             self._forget_if_empty(node)
 
     # Holders, on nodes where NVIDIA's device plugin owns the GPUs
@@ -77,8 +92,8 @@ class Cluster:
     def end_holder(self, node: str, holder: str) -> None:
         """It is no longer in flight: its Pod is counted like any other by now, or it was given up."""
         account = self._nodes.get(node)
-        if account is not None:
-            account.holders.pop(holder, None)
+        if account is not None and account.holders.pop(holder, None) is not None:
+            self._has_grown(node)
             self._forget_if_empty(account)
 
     # Decisions
@@ -127,6 +142,16 @@ class Cluster:
         wanted = replace(row.wanted, releasing=True)
         self._put(account, tenant, Row(wanted, row.written, since=row))
         return wanted
+
+    # GPUs that are kept
+
+    def keep(self, kept: Kept | None) -> None:
+        """Keeps these GPUs for one tenant, and no others for anybody; None: none at all. Whoever is there stays."""
+        before, self.kept = self.kept, kept
+        for item in (before, kept):
+            if item is not None:
+                self._mark_kept(item.node)
+                self._has_grown(item.node)
 
     # What became of them
 
@@ -240,7 +265,28 @@ class Cluster:
         accounts = (gpu for name in names if name in self._nodes for gpu in self._nodes[name].gpus)
         return tuple(fault for fault in (gpu.overcommit() for gpu in accounts) if fault is not None)
 
+    def grown_since(self, moment: int) -> tuple[str, ...]:
+        """The nodes where there may be more room than there was at that moment (`now`, then)."""
+        return tuple(name for name, _ in _newest(self._grown, moment))
+
+    def regrouped_since(self, key: LabelKey, moment: int) -> bool:
+        """Whether this affinity group has begun, ended or moved since."""
+        return self._regrouped.get(key, 0) > moment
+
     # Inside
+
+    def _has_grown(self, name: str) -> None:
+        """The node may have more room than before, or another kind of room."""
+        self.now += 1
+        self._grown.pop(name, None)
+        self._grown[name] = self.now
+        self.packing.touch(name)
+
+    def _mark_kept(self, name: str) -> None:
+        node = self._nodes.get(name)
+        for gpu in node.gpus if node is not None else ():
+            kept = self.kept is not None and self.kept.node == name and gpu.state.uuid in self.kept.gpus
+            gpu.kept_for = self.kept.tenant if kept and self.kept is not None else None
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name))
@@ -252,11 +298,15 @@ class Cluster:
     def _put(self, node: NodeAccount, tenant: TenantId, row: Row | None) -> None:
         """The one place where a row changes: keeps the indexes in step."""
         before = node.rows.get(tenant)
+        taken = row is not None and before is None
         if before is not None:
             self._count_group(node.name, before.wanted, -1)
             self._count_replica(node.name, before.wanted, -1)
         node.put(tenant, row)
-        self.packing.touch(node.name)
+        if taken:
+            self.packing.touch(node.name)
+        else:
+            self._has_grown(node.name)
         if row is not None:
             self._count_group(node.name, row.wanted, 1)
             self._count_replica(node.name, row.wanted, 1)
@@ -275,6 +325,9 @@ class Cluster:
         members[group] += change
         if not members[group]:
             del members[group]
+        if (change > 0 and members[group] == change) or group not in members:
+            self.now += 1
+            self._regrouped[key] = self.now
         if not members:
             del self._groups[key]
 
@@ -333,3 +386,11 @@ def _remembering(wanted: Reservation, written: Reservation, row: Row | None) -> 
 def _same(one: Reservation, other: Reservation) -> bool:
     """Equal in what the ledger does not hold, too."""
     return one == other and one.owner == other.owner and one.needs == other.needs
+
+
+def _newest(marks: dict[str, int], moment: int) -> Iterator[tuple[str, int]]:
+    """Of marks that were set in this order, those after the moment, the last first."""
+    for name in reversed(marks):
+        if marks[name] <= moment:
+            return
+        yield name, marks[name]

@@ -1,6 +1,7 @@
 """The filters once more, over columns: which nodes and GPUs can take a request, for thousands of nodes at once.
 
-Guarantees: whatever passes `node_filters` and `gpu_filters` passes here. The reverse holds but for extended resources
+Guarantees: whatever passes `node_filters` and `gpu_filters` passes here, but for GPUs that are kept for the one who
+asks. The reverse holds but for extended resources
 and for nodes to avoid, so that what passes is asked of the filters themselves before it is taken.
 """
 

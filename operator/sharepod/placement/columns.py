@@ -163,7 +163,7 @@ class Columns:
         seen: set[int] = set()
         for cell, gpu in enumerate(node.gpus):
             state = gpu.state
-            shared = state.available and state.held and not gpu.exclusive
+            shared = state.available and state.held and gpu.kept_for is None and not gpu.exclusive
             milli = gpu.free_milli if shared else -1
             amount = gpu.free_memory
             if not gpu.tenants:

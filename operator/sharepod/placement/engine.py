@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sharepod.api.units import Bytes
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid
 
 from . import gpu_filters, node_filters
 from .accounts import GpuAccount, NodeAccount
-from .cluster import Cluster, Group
+from .cluster import Cluster, Group, Kept
 from .explain import explain
 from .model import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
 from .packing import Offers
@@ -98,6 +99,11 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
         wanted = set(request.gpu.uuids)
         named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
         return _best(_candidates(named, request), request, score)
+    kept = cluster.kept
+    if kept is not None and kept.tenant == request.tenant:
+        place_kept = _best(_candidates(_known(cluster, (kept.node,)), request), request, score)
+        if place_kept is not None:
+            return place_kept
     packing = cluster.packing
     if score is MOST_FREE:
         return _first(cluster, packing.most_free(request), request, score)
@@ -110,6 +116,58 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
     if packing.ready:
         return _best_packed(cluster, request)
     return _best(_candidates(cluster.nodes(), request), request, score)
+
+
+def serves(cluster: Cluster, request: Request, nodes: Iterable[str]) -> bool:
+    """Whether one of these nodes takes the request; it is not said which is best. Exact where no other node has got
+    more room, and its affinity group has not changed, since it was refused."""
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    groups = cluster.groups(key) if key is not None else ()
+    if groups:
+        return any(True for _ in _candidates_of_groups(cluster, request, groups))
+    return any(True for _ in _candidates(_known(cluster, nodes), request))
+
+
+def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
+    """The GPUs of one node that would be free for this request soonest: where the least has to go. None where no node
+    could take it even so. GPUs of an affinity group are its only ones."""
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    groups = cluster.groups(key) if key is not None else ()
+    checks = gpu_filters.static(request)
+    best: tuple[tuple[bool, int, str], frozenset[GpuUuid]] | None = None
+    for node in cluster.nodes():
+        if not _node_could(node, request):
+            continue
+        gpus = [gpu for gpu in node.gpus if gpu.state.available and gpu.state.held]
+        gpus = [gpu for gpu in gpus if all(check.passes(gpu) for check in checks)]
+        if groups:
+            gpus = [gpu for gpu in gpus if any(node.name == name and gpu.state.uuid in uuids for name, uuids in groups)]
+        if len(gpus) < request.gpu.count:
+            continue
+        ranked = sorted((missing_on(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]
+        rank = (not _node_passes(node, request), sum(cost for cost, _, _ in ranked), node.name)
+        if best is None or rank < best[0]:
+            best = rank, frozenset(uuid for _, _, uuid in ranked)
+    return None if best is None else Kept(request.tenant, best[0][2], best[1])
+
+
+def missing_on(gpu: GpuAccount, request: Request) -> int:
+    """Thousandths of the GPU's time and of its memory that have to go before the request fits."""
+    asked = request.gpu
+    exclusion = {label_key(request.namespace, asked.labels.exclusion)}
+    apart = label_key(request.namespace, asked.labels.anti_affinity)
+    alone = asked.mode is Mode.EXCLUSIVE or gpu.exclusive or (apart is not None and apart in gpu.apart)
+    if gpu.tenants and (alone or gpu.exclusions != exclusion):
+        return 2 * WHOLE_GPU
+    size = gpu.state.memory or 1
+    memory = max(asked.memory_on(gpu.state.memory) - gpu.free_memory, 0)
+    return max(asked.request - gpu.free_milli, 0) + memory * WHOLE_GPU // size
+
+
+def _node_could(node: NodeAccount, request: Request) -> bool:
+    """Whether it takes the request once enough of its tenants have gone."""
+    checks = (check.passes for check in (*node_filters.STATIC, *node_filters.AS_IT_IS))
+    return all(passes(node, request) for passes in checks)
 
 
 def _known(cluster: Cluster, names: Iterable[str]) -> list[NodeAccount]:

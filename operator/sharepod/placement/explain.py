@@ -14,7 +14,7 @@ from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_qua
 
 from . import gpu_filters, node_filters
 from .accounts import GpuAccount, NodeAccount
-from .cluster import Cluster, Group
+from .cluster import Cluster, Group, Kept
 from .gpu_filters import GpuFilter
 from .model import Obstacle, Outlook, Refusal, Request, label_key
 from .node_filters import NodeFilter
@@ -73,7 +73,7 @@ def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
         outlook=Outlook.WAITING,
         headline=headline,
         obstacles=tuple(_told(tally, request, node_checks, checks)),
-        advice=_advice(tally, nodes, request, fits),
+        advice=_advice(cluster.kept, tally, nodes, request, fits),
     )
 
 
@@ -183,8 +183,10 @@ def _told(
     yield from tally.others
 
 
-def _advice(tally: _Tally, nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str:
+def _advice(kept: Kept | None, tally: _Tally, nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str:
     waits = "It is placed by itself as soon as there is room."
+    if kept is not None and kept.tenant == request.tenant:
+        waits = f"It has waited longest: GPUs of {kept.node} are kept for it until it fits."
     if not tally.gpus:
         return waits
     smaller = _less_time(nodes, request, fits) or _less_memory(nodes, request, fits)

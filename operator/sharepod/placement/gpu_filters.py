@@ -45,7 +45,7 @@ def static(request: Request) -> tuple[GpuFilter, ...]:
 
 def dynamic(request: Request) -> tuple[GpuFilter, ...]:
     """What depends on the GPU's state and its tenants. Only the checks that this request can fail are among them."""
-    filters = [_available(request), _held(request)]
+    filters = [_available(request), _held(request), _not_kept(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
     filters += [_shared(request), _same_exclusion(request)]
@@ -98,6 +98,13 @@ def _held(request: Request) -> GpuFilter:
         return f"{_gpus(gpus, 'is', 'are')} with NVIDIA's device plugin and no holder has them"
 
     return GpuFilter("NotHeld", lambda gpu: gpu.state.held, explain)
+
+
+def _not_kept(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} kept for the SharePod that has waited longest"
+
+    return GpuFilter("Kept", lambda gpu: gpu.kept_for is None or gpu.kept_for == request.tenant, explain)
 
 
 def _empty(request: Request) -> GpuFilter:

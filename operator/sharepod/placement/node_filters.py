@@ -269,6 +269,8 @@ DYNAMIC = (
     NodeFilter("Pods", _has_pod_slot, _no_pod_slot),
     NodeFilter("Resources", _has_resources, _no_resources),
 )
+AS_IT_IS = DYNAMIC[:3]
+"""Of the dynamic ones those that no tenant's leaving changes."""
 BY_STATE = (_state_available, _state_selected, _state_liked, _state_passing)
 """Those of the checks that look at nothing but the node's state and the pod's needs, in a form that takes these."""
 

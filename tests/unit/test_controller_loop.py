@@ -1,0 +1,205 @@
+"""The placement loop: who is tried when, and what is kept for one who has waited long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.controller import loop as loop_module
+from sharepod.controller.agents import AgentLeases
+from sharepod.controller.loop import PlacementLoop
+from sharepod.controller.model import Model
+from sharepod.controller.notes import Notes
+from sharepod.placement.model import GpuState, NodeState, Resources
+
+from .controller_objects import PODS, sharepod_object
+
+KEEP_AFTER = 600.0
+
+
+class World:
+    """The loop over a cluster of nodes with one or more GPUs, on a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.model = Model(PODS, AgentLeases(20.0, lambda: self.now))
+        self.notes = Notes()
+        self.placed: dict[str, str] = {}
+        self.loop = PlacementLoop(
+            self.model,
+            self.notes,
+            may_act=lambda: True,
+            decided=self.placed.__setitem__,
+            answered=lambda tenant: None,
+            clock=lambda: self.now,
+            keep_after=KEEP_AFTER,
+        )
+
+    def node(self, name: str, gpus: int = 1) -> None:
+        states = tuple(
+            GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model="m", memory=Bytes(1 << 34))
+            for index in range(gpus)
+        )
+        self.model.cluster.upsert_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
+
+    async def want(self, tenant: str, request: float, **gpu: Any) -> None:
+        spec = {"gpu": {"request": request, **gpu}}
+        metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.model.sharepods):02}Z"}
+        self.model.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
+        self.loop.want_place(tenant)
+        await self.settle()
+
+    async def leaves(self, tenant: str) -> None:
+        self.model.cluster.release(self.placed.pop(tenant), TenantId(tenant))
+        self.loop.room_changed()
+        await self.settle()
+
+    async def settle(self) -> None:
+        self.loop.room_changed()
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    async def later(self, seconds: float) -> None:
+        self.now += seconds
+        await self.settle()
+
+    def why(self, tenant: str) -> str:
+        refusal = self.notes.of(tenant).refusal
+        return refusal.message if refusal is not None else ""
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    task = asyncio.create_task(world.loop.run())
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        world.node(name)
+    for tenant in ("t1", "t2", "t3"):
+        await world.want(tenant, 0.9)
+    for tenant, request in (("large", 0.8), ("huge", 1.0), ("named", 0.5)):
+        uuids = {"uuids": ["GPU-c-0"]} if tenant == "named" else {}
+        await world.want(tenant, request, **uuids)
+    tried: list[str] = []
+    find = loop_module.find
+    monkeypatch.setattr(
+        loop_module, "find", lambda cluster, request: tried.append(request.name) or find(cluster, request)
+    )
+    await world.settle()
+    assert tried == [], "nothing has changed"
+    world.model.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
+    at = next(row for row in world.model.cluster.pending("a") if row.tenant == "t1")
+    world.model.cluster.confirm("a", at, 2)
+    await world.settle()
+    assert tried == ["large"], "0.8 of node a are free: neither enough for huge nor the GPU that is named"
+    assert world.placed["large"] == "a"
+
+
+async def test_a_new_node_wakes_who_waits_in_the_order_of_the_queue(world: World) -> None:
+    world.node("a")
+    await world.want("first", 0.6)
+    await world.want("older", 0.7)
+    await world.want("younger", 0.7)
+    assert set(world.placed) == {"first"}
+    world.node("b")
+    await world.settle()
+    assert world.placed["older"] == "b"
+    assert "younger" not in world.placed
+    assert "0/2 nodes" in world.why("younger") or await _after_a_while(world, "younger", "0/2 nodes")
+
+
+async def _after_a_while(world: World, tenant: str, text: str) -> bool:
+    await world.later(6)
+    return text in world.why(tenant)
+
+
+async def test_followers_are_tried_when_their_group_begins(world: World) -> None:
+    world.node("a")
+    world.node("b")
+    await world.want("full-a", 0.8)
+    await world.want("full-b", 0.8)
+    await world.want("first", 0.5, affinity="g")
+    await world.want("second", 0.2, affinity="g")
+    assert world.placed["second"] in ("a", "b")
+    await world.leaves("full-a")
+    assert "first" not in world.placed or world.placed["first"] == world.placed["second"]
+
+
+async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(world: World) -> None:
+    world.node("a")
+    await world.want("small-1", 0.5)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER - 1)
+    await world.want("small-2", 0.3)
+    assert world.placed["small-2"] == "a"
+    assert "whole" not in world.placed
+
+
+async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(world: World) -> None:
+    world.node("a")
+    world.node("b", 2)
+    for number, request in enumerate((0.9, 0.9, 0.9)):
+        await world.want(f"t{number}", request)
+    await world.want("pair", 0.5, count=2)
+    await world.want("late", 0.5)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    kept = world.model.cluster.kept
+    assert kept is not None
+    assert (kept.tenant, kept.node, len(kept.gpus)) == ("pair", "b", 2)
+    assert "are kept for it" in world.why("pair")
+    on_b = [tenant for tenant, node in world.placed.items() if node == "b"]
+    await world.leaves(on_b[0])
+    assert "late" not in world.placed, "its room is kept"
+    on_a = [tenant for tenant, node in world.placed.items() if node == "a"]
+    await world.leaves(on_a[0])
+    assert world.placed["late"] == "a", "what is not kept is for everybody"
+    await world.leaves(on_b[1])
+    assert world.placed["pair"] == "b"
+    assert world.model.cluster.kept is None
+    await world.want("after", 0.5)
+    assert "after" in world.placed
+
+
+async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    await world.want("waits", 0.5)
+    assert "waits" not in world.placed
+    world.loop.leave("whole")
+    await world.settle()
+    assert world.placed["waits"] == "a"
+
+
+async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("never", 0.5, count=2)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    kept = world.model.cluster.kept
+    assert kept is not None
+    assert kept.tenant == "whole"
+
+
+async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    world.node("b")
+    await world.settle()
+    assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
