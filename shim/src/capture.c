@@ -1,63 +1,76 @@
 /* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open
- * the drain keeps away from calls that would invalidate it. Beginning one takes the registry's lock, so that none
- * begins in the middle of a drain.
+ * the drain keeps away from calls that would invalidate it. A capture is noted before the driver is asked to begin it, so
+ * that none begins in the middle of a drain, and no lock is held meanwhile: the driver may call the program back.
  */
 #include "process.h"
 #include "streams.h"
 
-static struct streams *begin(CUresult *refused) {
-    *refused = process_enter();
-    if (*refused != CUDA_SUCCESS)
-        return NULL;
-    lock(&the_process->streams.lock);
-    return &the_process->streams;
+struct beginning {
+    CUresult refused; /* not CUDA_SUCCESS: the call's result */
+    struct open_capture capture;
+};
+
+/* What was launched into the context's streams is fenced: a capturing stream can't be asked for it, nor one that joins. */
+static struct beginning begin(CUstream stream, bool per_thread) {
+    struct beginning beginning = {.refused = process_enter()};
+    if (beginning.refused != CUDA_SUCCESS)
+        return beginning;
+    struct streams *streams = &the_process->streams;
+    beginning.capture.context = streams_context_of(stream);
+    beginning.capture.stream = streams_named(stream, per_thread);
+    lock(&streams->lock);
+    if (!streams_room(&streams->captures, sizeof beginning.capture)) {
+        unlock(&streams->lock);
+        beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
+        return beginning;
+    }
+    for (unsigned i = 0, count = streams->streams.count; i < count; i++)
+        if (streams_stream(streams, i)->context == beginning.capture.context && streams_stream(streams, i)->pending)
+            streams_fence(streams, i);
+    *streams_capture(streams, streams->captures.count) = beginning.capture;
+    gate_set_captures(&the_process->gate, ++streams->captures.count);
+    unlock(&streams->lock);
+    return beginning;
 }
 
-/* One name for each stream: a capture may begin and end by different forms of the calls. */
-static CUstream named(CUstream stream, bool per_thread) {
-    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-}
-
-static CUresult begun(struct streams *streams, CUstream stream, bool per_thread, CUresult result) {
-    struct gate *gate = &the_process->gate;
-    unsigned open = atomic_load(&gate->captures);
-    if (result == CUDA_SUCCESS && open < STREAMS_CAPTURES) {
-        CUcontext context = NULL;
-        if (streams_default(stream) || !HAS(cuStreamGetCtx) || DRIVER(cuStreamGetCtx)(stream, &context) != CUDA_SUCCESS)
-            DRIVER(cuCtxGetCurrent)(&context);
-        streams->captures[open].context = context;
-        streams->captures[open].stream = named(stream, per_thread);
-        gate_set_captures(gate, open + 1);
+/* `context` NULL: of whatever context. */
+static void forget(CUcontext context, CUstream stream) {
+    struct streams *streams = &the_process->streams;
+    lock(&streams->lock);
+    for (unsigned i = streams->captures.count; i > 0; i--) {
+        const struct open_capture *capture = streams_capture(streams, i - 1);
+        if (capture->stream == stream && (context == NULL || capture->context == context)) {
+            streams_forget_capture(streams, i - 1);
+            break;
+        }
     }
     unlock(&streams->lock);
+}
+
+static CUresult begun(const struct beginning *beginning, CUresult result) {
+    if (result != CUDA_SUCCESS)
+        forget(beginning->capture.context, beginning->capture.stream);
     return result;
 }
 
 static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
-    struct streams *streams = &the_process->streams;
-    struct gate *gate = &the_process->gate;
-    if (result == CUDA_ERROR_ILLEGAL_STATE || result == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD ||
-        result == CUDA_ERROR_STREAM_CAPTURE_UNMATCHED || result == CUDA_ERROR_NOT_FOUND)
-        return result; /* the capture, if there is one, goes on */
-    lock(&streams->lock);
-    for (unsigned i = atomic_load(&gate->captures); i > 0; i--)
-        if (streams->captures[i - 1].stream == named(stream, per_thread)) {
-            unsigned last = atomic_load(&gate->captures) - 1;
-            streams->captures[i - 1] = streams->captures[last];
-            gate_set_captures(gate, last);
-            break;
-        }
-    unlock(&streams->lock);
-    return result;
+    switch (result) {
+    case CUDA_ERROR_ILLEGAL_STATE:
+    case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
+    case CUDA_ERROR_STREAM_CAPTURE_UNMATCHED:
+    case CUDA_ERROR_NOT_FOUND: return result; /* the capture, if there is one, goes on */
+    default:
+        forget(streams_default(stream) ? streams_context_of(stream) : NULL, streams_named(stream, per_thread));
+        return result;
+    }
 }
 
-#define BEGIN(symbol, per_thread, parameters, ...)                                                                   \
-    EXPORT CUresult symbol parameters {                                                                              \
-        CUresult refused;                                                                                            \
-        struct streams *streams = begin(&refused);                                                                   \
-        if (streams == NULL)                                                                                         \
-            return refused;                                                                                          \
-        return begun(streams, stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND); \
+#define BEGIN(symbol, per_thread, parameters, ...)                                                     \
+    EXPORT CUresult symbol parameters {                                                                \
+        struct beginning beginning = begin(stream, per_thread);                                        \
+        if (beginning.refused != CUDA_SUCCESS)                                                         \
+            return beginning.refused;                                                                  \
+        return begun(&beginning, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND);    \
     }
 
 #define END(symbol, per_thread, parameters, ...)                                                            \

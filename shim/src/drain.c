@@ -2,38 +2,31 @@
  * polled.
  *
  * One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured;
- * else one behind each registered stream that does not capture. A capturing stream runs nothing: nothing is waited for.
+ * else one behind each registered stream that does not capture. A capturing stream runs nothing, and what it ran before
+ * was fenced when the capture began.
  */
 #include "process.h"
 #include "streams.h"
 
 static CUevent event_of(CUevent *event, CUcontext context) {
     if (*event == NULL)
-        *event = streams_make_event(context);
+        *event = streams_make_event(context, CU_EVENT_DISABLE_TIMING);
     return *event;
-}
-
-static bool record_stream(struct known_stream *known) {
-    CUstream stream = known->stream ? known->stream : CU_STREAM_LEGACY;
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (HAS(cuStreamIsCapturing) &&
-        (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
-        return false; /* the legacy stream cannot be touched while a stream that waits for it captures */
-    return event_of(&known->event, known->context) != NULL &&
-           DRIVER(cuEventRecord)(known->event, stream) == CUDA_SUCCESS;
 }
 
 static void begin_context(struct streams *streams, struct known_context *known) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(known->context) != CUDA_SUCCESS)
         return;
-    known->waiting = HAS(cuCtxRecordEvent) && atomic_load(&the_process->gate.captures) == 0 &&
-                     event_of(&known->event, known->context) != NULL &&
-                     DRIVER(cuCtxRecordEvent)(known->context, known->event) == CUDA_SUCCESS;
-    for (unsigned i = 0; i < streams->stream_count && !known->waiting; i++) {
-        struct known_stream *stream = &streams->streams[i];
-        if (stream->context == known->context && stream->pending)
-            stream->waiting = record_stream(stream);
+    bool recorded = HAS(cuCtxRecordEvent) && atomic_load(&the_process->gate.captures) == 0 &&
+                    event_of(&known->event, known->context) != NULL &&
+                    DRIVER(cuCtxRecordEvent)(known->context, known->event) == CUDA_SUCCESS;
+    known->waiting |= recorded; /* here and below: what waited before goes on waiting */
+    for (unsigned i = 0; i < streams->streams.count && !recorded; i++) {
+        struct known_stream *stream = streams_stream(streams, i);
+        if (stream->context == known->context && stream->pending && event_of(&stream->event, known->context) != NULL &&
+            streams_record(stream, stream->event))
+            stream->waiting = true;
     }
     DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
@@ -41,16 +34,21 @@ static void begin_context(struct streams *streams, struct known_context *known) 
 void drain_begin(struct streams *streams) {
     CUstreamCaptureMode mode = streams_hide();
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->context_count; i++)
-        if (streams->contexts[i].context != NULL && streams->contexts[i].pending)
-            begin_context(streams, &streams->contexts[i]);
+    for (unsigned i = 0; i < streams->contexts.count; i++) {
+        struct known_context *known = streams_context(streams, i);
+        if (known->context == NULL || !known->pending)
+            continue;
+        known->skipped = known->ending;
+        if (!known->ending)
+            begin_context(streams, known);
+    }
     unlock(&streams->lock);
     streams_unhide(mode);
 }
 
-/* Whether the work before the event is over. An error of the context or the device ends it too; any other answer says
- * nothing about the work, which then counts as unfinished. */
-static bool finished(CUevent event, CUcontext context) {
+/* An error of the context or the device ends its work too; any other answer says nothing about the work, which then
+ * counts as unfinished. */
+bool drain_finished(CUevent event, CUcontext context) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return true; /* it is no context any more */
@@ -71,27 +69,44 @@ static bool finished(CUevent event, CUcontext context) {
     }
 }
 
+/* Of a context that is ending, the thread that ends it says when that is done. */
+static bool context_finished(struct streams *streams, struct known_context *known) {
+    if (known->context == NULL)
+        return true;
+    if (known->ending)
+        return !known->pending;
+    if (known->skipped) { /* it goes on after all */
+        known->skipped = false;
+        begin_context(streams, known);
+    }
+    if (known->waiting)
+        known->waiting = !drain_finished(known->event, known->context);
+    return !known->waiting;
+}
+
+static bool stream_finished(const struct streams *streams, struct known_stream *known) {
+    if (known->context == NULL || !known->waiting)
+        return true;
+    if (streams_ending(streams, known->context))
+        return true; /* as its context says */
+    known->waiting = !drain_finished(known->event, known->context);
+    if (known->waiting)
+        return false;
+    if (known->stream == STREAM_ORPHAN) {
+        DRIVER(cuEventDestroy_v2)(known->event);
+        *known = (struct known_stream){0};
+    }
+    return true;
+}
+
 bool drain_poll(struct streams *streams) {
     bool all = true;
     CUstreamCaptureMode mode = streams_hide();
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->context_count && all; i++) {
-        struct known_context *known = &streams->contexts[i];
-        if (known->waiting)
-            known->waiting = !finished(known->event, known->context);
-        all = !known->waiting;
-    }
-    for (unsigned i = 0; i < streams->stream_count && all; i++) {
-        struct known_stream *known = &streams->streams[i];
-        if (!known->waiting)
-            continue;
-        known->waiting = !finished(known->event, known->context);
-        if (!known->waiting && known->stream == STREAM_ORPHAN) {
-            DRIVER(cuEventDestroy_v2)(known->event);
-            *known = (struct known_stream){0};
-        }
-        all = !known->waiting;
-    }
+    for (unsigned i = 0; i < streams->contexts.count && all; i++)
+        all = context_finished(streams, streams_context(streams, i));
+    for (unsigned i = 0; i < streams->streams.count && all; i++)
+        all = stream_finished(streams, streams_stream(streams, i));
     unlock(&streams->lock);
     streams_unhide(mode);
     return all;
@@ -99,9 +114,9 @@ bool drain_poll(struct streams *streams) {
 
 void drain_end(struct streams *streams) {
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->context_count; i++)
-        streams->contexts[i].pending = false;
-    for (unsigned i = 0; i < streams->stream_count; i++)
-        streams->streams[i].pending = false;
+    for (unsigned i = 0; i < streams->contexts.count; i++)
+        streams_context(streams, i)->pending = false;
+    for (unsigned i = 0; i < streams->streams.count; i++)
+        streams_stream(streams, i)->pending = false;
     unlock(&streams->lock);
 }

@@ -55,11 +55,17 @@ static inline struct slot_stream *gate_enter_fast(struct slot *slot, CUstream st
     return NULL;
 }
 
+/* Without having launched. */
+static inline void gate_retreat_fast(struct slot *slot) {
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
+}
+
 static inline void gate_leave_fast(struct slot *slot, struct slot_stream *entry) {
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
     if (UNLIKELY(entry->metered))
-        meter_launched(entry);
+        meter_launched(slot, entry);
 }
 
 #endif

@@ -29,15 +29,16 @@ void gate_prepare(struct gate *gate) {
     gate->fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
-void gate_open(struct gate *gate, bool metered) {
+/* Threads register their streams anew, and those that wait look again. */
+static void set_open(struct gate *gate, bool metered, uint64_t deadline) {
     uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
+    atomic_store(&gate->deadline, deadline);
     do {
         open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (word & GATE_CAPTURING) |
                (metered ? GATE_METERED : 0);
     } while (!atomic_compare_exchange_weak(&gate->word, &word, open));
     if (atomic_load(&gate->wanted) == ends)
         sys_wake_all(&gate->word);
-    atomic_store(&gate->closing, ends == UINT32_MAX ? 1 : ends + 1); /* who sees this sees the gate open */
 }
 
 bool gate_wanted(struct gate *gate) {
@@ -58,6 +59,21 @@ bool gate_waking(struct gate *gate, bool forget) {
             waking = true;
     }
     return waking;
+}
+
+void gate_open(struct gate *gate, bool metered, uint64_t deadline) {
+    uint32_t ends = atomic_load(&gate->closing);
+    atomic_store(&gate->next_closing, ends == UINT32_MAX ? 1 : ends + 1); /* who sees the gate open sees this */
+    set_open(gate, metered, deadline);
+    atomic_store(&gate->closing, atomic_load(&gate->next_closing)); /* who sees this sees the gate open */
+}
+
+void gate_prolong(struct gate *gate, bool metered, uint64_t deadline) {
+    bool now = (atomic_load(&gate->word) & GATE_METERED) != 0;
+    if (now != metered || atomic_load(&gate->deadline) < deadline)
+        set_open(gate, metered, deadline);
+    else
+        atomic_store(&gate->deadline, deadline);
 }
 
 void gate_close(struct gate *gate) {
@@ -107,9 +123,9 @@ uint64_t gate_launches(struct gate *gate) {
 
 /* A slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
 static struct slot *claim_slot(struct gate *gate) {
-    int self = sys_thread_id(), expected = 0;
-    if (gate_slot != NULL && atomic_load(&gate_slot->thread) == self)
+    if (gate_slot != NULL && atomic_load(&gate_slot->thread) != 0) /* 0: wiped by a fork */
         return gate_slot;
+    int self = sys_thread_id(), expected = 0;
     uint32_t fresh = atomic_load(&gate->slot_count);
     while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
         ;
@@ -138,6 +154,14 @@ static struct slot *claim_slot(struct gate *gate) {
 }
 
 /* May end early. A thread need not come back from it: see gate_wanted. */
+/* Notes that a thread waits for the end of that closing; who comes late does not undo a later one. */
+static void want(struct gate *gate, uint32_t closing) {
+    uint32_t wanted = atomic_load(&gate->wanted);
+    while ((wanted == 0 || (int32_t)(closing - wanted) > 0) &&
+           !atomic_compare_exchange_weak(&gate->wanted, &wanted, closing))
+        ;
+}
+
 static void wait_for_turn(struct process *process, struct slot *slot) {
     struct gate *gate = &process->gate;
     uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
@@ -145,7 +169,7 @@ static void wait_for_turn(struct process *process, struct slot *slot) {
         return;
     if (slot != NULL)
         atomic_store(&slot->waits, closing);
-    atomic_store(&gate->wanted, closing);
+    want(gate, closing);
     if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and nobody may look for who waited */
         session_wake(&process->session);
         sys_wait(&gate->word, word, SYS_NEVER);
@@ -156,7 +180,7 @@ static void wait_for_turn(struct process *process, struct slot *slot) {
 
 /* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
  * opening, no slot. */
-struct passage gate_enter(CUstream stream, bool per_thread) {
+__attribute__((noinline)) struct passage gate_enter(CUstream stream, bool per_thread) {
     struct passage passage = {.refused = process_enter()};
     if (passage.refused != CUDA_SUCCESS)
         return passage;
@@ -180,8 +204,11 @@ struct passage gate_enter(CUstream stream, bool per_thread) {
                                *entry = slot ? gate_remembered(slot, stream, gate_context(stream)) : &unslotted;
             passage.slot = slot;
             passage.gated = true;
-            streams_register(&process->streams, stream, per_thread, word, entry);
             passage.stream = slot ? entry : NULL;
+            if (!streams_register(&process->streams, stream, per_thread, word, entry)) {
+                gate_abandon(&passage);
+                passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
+            }
             return passage;
         }
         if (slot != NULL)
@@ -189,6 +216,40 @@ struct passage gate_enter(CUstream stream, bool per_thread) {
         else
             atomic_fetch_sub(&gate->shared_inside, 1);
         wait_for_turn(process, slot);
+        passage.waited = true;
+    }
+}
+
+struct passage gate_pass(CUstream stream, bool per_thread) {
+    struct slot *slot = gate_slot;
+    struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);
+    if (LIKELY(entry != NULL))
+        return (struct passage){.slot = slot, .stream = entry, .gated = true};
+    return gate_enter(stream, per_thread);
+}
+
+void gate_abandon(struct passage *passage) {
+    if (!passage->gated)
+        return;
+    passage->gated = false;
+    struct slot *slot = passage->slot;
+    if (slot == NULL)
+        atomic_fetch_sub(&the_process->gate.shared_inside, 1);
+    else
+        atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
+}
+
+/* It marks the closing to come, and not its slot: to the holder it is idle. */
+void gate_wait_next(uint32_t closing, uint64_t deadline) {
+    struct process *process = the_process;
+    struct gate *gate = &process->gate;
+    for (;;) {
+        uint32_t word = atomic_load(&gate->word);
+        if (word == 0 || atomic_load(&gate->next_closing) != closing || atomic_load(&gate->deadline) > deadline)
+            return;
+        want(gate, closing);
+        session_wake(&process->session);
+        sys_wait(&gate->word, word, SYS_NEVER);
     }
 }
 
@@ -205,11 +266,11 @@ void gate_leave(struct passage *passage) {
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
     if (passage->stream->metered)
-        meter_launched(passage->stream);
+        meter_launched(slot, passage->stream);
 }
 
-void gate_note(CUstream stream, bool per_thread) {
+bool gate_note(CUstream stream, bool per_thread) {
     struct process *process = the_process;
     struct slot_stream unremembered = {0};
-    streams_register(&process->streams, stream, per_thread, atomic_load(&process->gate.word), &unremembered);
+    return streams_register(&process->streams, stream, per_thread, atomic_load(&process->gate.word), &unremembered);
 }

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { GATE_SLOTS = 1024, SLOT_STREAMS = 8, FENCES = 2 };
+enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
 
 /* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
@@ -27,19 +27,23 @@ struct slot_stream {
     CUcontext context;
     uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
     bool metered;
+    bool per_thread;
     uint16_t window; /* launches between two fences */
     uint16_t count;  /* launches since the last one */
     uint8_t fences;  /* recorded and not waited for, 0 to FENCES */
-    bool per_thread;
     uint32_t born;   /* which context of that handle, see struct known_context: its events go with it */
+    uint32_t allowed, spare; /* launches without a wait after the last wait in vain; those left of them */
     uint64_t waited; /* when the last wait for a fence ended */
     CUevent events[FENCES];
+    uint64_t ahead; /* when the graphs launched in this opening are expected to end; see graphs.c */
+    uint64_t last;  /* how long the last of them is expected to take */
 };
 
 struct slot {
     _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
     _Atomic int thread;
     _Atomic uint32_t waits; /* which closing of the gate its thread waits out; 0: none */
+    _Atomic uint64_t ends; /* when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
 } __attribute__((aligned(128)));
 
@@ -49,7 +53,9 @@ struct gate {
     _Atomic bool fenced;       /* no membarrier */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* counts openings: which closing the present or next one is */
     _Atomic uint32_t wanted;                               /* the last closing that a thread has waited for the end of */
-    _Atomic uint32_t slot_count;                           /* slots ever used */
+    _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
+    _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
+    _Atomic uint32_t slot_count; /* slots ever used */
     /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];
@@ -61,14 +67,22 @@ struct passage {
     struct slot *slot; /* NULL: through the shared one, or not gated */
     struct slot_stream *stream;
     bool gated;
+    bool waited; /* the gate was closed when it came */
 };
 
 /* To be called around every launch; `per_thread`: the stream handle is as the _ptsz functions read it. Waits while the
  * gate is closed. THROUGH_GATE in launch.c tries gate_enter_fast first. */
 struct passage gate_enter(CUstream stream, bool per_thread);
+/* The same with the fast path in it. */
+struct passage gate_pass(CUstream stream, bool per_thread);
 void gate_leave(struct passage *passage);
-/* Inside a passage: the launch puts work on this stream too. */
-void gate_note(CUstream stream, bool per_thread);
+/* Leaves without having launched. */
+void gate_abandon(struct passage *passage);
+/* Waits, while the gate is open, for the end of the closing to come, or until the opening is prolonged beyond
+ * `deadline`. */
+void gate_wait_next(uint32_t closing, uint64_t deadline);
+/* Inside a passage: the launch puts work on this stream too. False: no memory to remember it. */
+bool gate_note(CUstream stream, bool per_thread);
 /* Threads shall register their streams anew: a handle has lost its meaning. */
 void gate_renew(struct gate *gate);
 
@@ -82,7 +96,9 @@ void gate_after_fork(void);
 
 /* Before it runs; the gate is set up from the moment on that its word is not 0. */
 void gate_prepare(struct gate *gate);
-void gate_open(struct gate *gate, bool metered);
+void gate_open(struct gate *gate, bool metered, uint64_t deadline);
+/* While it is open. */
+void gate_prolong(struct gate *gate, bool metered, uint64_t deadline);
 void gate_close(struct gate *gate);
 /* Whether no thread is inside a launch. After gate_close it stays so. */
 bool gate_clear(struct gate *gate);

@@ -1,4 +1,4 @@
-/* The wrapped launches: each passes the gate, calls the driver, leaves. */
+/* The wrapped launches of kernels: each passes the gate, calls the driver, leaves. */
 #include "entries.h"
 #include "fastpath.h"
 
@@ -34,19 +34,12 @@
         THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters);               \
     }
 
-#define LAUNCH_GRAPH(symbol, per_thread)                         \
-    EXPORT CUresult symbol(CUgraphExec graph, CUstream stream) { \
-        THROUGH_GATE(symbol, stream, per_thread, graph, stream); \
-    }
-
 LAUNCH_KERNEL(cuLaunchKernel, false)
 LAUNCH_KERNEL(cuLaunchKernel_ptsz, true)
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, false)
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
-LAUNCH_GRAPH(cuGraphLaunch, false)
-LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
 
 /* One passage for all of its devices: they are granted together. The work is fenced on each launch's own stream. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
@@ -55,7 +48,10 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launche
     if (first.refused != CUDA_SUCCESS)
         return first.refused;
     for (unsigned i = 1; launches != NULL && first.gated && i < count; i++)
-        gate_note(launches[i].hStream, false);
+        if (!gate_note(launches[i].hStream, false)) {
+            gate_abandon(&first);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     CUresult result = HAS(cuLaunchCooperativeKernelMultiDevice)
                           ? DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags)
                           : CUDA_ERROR_NOT_FOUND;

@@ -11,6 +11,7 @@
 
 #include "gate.h"
 #include "gpus.h"
+#include "graphs.h"
 #include "memory.h"
 #include "session.h"
 #include "streams.h"
@@ -33,6 +34,7 @@ struct process {
     struct token token;
     struct memory memory;
     struct streams streams;
+    struct graphs graphs;
 };
 
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */

@@ -1,8 +1,11 @@
-/* See streams.h. Here: registering, and what ends a stream or a context. */
+/* See streams.h. What ends a stream or a context is in ends.c. */
 #include "streams.h"
 
-#include "memory.h"
+#include <string.h>
+
 #include "process.h"
+
+enum { ROWS_FIRST = 64, SWEEP = 8 };
 
 CUstreamCaptureMode streams_hide(void) {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -16,12 +19,12 @@ void streams_unhide(CUstreamCaptureMode mode) {
         DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
-CUevent streams_make_event(CUcontext context) {
+CUevent streams_make_event(CUcontext context, unsigned flags) {
     CUevent event = NULL;
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return NULL;
-    if (DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC) != CUDA_SUCCESS)
+    if (DRIVER(cuEventCreate)(&event, flags) != CUDA_SUCCESS)
         event = NULL;
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return event;
@@ -37,7 +40,7 @@ bool streams_is_capturing(CUstream stream, bool per_thread) {
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static CUcontext context_of(CUstream stream) {
+CUcontext streams_context_of(CUstream stream) {
     CUcontext context = NULL;
     if (!streams_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
         context != NULL)
@@ -47,75 +50,171 @@ static CUcontext context_of(CUstream stream) {
 
 /* The rest with the registry's lock. */
 
-static struct known_context *note_context(struct streams *streams, CUcontext context) {
-    struct known_context *free_place = NULL;
-    for (unsigned i = 0; i < streams->context_count; i++) {
-        if (streams->contexts[i].context == context)
-            return &streams->contexts[i];
-        if (streams->contexts[i].context == NULL && free_place == NULL)
-            free_place = &streams->contexts[i];
-    }
-    if (free_place == NULL && streams->context_count < STREAMS_CONTEXTS)
-        free_place = &streams->contexts[streams->context_count++];
-    if (free_place != NULL)
-        *free_place = (struct known_context){.context = context, .born = ++streams->births};
-    return free_place;
+bool streams_room(struct rows *rows, size_t size) {
+    if (rows->count < rows->capacity)
+        return true;
+    unsigned capacity = rows->capacity ? rows->capacity * 2 : ROWS_FIRST;
+    void *larger = sys_map(capacity * size);
+    if (larger == NULL)
+        return false;
+    if (rows->rows != NULL)
+        memcpy(larger, rows->rows, rows->count * size);
+    sys_unmap(rows->rows, rows->capacity * size);
+    rows->rows = larger;
+    rows->capacity = capacity;
+    return true;
 }
 
-static struct known_context *find_context(struct streams *streams, CUcontext context) {
-    for (unsigned i = 0; i < streams->context_count; i++)
-        if (context != NULL && streams->contexts[i].context == context)
-            return &streams->contexts[i];
+struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
+    for (unsigned i = 0; i < streams->contexts.count; i++) {
+        struct known_context *known = streams_context(streams, i);
+        if (context != NULL && known->context == context && !known->ending)
+            return known;
+    }
     return NULL;
 }
 
-static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
-    struct known_stream *free_place = NULL;
-    for (unsigned i = 0; i < streams->stream_count; i++) {
-        if (streams->streams[i].context == context && streams->streams[i].stream == stream)
-            return &streams->streams[i];
-        if (streams->streams[i].context == NULL && free_place == NULL)
-            free_place = &streams->streams[i];
-    }
-    if (free_place == NULL && streams->stream_count < STREAMS_MOST)
-        free_place = &streams->streams[streams->stream_count++];
-    if (free_place == NULL &&
-        stream != NULL) /* full: an event on the legacy stream waits for all but non-blocking ones */
-        return note_stream(streams, context, NULL);
-    if (free_place != NULL)
-        *free_place = (struct known_stream){.context = context, .stream = stream};
-    return free_place;
+bool streams_ending(const struct streams *streams, CUcontext context) {
+    for (unsigned i = 0; i < streams->contexts.count; i++)
+        if (streams_context(streams, i)->context == context && streams_context(streams, i)->ending)
+            return true;
+    return false;
 }
 
-void streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
+struct known_context *streams_note_context(struct streams *streams, CUcontext context) {
+    struct known_context *place = streams_find_context(streams, context);
+    if (place != NULL)
+        return place;
+    for (unsigned i = 0; i < streams->contexts.count && place == NULL; i++)
+        if (streams_context(streams, i)->context == NULL)
+            place = streams_context(streams, i);
+    if (place == NULL && streams_room(&streams->contexts, sizeof *place))
+        place = streams_context(streams, streams->contexts.count++);
+    if (place != NULL)
+        *place = (struct known_context){.context = context, .born = ++streams->births};
+    return place;
+}
+
+/* A free row of `streams`, or `count`: no memory. */
+static unsigned free_row(struct streams *streams) {
+    for (unsigned i = 0; i < streams->streams.count; i++)
+        if (streams_stream(streams, i)->context == NULL)
+            return i;
+    if (streams_room(&streams->streams, sizeof(struct known_stream)))
+        *streams_stream(streams, streams->streams.count++) = (struct known_stream){0};
+    else
+        return streams->streams.count;
+    return streams->streams.count - 1;
+}
+
+static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
+    uint32_t *hint =
+        &streams->hints[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 14 ^ (uintptr_t)context >> 4) % STREAMS_HINTS];
+    if (*hint < streams->streams.count) {
+        struct known_stream *known = streams_stream(streams, *hint);
+        if (known->context == context && known->stream == stream)
+            return known;
+    }
+    for (unsigned i = 0; i < streams->streams.count; i++) {
+        struct known_stream *known = streams_stream(streams, i);
+        if (known->context == context && known->stream == stream) {
+            *hint = i;
+            return known;
+        }
+    }
+    unsigned row = free_row(streams);
+    if (row == streams->streams.count)
+        return NULL;
+    *streams_stream(streams, row) = (struct known_stream){.context = context, .stream = stream};
+    *hint = row;
+    return streams_stream(streams, row);
+}
+
+/* Looks at some rows for fences that are over: without a drain nobody else would. */
+static void sweep(struct streams *streams) {
+    for (int i = 0; i < SWEEP && streams->streams.count > 0; i++) {
+        streams->swept = (streams->swept + 1) % streams->streams.count;
+        struct known_stream *known = streams_stream(streams, streams->swept);
+        if (known->context == NULL || known->stream != STREAM_ORPHAN || streams_ending(streams, known->context) ||
+            !drain_finished(known->event, known->context))
+            continue;
+        DRIVER(cuEventDestroy_v2)(known->event);
+        *known = (struct known_stream){0};
+    }
+}
+
+bool streams_record(const struct known_stream *known, CUevent event) {
+    CUstream stream = known->stream ? known->stream : CU_STREAM_LEGACY;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (HAS(cuStreamIsCapturing) &&
+        (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return false; /* the legacy stream cannot be touched while a stream that waits for it captures */
+    return DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+}
+
+void streams_fence(struct streams *streams, unsigned index) {
+    struct known_stream known = *streams_stream(streams, index), fence = {.stream = STREAM_ORPHAN, .waiting = true};
+    CUcontext popped;
+    if (streams_ending(streams, known.context))
+        return;
+    CUstreamCaptureMode mode = streams_hide();
+    sweep(streams);
+    unsigned row = free_row(streams);
+    fence.context = known.context;
+    fence.event = row < streams->streams.count ? streams_make_event(known.context, CU_EVENT_DISABLE_TIMING) : NULL;
+    if (fence.event != NULL && DRIVER(cuCtxPushCurrent_v2)(known.context) == CUDA_SUCCESS) {
+        if (streams_record(&known, fence.event))
+            *streams_stream(streams, row) = fence;
+        else
+            DRIVER(cuEventDestroy_v2)(fence.event);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    streams_unhide(mode);
+}
+
+void streams_forget_capture(struct streams *streams, unsigned index) {
+    unsigned last = streams->captures.count - 1;
+    *streams_capture(streams, index) = *streams_capture(streams, last);
+    streams->captures.count = last;
+    gate_set_captures(&the_process->gate, last);
+}
+
+void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count) {
+    lock(&streams->lock);
+    struct known_context *known = streams_find_context(streams, context);
+    bool alive = known != NULL && known->born == born;
+    for (int i = 0; i < count; i++) {
+        if (events[i] != NULL && alive)
+            DRIVER(cuEventDestroy_v2)(events[i]);
+        events[i] = NULL;
+    }
+    unlock(&streams->lock);
+}
+
+bool streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
                       struct slot_stream *entry) {
-    CUcontext context = context_of(stream);
+    CUcontext context = streams_context_of(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
         entry->word = 0;
         entry->metered = false;
-        return;
+        return true;
     }
     if (entry->word == word && entry->stream == stream && entry->per_thread == per_thread && entry->context == context)
-        return;
+        return true;
     lock(&streams->lock);
-    struct known_context *known = note_context(streams, context);
-    uint32_t born = known ? known->born : 0;
-    if (known != NULL)
-        known->pending = true;
-    struct known_stream *known_stream = note_stream(streams, context, streams_default(stream) ? NULL : stream);
+    struct known_context *known = streams_note_context(streams, context);
+    struct known_stream *known_stream =
+        known != NULL ? note_stream(streams, context, streams_default(stream) ? NULL : stream) : NULL;
+    uint32_t born = known != NULL ? known->born : 0;
     if (known_stream != NULL)
-        known_stream->pending = true;
+        known->pending = known_stream->pending = true;
+    unlock(&streams->lock);
+    if (known_stream == NULL)
+        return false;
     if (entry->context != context || entry->born != born) {
-        struct known_context *before = find_context(streams, entry->context);
-        bool alive = before != NULL && before->born == entry->born; /* else they went with it */
-        for (int i = 0; i < FENCES; i++) {
-            if (entry->events[i] != NULL && alive)
-                DRIVER(cuEventDestroy_v2)(entry->events[i]);
-            entry->events[i] = NULL;
-        }
+        streams_destroy_events(streams, entry->context, entry->born, entry->events, FENCES);
         entry->count = entry->fences = 0;
     } /* else they go on bounding the queue, whatever stream they were recorded on */
-    unlock(&streams->lock);
 
     if (entry->window == 0)
         entry->window = 1;
@@ -123,206 +222,8 @@ void streams_register(struct streams *streams, CUstream stream, bool per_thread,
     entry->per_thread = per_thread;
     entry->context = context;
     entry->born = born;
-    entry->metered = (word & GATE_METERED) != 0 && born != 0; /* nobody would say when an unknown context ends */
+    entry->metered = (word & GATE_METERED) != 0;
     entry->word =
         word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
-}
-
-static void forget_capture(struct streams *streams, unsigned which) {
-    struct gate *gate = &the_process->gate;
-    unsigned last = atomic_load(&gate->captures) - 1;
-    streams->captures[which] = streams->captures[last];
-    gate_set_captures(gate, last);
-}
-
-static void forget_context(struct streams *streams, CUcontext context) {
-    for (unsigned i = 0; i < streams->context_count; i++)
-        if (streams->contexts[i].context == context)
-            streams->contexts[i] = (struct known_context){0};
-    for (unsigned i = 0; i < streams->stream_count; i++)
-        if (streams->streams[i].context == context)
-            streams->streams[i] = (struct known_stream){0};
-    for (unsigned i = atomic_load(&the_process->gate.captures); i > 0; i--)
-        if (streams->captures[i - 1].context == context)
-            forget_capture(streams, i - 1);
-    gate_renew(&the_process->gate);
-}
-
-/* Before a stream is destroyed: its unfinished work goes on, and is waited for by an event. */
-static void orphan_stream(struct streams *streams, CUstream stream) {
-    for (unsigned i = 0; i < streams->stream_count; i++) {
-        struct known_stream *known = &streams->streams[i];
-        if (known->context == NULL || known->stream != stream)
-            continue;
-        CUstreamCaptureMode mode = streams_hide();
-        if (known->pending && !streams_is_capturing(stream, false)) {
-            if (known->event == NULL)
-                known->event = streams_make_event(known->context);
-            known->waiting = known->event != NULL && DRIVER(cuEventRecord)(known->event, stream) == CUDA_SUCCESS;
-        }
-        if (!known->waiting && known->event != NULL)
-            DRIVER(cuEventDestroy_v2)(known->event);
-        streams_unhide(mode);
-        if (known->waiting)
-            *known = (struct known_stream){
-                .context = known->context, .stream = STREAM_ORPHAN, .event = known->event, .waiting = true};
-        else
-            *known = (struct known_stream){0};
-    }
-    for (unsigned i = atomic_load(&the_process->gate.captures); i > 0; i--)
-        if (streams->captures[i - 1].stream == stream && !streams_default(stream))
-            forget_capture(streams, i - 1);
-    gate_renew(&the_process->gate);
-}
-
-static CUresult destroy_stream(CUresult (*destroy)(CUstream), CUstream stream) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || destroy == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    lock(&streams->lock);
-    if (!streams_default(stream))
-        orphan_stream(streams, stream);
-    result = destroy(stream);
-    unlock(&streams->lock);
-    return result;
-}
-
-EXPORT CUresult cuStreamDestroy(CUstream stream) {
-    return destroy_stream(DRIVER(cuStreamDestroy), stream);
-}
-
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
-    return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
-}
-
-/* The handle that the allocations of a context are booked under while it may be ending: the driver may give its own to
- * a new context at once. No context has an odd one. */
-static CUcontext ending(CUcontext context) {
-    return (CUcontext)((uintptr_t)context | 1);
-}
-
-static void settle(struct streams *streams, CUcontext context, bool gone) {
-    if (gone) {
-        forget_context(streams, context);
-        memory_forget_context(ending(context));
-    } else {
-        memory_rename_context(ending(context), context);
-    }
-}
-
-static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext context) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || destroy == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    lock(&streams->lock);
-    memory_rename_context(context, ending(context));
-    result = destroy(context);
-    settle(streams, context, result == CUDA_SUCCESS);
-    unlock(&streams->lock);
-    return result;
-}
-
-EXPORT CUresult cuCtxDestroy(CUcontext context) {
-    return destroy_context(DRIVER(cuCtxDestroy), context);
-}
-
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
-    return destroy_context(DRIVER(cuCtxDestroy_v2), context);
-}
-
-/* The calls of CUDA 2: a context ends with the last of its references. */
-EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuCtxAttach))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    lock(&streams->lock);
-    result = DRIVER(cuCtxAttach)(context, flags);
-    struct known_context *known = result == CUDA_SUCCESS && context != NULL ? note_context(streams, *context) : NULL;
-    if (known != NULL)
-        known->attached++;
-    unlock(&streams->lock);
-    return result;
-}
-
-EXPORT CUresult cuCtxDetach(CUcontext context) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuCtxDetach))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    lock(&streams->lock);
-    struct known_context *known = find_context(streams, context);
-    bool last = known == NULL || known->attached == 0;
-    if (last)
-        memory_rename_context(context, ending(context));
-    result = DRIVER(cuCtxDetach)(context);
-    if (last)
-        settle(streams, context, result == CUDA_SUCCESS);
-    else if (result == CUDA_SUCCESS)
-        known->attached--;
-    unlock(&streams->lock);
-    return result;
-}
-
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    CUcontext context = NULL;
-    lock(&streams->lock);
-    if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
-        context = NULL;
-    if (context != NULL)
-        memory_rename_context(context, ending(context));
-    result = DRIVER(cuGreenCtxDestroy)(green);
-    if (context != NULL)
-        settle(streams, context, result == CUDA_SUCCESS);
-    unlock(&streams->lock);
-    return result;
-}
-
-/* A release ends the primary context only with its last reference; a reset always. */
-static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool reset) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || end == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct streams *streams = &the_process->streams;
-    CUcontext context = NULL;
-    unsigned flags;
-    int active = 0;
-    lock(&streams->lock);
-    if (HAS(cuDevicePrimaryCtxGetState) &&
-        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
-        DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
-        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
-                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
-    if (context != NULL)
-        memory_rename_context(context, ending(context));
-    result = end(device);
-    bool gone = result == CUDA_SUCCESS;
-    if (gone && context != NULL && !reset)
-        gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
-    if (context != NULL)
-        settle(streams, context, gone);
-    unlock(&streams->lock);
-    return result;
-}
-
-EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
-    return end_primary(DRIVER(cuDevicePrimaryCtxRelease), device, false);
-}
-
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    return end_primary(DRIVER(cuDevicePrimaryCtxRelease_v2), device, false);
-}
-
-EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
-    return end_primary(DRIVER(cuDevicePrimaryCtxReset), device, true);
-}
-
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    return end_primary(DRIVER(cuDevicePrimaryCtxReset_v2), device, true);
+    return true;
 }

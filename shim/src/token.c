@@ -32,7 +32,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->opened = now;
     token->launches = token->seen = gate_launches(gate);
     token->next_look = now + LOOK_CONTENDED * 2; /* a waiter needs a moment to launch */
-    gate_open(gate, metered);
+    gate_open(gate, metered, deadline);
 }
 
 static void close(struct token *token, uint64_t now) {
@@ -58,12 +58,15 @@ void token_granted(struct token *token, const struct shp_grant *grant) {
     uint64_t now = sys_now();
     uint64_t deadline =
         grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
+    bool metered = (grant->flags & SHP_GRANT_METERED) != 0;
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
+        token->metered = metered;
+        gate_prolong(&the_process->gate, metered, deadline);
     } else if (token->state == TOKEN_WANTED) {
         token->grant_id = grant->grant_id;
-        hold(token, now, deadline, (grant->flags & SHP_GRANT_METERED) != 0, false);
+        hold(token, now, deadline, metered, false);
     } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
         send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted() ? SHP_DRAINED_WANT : 0));
         if (wanted() && token->state == TOKEN_NONE)
@@ -156,6 +159,10 @@ static uint64_t step_none(struct token *token, uint64_t now) {
 static uint64_t step_held(struct token *token, uint64_t now) {
     struct process *process = the_process;
     bool contended = token->metered || session_contended(&process->session);
+    if (contended && !token->metered && !token->local) { /* a neighbour has come: it shall find a short queue */
+        token->metered = true;
+        gate_prolong(&process->gate, true, token->deadline);
+    }
     if (now >= token->deadline) {
         close(token, now);
         return now;
@@ -199,7 +206,7 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
 
 static void finish(struct token *token, uint64_t now) {
     struct process *process = the_process;
-    bool waits = wanted(), idle = token->idle && gate_launches(&process->gate) == token->seen;
+    bool waits = wanted(), idle = token->idle && !waits && gate_launches(&process->gate) == token->seen;
     drain_end(&process->streams);
     token->state = TOKEN_NONE;
     if (token->local) {

@@ -85,6 +85,7 @@ class Tenant:
     state: Path
     double: Path
     gpus: tuple[GpuTerms, ...]
+    daemons: list[ScriptedDaemon] = field(default_factory=list)
     _ends: list[Callable[[], None]] = field(default_factory=list)
 
     def write_limits(self) -> None:
@@ -111,6 +112,7 @@ class Tenant:
     def daemon(self, *, grace_ms: int = 1000) -> ScriptedDaemon:
         daemon = ScriptedDaemon(self.directory, self.gpus, grace_ms=grace_ms)
         self._ends.append(daemon.close)
+        self.daemons.append(daemon)
         return daemon
 
     def probe(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> Probe:

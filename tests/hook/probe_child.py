@@ -144,13 +144,25 @@ class Calls:
     def capture_begin(self, stream: str, mode: int = 0) -> tuple[int, Any]:
         return self.cuda("cuStreamBeginCapture_v2", self.handles[stream], mode), None
 
-    def capture_end(self, stream: str, graph: str = "") -> tuple[int, Any]:
+    def stream_wait(self, stream: str, event: str) -> tuple[int, Any]:
+        return self.cuda("cuStreamWaitEvent", self.handles[stream], self.handles[event], 0), None
+
+    def capture_end(self, stream: str, graph: str = "", plain: str = "") -> tuple[int, Any]:
+        """`graph`: the name of what is instantiated; `plain`: of the graph itself."""
         captured, executable = ctypes.c_void_p(), ctypes.c_void_p()
         code = self.cuda("cuStreamEndCapture", self.handles[stream], ctypes.byref(captured))
+        self.handles[plain] = captured
         if code == 0 and graph:
             code = self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(executable), captured, ctypes.c_uint64(0))
             self.handles[graph] = executable
         return code, None
+
+    def graph_destroy(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuGraphExecDestroy", self.handles.pop(name)), None
+
+    def graph_update(self, name: str, plain: str) -> tuple[int, Any]:
+        outcome = (ctypes.c_uint64 * 3)()
+        return self.cuda("cuGraphExecUpdate_v2", self.handles[name], self.handles[plain], outcome), None
 
     def proc_address(self, name: str, version: int = 13000, flags: int = 0) -> tuple[int, Any]:
         """Where cuGetProcAddress says the function is, and in which file that lies."""

@@ -1,0 +1,165 @@
+"""How much unfinished work there may be under a grant, and that all of it is seen finished before the token goes back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from sharepod.protocol import Drained, Want
+
+from hook.conftest import GPU_0, Tenant
+
+versions = pytest.mark.parametrize("version", ["fakecuda", "fakecuda-11.8"])
+
+
+def finished_before_drained(tenant: Tenant, turn: int = 0) -> bool:
+    daemon = tenant.daemons[-1]
+    client = daemon.client()
+    daemon.next_frame(client, Drained, turn)
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    return usage.kernels == usage.submitted and usage.last_end <= daemon.times(client, Drained)[turn]
+
+
+@versions
+def test_work_in_more_than_64_contexts_is_drained(tenant: Tenant, version: str) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    daemon.on_want = lambda client: daemon.next_grant(60, metered=True)
+    for index in range(90):
+        probe.ok("own_context", f"c{index}")
+        probe.ok("launch", "spin_us_100")
+    probe.ok("launch", "spin_us_80000")  # in the last of them
+    launched, client = time.monotonic_ns(), daemon.client()
+    daemon.wait(lambda: max(daemon.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 91
+    assert usage.last_end <= max(daemon.times(client, Drained))
+
+
+@versions
+def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, version: str) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(5, metered=True)
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    names = [f"s{index}" for index in range(80)]
+    for name in [*names, "busy"]:
+        probe.ok("stream", name)
+    for name in names:
+        probe.ok("capture_begin", name)
+    probe.ok("context_use", thread="busy")
+    probe.ok("launch", "spin_us_500", "busy", 40, thread="busy")
+    client = daemon.client()
+    daemon.wait(lambda: len(daemon.frames(client, Drained)) > 1, "drains")
+    for name in names:
+        probe.ok("launch", "noop", name)
+        probe.ok("capture_end", name, f"graph {name}")
+    before = tenant.submitted()
+    for name in names:
+        probe.ok("launch_graph", f"graph {name}", name)
+    assert tenant.submitted() == before + len(names)
+
+
+@versions
+def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version: str) -> None:
+    """It cannot be asked any more, nor one that joins the capture."""
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    for name in ("origin", "joins"):
+        probe.ok("stream", name)
+    probe.ok("event", "fork")
+    launched = [probe.post("launch", "spin_us_30000", name) for name in ("origin", "joins")]
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 5)
+    assert [future.result(10).code for future in launched] == [0, 0]
+    probe.ok("capture_begin", "origin")
+    probe.ok("event_record", "fork", "origin")
+    probe.ok("stream_wait", "joins", "fork")
+    assert finished_before_drained(tenant)
+    assert probe.call("capture_end", "origin").code != 901  # CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+
+
+def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    for _ in range(600):
+        probe.ok("stream", "short-lived")
+        probe.ok("launch", "noop", "short-lived")
+        probe.ok("stream_destroy", "short-lived")
+    assert probe.ok("live_events") < 100
+
+
+def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
+    """While a thread destroys a context with work in it the process answers its daemon and launches into others."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "other")
+    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    probe.ok("own_context", "ends", thread="ends")
+    probe.ok("launch", "spin_us_400000", thread="ends")
+    ending = probe.post("context_destroy", "ends", thread="ends")
+    probe.ok("launch", "noop", "other", 50)
+    assert ending.result(10).code == 0
+    client = daemon.client()
+    daemon.next_frame(client, Drained)
+    assert daemon.frames(client, Drained)[0].launches == 51
+
+
+def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
+    """As when a neighbour comes to one who ran alone."""
+    daemon = tenant.daemon()
+    tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    grant = daemon.grant(client)
+
+    def unfinished() -> int:
+        usage = tenant.read().client("tenant").usage[GPU_0]
+        return usage.submitted - usage.kernels
+
+    tenant.until(lambda: unfinished() > 500, "a long queue")
+    daemon.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=True))
+    tenant.until(lambda: unfinished() < 64, "a short queue")
+    daemon.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=False))
+    tenant.until(lambda: unfinished() > 500, "a long queue again")
+    daemon.revoke(client, grant)
+    assert daemon.next_frame(client, Drained, timeout=30).grant_id == grant.grant_id
+
+
+def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client)
+
+    def unfinished() -> int:
+        usage = tenant.read().client("tenant").usage[GPU_0]
+        return usage.submitted - usage.kernels
+
+    tenant.until(lambda: unfinished() > 500, "a long queue")
+    daemon.hints.contended = True
+    tenant.until(lambda: unfinished() < 64, "a short queue")
+
+
+@pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
+def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
+    """Fences come closer towards the end: what is left then is a few kernels of each stream."""
+    daemon = tenant.daemon()
+    tenant.loop("--kernel-us", str(kernel_us), "--streams", str(streams), "--event-every", "1000000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    overruns = []
+    for turn in range(8):  # the machine may be busy: the best counts
+        sent = time.monotonic_ns()
+        daemon.grant(client, 60, metered=True)
+        daemon.next_frame(client, Drained, turn)
+        overruns.append((daemon.times(client, Drained)[turn] - sent) / 1e6 - 60)
+        daemon.wait_asked(client, turn + 2)
+    assert min(overruns) < 4 * streams * kernel_us / 1000 + 1, overruns
