@@ -83,7 +83,7 @@ void meter_launched(struct slot *slot, struct slot_stream *entry) {
                 entry->events[0] = newest;
                 entry->allowed = 0;
                 adapt(slot, entry, sys_now());
-            } else {
+            } else if (entry->allowed > 0) {
                 entry->window = 1;
             }
         }

@@ -63,6 +63,9 @@ class Calls:
     def context_use(self, name: str = "") -> tuple[int, Any]:
         return self.cuda("cuCtxSetCurrent", self.handles[name] if name else self.context), None
 
+    def context_pop(self) -> tuple[int, Any]:
+        return self.cuda("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p())), None
+
     def context_destroy(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuCtxDestroy_v2", self.handles.pop(name)), None
 
