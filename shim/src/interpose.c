@@ -5,6 +5,7 @@
  * make it search behind the hook instead of behind the caller.
  */
 #include "entries.h"
+#include "nvml.h"
 #include "objects.h"
 #include "sys.h"
 
@@ -51,9 +52,28 @@ static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     return undecided;
 }
 
+/* What is found in NVML's library comes out as the hook's function; what is found elsewhere stays as it is. */
+static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
+    const void *hook = (const void *)by_order;
+    bool next = lookup->handle == (void *)-1l;
+    void *theirs = nvml_real(lookup->symbol);
+    if (lookup->handle == NULL || next) {
+        if (theirs == NULL)
+            return refuse(lookup);
+        if (object_precedes(theirs, hook) || (next && !object_precedes(lookup->caller, hook)))
+            return (struct verdict){wrapper, true};
+        return undecided;
+    }
+    void *found = ask(lookup, lookup->symbol);
+    return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
+}
+
 static struct verdict decide(const struct lookup *lookup) {
     if (lookup->real == NULL)
         return (struct verdict){NULL, true};
+    void *in_place_of_nvml = nvml_wrapper(lookup->symbol);
+    if (in_place_of_nvml != NULL)
+        return decide_nvml(lookup, in_place_of_nvml);
     enum entry entry = entries_exported(lookup->symbol);
     if (entry == ENTRY_COUNT)
         return undecided;

@@ -34,7 +34,7 @@ static int hex_digit(char c) {
                                   : -1;
 }
 
-static bool take_uuid(const char **at, uint8_t *uuid) {
+bool limits_take_uuid(const char **at, uint8_t *uuid) {
     if (!take(at, "GPU-"))
         return false;
     for (int byte = 0; byte < SHP_UUID_BYTES; byte++) {
@@ -51,7 +51,7 @@ static bool take_uuid(const char **at, uint8_t *uuid) {
 
 static bool parse_gpu(const char *at, struct shp_gpu *gpu) {
     uint64_t request, limit, memory, enforced, context = 0;
-    if (!take_uuid(&at, gpu->uuid) || !take(&at, " request ") || !take_number(&at, 1000, &request) ||
+    if (!limits_take_uuid(&at, gpu->uuid) || !take(&at, " request ") || !take_number(&at, 1000, &request) ||
         !take(&at, " limit ") || !take_number(&at, 1000, &limit) || !take(&at, " memory ") ||
         !take_number(&at, INT64_MAX, &memory) || !take(&at, " enforced ") || !take_number(&at, 1, &enforced))
         return false;

@@ -19,5 +19,7 @@ bool limits_read(const char *directory, struct limits *limits);
 bool limits_fail_open(const char *directory);
 /* Parses its text. */
 bool limits_parse(const char *text, struct limits *limits);
+/* Reads a GPU's UUID as NVML prints it, and moves `at` behind it. */
+bool limits_take_uuid(const char **at, uint8_t *uuid);
 
 #endif

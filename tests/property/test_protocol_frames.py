@@ -33,9 +33,10 @@ gpus = st.lists(terms, min_size=1, max_size=protocol.MAX_GPUS).map(tuple)
 
 from_clients = st.one_of(
     st.builds(
-        lambda versions, build, flag: protocol.Hello(versions[0], versions[1], build, flag),
+        lambda versions, build, fenced, observes: protocol.Hello(versions[0], versions[1], build, fenced, observes),
         st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted),
         st.text("0123456789abcdef", max_size=63),
+        st.booleans(),
         st.booleans(),
     ),
     st.builds(protocol.Want, mask),

@@ -51,6 +51,8 @@ class Connection:
     def __init__(self, sock: socket.socket, pid: int, service: Service, closed: Callable[[Connection], None]) -> None:
         self.pid = pid
         self.greeted = False
+        self.observes = False
+        """It uses no GPU: it may ask what the tenant uses, and nothing else."""
         self.handover_open = True
         """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
         self._sock = sock
@@ -129,6 +131,8 @@ class Connection:
         elif not self.greeted:
             raise ProtocolError(f"{type(frame).__name__} before Hello")
         else:
+            if self.observes and not isinstance(frame, protocol.MemInfo):
+                raise ProtocolError(f"{type(frame).__name__} from one that said it only observes")
             self._service.handle(self, frame)
 
     def _greet(self, hello: protocol.Hello) -> None:
@@ -139,7 +143,7 @@ class Connection:
             ours = f"{protocol.VERSION_MIN} to {protocol.VERSION_MAX}"
             self.refuse(RefusedReason.VERSION, f"this agent speaks versions {ours}; restart the pod to get its hook")
             return
-        self.greeted = True
+        self.greeted, self.observes = True, hello.observes
         self._greeting.cancel()
         self._version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)

@@ -135,8 +135,8 @@ class ServedTenant:
 
     @property
     def connected(self) -> int:
-        """Clients that have said hello and are there."""
-        return sum(1 for client in self._connections if client.greeted)
+        """Clients that have said hello, may use a GPU, and are there."""
+        return sum(1 for client in self._connections if client.greeted and not client.observes)
 
     def used(self) -> int:
         """Bytes in use on that of its GPUs where it uses most."""
@@ -173,6 +173,8 @@ class ServedTenant:
 
     def welcomed(self, client: Connection) -> None:
         """A hook has connected."""
+        if client.observes:
+            return
         self.greeted_ever = True
         self._tokens.attend(self.row.id, present=True)
         log.debug("client connected", tenant=self.row.id, pid=client.pid)

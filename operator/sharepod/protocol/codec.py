@@ -152,13 +152,20 @@ def _read_hello(raw: _Raw) -> Hello:
         raise ProtocolError(
             f"versions {raw.version_min} to {raw.version_max} in a frame of {raw.header.version} make no range"
         )
-    flags = _flags(raw.flags, _lib.SHP_HELLO_NO_MEMBARRIER)
-    return Hello(raw.version_min, raw.version_max, _build(raw.build), bool(flags & _lib.SHP_HELLO_NO_MEMBARRIER))
+    flags = _flags(raw.flags, _lib.SHP_HELLO_NO_MEMBARRIER | _lib.SHP_HELLO_OBSERVES)
+    return Hello(
+        raw.version_min,
+        raw.version_max,
+        _build(raw.build),
+        bool(flags & _lib.SHP_HELLO_NO_MEMBARRIER),
+        bool(flags & _lib.SHP_HELLO_OBSERVES),
+    )
 
 
 def _write_hello(raw: _Raw, frame: Hello) -> None:
     raw.version_min, raw.version_max = frame.version_min, frame.version_max
     raw.flags = _lib.SHP_HELLO_NO_MEMBARRIER if frame.no_membarrier else 0
+    raw.flags |= _lib.SHP_HELLO_OBSERVES if frame.observes else 0
     _put_text(raw.build, 64, frame.build)
 
 

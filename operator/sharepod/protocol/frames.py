@@ -38,6 +38,8 @@ class Hello:
     version_max: int
     build: str = ""
     no_membarrier: bool = False
+    observes: bool = False
+    """It uses no GPU and only asks what the tenant uses."""
 
 
 @dataclass(frozen=True, slots=True)

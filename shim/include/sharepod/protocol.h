@@ -47,7 +47,10 @@ enum shp_type {
 };
 
 /* Flags of shp_hello.flags */
-enum { SHP_HELLO_NO_MEMBARRIER = 1 /* the slots take a full fence on every launch */ };
+enum {
+    SHP_HELLO_NO_MEMBARRIER = 1, /* the slots take a full fence on every launch */
+    SHP_HELLO_OBSERVES = 2       /* uses no GPU: sends nothing but MEMINFO, and does not count as a process that may */
+};
 
 /* Flags of shp_gpu.flags */
 enum { SHP_GPU_MEMORY_ENFORCED = 1 /* else counted, never refused */ };
