@@ -83,6 +83,8 @@ class ScriptedDaemon:
         """What a WANT, or a DRAINED that counts as one, is answered with."""
         self.answer_memory = True
         self.refuse: RefusedReason | None = None
+        self.turn_away: RefusedReason | None = None
+        """Said, with the end of the connection, to whoever connects, before it is read."""
         self.mute = False
         """Reads nothing: a daemon that hangs."""
         self.hints = HintsPage()
@@ -199,6 +201,11 @@ class ScriptedDaemon:
                     if key.data is None:
                         accepted, _ = self._listener.accept()
                         accepted.setblocking(False)
+                        if self.turn_away is not None:
+                            time.sleep(0.02)  # its HELLO is there by now
+                            accepted.send(encode(Refused(self.turn_away, "as the test wants it")))
+                            accepted.close()
+                            continue
                         client = Client(accepted, credited=[0] * len(self.gpus))
                         selector.register(accepted, selectors.EVENT_READ, client)
                     elif not self.mute:
@@ -232,6 +239,7 @@ class ScriptedDaemon:
             case Hello():
                 if self.refuse is not None:
                     self.send(client, Refused(self.refuse, "as the test wants it"))
+                    client.socket.shutdown(socket.SHUT_RDWR)
                     return
                 welcome = encode(Welcome(0, self.gpus, self.grace_ms), version=VERSION_MAX)
                 socket.send_fds(client.socket, [welcome], [self.hints.fd])
