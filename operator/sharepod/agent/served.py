@@ -55,6 +55,10 @@ class ServedTenant:
         self._settings = settings
         self._changed = changed
         self._connections: set[Connection] = set()
+        self.context_kib: Callable[[str], int] = lambda uuid: 0
+        """By UUID, what each process's context takes; 0: not known."""
+        self._untold: set[int] = set()
+        """Pids that were told nothing of it, and so reserve nothing for it."""
         self._ledgers = self._new_ledgers(row)
         self._hints = protocol.HintsPage()
         self._timer: asyncio.TimerHandle | None = None
@@ -146,6 +150,16 @@ class ServedTenant:
         """Bytes in use by UUID."""
         return {gpu: ledger.used for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
 
+    def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
+        """Of its processes that reserve nothing for their contexts, what the driver counts of each on a GPU (`by_pid`,
+        in bytes) beyond what it was credited."""
+        self._untold &= self.processes.pids
+        ledger, credited = self._ledgers[self.row.gpus.index(gpu)], dict.fromkeys(self._untold, 0)
+        for client in self._connections:
+            if client.pid in credited:
+                credited[client.pid] += ledger.credit(client)
+        return {pid: by_pid[pid] - credit for pid, credit in credited.items() if by_pid.get(pid)}
+
     def gaps(self) -> dict[str, int]:
         """By UUID, the bytes that the driver counts beyond what was credited."""
         return {gpu: ledger.used - ledger.tracked for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
@@ -157,7 +171,9 @@ class ServedTenant:
         row = self.row
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         return tuple(
-            protocol.GpuTerms(uuid_bytes(gpu), row.request_milli, row.limit_milli, row.memory, enforced)
+            protocol.GpuTerms(
+                uuid_bytes(gpu), row.request_milli, row.limit_milli, row.memory, enforced, self.context_kib(gpu)
+            )
             for gpu in row.gpus
         )
 
@@ -175,6 +191,8 @@ class ServedTenant:
         """A hook has connected."""
         if client.observes:
             return
+        if not any(self.context_kib(gpu) for gpu in self.row.gpus):
+            self._untold.add(client.pid)
         self.greeted_ever = True
         self._tokens.attend(self.row.id, present=True)
         log.debug("client connected", tenant=self.row.id, pid=client.pid)

@@ -17,6 +17,7 @@ from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, T
 from sharepod.timeshare import Usage
 
 from .busy import BusyClock, Key
+from .contexts import ContextCosts
 from .histogram import Histogram
 from .inventory import Process, Reading, is_gpu_uuid
 from .served import ServedTenant
@@ -65,18 +66,24 @@ class Tenants:
         self._known = False
         self.busy = BusyClock()
         """How long tenants and GPUs were busy, as the driver says."""
+        self._contexts = ContextCosts(settings.state_dir / "contexts.json")
+        self._models: dict[str, tuple[str, str]] = {}
+        """By UUID, model and driver, as last read."""
+        self._saving: asyncio.Task[None] | None = None
         self._frames_refused = 0
         """By tenants that are gone."""
 
     async def start(self) -> None:
         """Prepares the state directory and the hook. Raises `StateDirError`."""
         digest = await asyncio.to_thread(self._state.prepare)
+        await asyncio.to_thread(self._contexts.load)
         log.info("hook", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
         """Closes every socket; directories stay, for pods outlive the agent."""
-        if self._removing is not None:
-            await asyncio.gather(self._removing, return_exceptions=True)
+        for task in (self._removing, self._saving):
+            if task is not None:
+                await asyncio.gather(task, return_exceptions=True)
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.close()
@@ -193,6 +200,10 @@ class Tenants:
         entries = self._entries.values()
         return tuple(e.served for e in entries if e.served is not None and e.row.state is TenantState.RESERVED)
 
+    def know_models(self, reading: Reading) -> None:
+        """What GPUs there are. Before the first client comes: it is told what its contexts take."""
+        self._models = {gpu.uuid: (gpu.model, reading.driver) for gpu in reading.gpus}
+
     def begin_reading(self) -> None:
         """From now on the inventory is being read: what `observe` is given next is from no earlier."""
         for entry in self._entries.values():
@@ -216,10 +227,33 @@ class Tenants:
                     entry.served.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
                     self._watch(now, entry, entry.served, reading)
                 self._judge(entry, residue, reading.unread)
+            self._learn_contexts(reading)
         self._remove_leftovers(residue)
         return sightings
 
     # ---- inside
+
+    def _learn_contexts(self, reading: Reading) -> None:
+        self.know_models(reading)
+        for gpu in reading.gpus:
+            if gpu.uuid in reading.unread:
+                continue
+            samples: dict[int, int] = {}
+            for entry in self._entries.values():
+                if entry.served is not None and gpu.uuid in entry.row.gpus and gpu.uuid in entry.seen.memory:
+                    samples |= entry.served.beyond_credits(gpu.uuid, entry.seen.memory[gpu.uuid])
+            self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
+        if self._contexts.changed and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._save_contexts(), name="save-contexts")
+
+    async def _save_contexts(self) -> None:
+        try:
+            await asyncio.to_thread(self._contexts.save)
+        except OSError as error:
+            log.warning("cannot keep what contexts take", error=str(error))
+
+    def _context_kib(self, uuid: str) -> int:
+        return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
 
     def _observe_busy(self, now: float, reading: Reading) -> None:
         busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.busy.items()}
@@ -280,6 +314,7 @@ class Tenants:
         if row.mode is Mode.SHARED:
             listener = await asyncio.to_thread(self._state.listen, row.id)
             served = ServedTenant(row, listener, self._tokens, self._settings, self._changed)
+            served.context_kib = self._context_kib
         self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
         log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
 
