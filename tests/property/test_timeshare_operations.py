@@ -51,8 +51,9 @@ class Books:
     def carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
             if isinstance(action, Grant):
-                assert action.tenant not in self.holds
-                assert 0 <= action.quantum_ns <= self.config.quantum_max_ns
+                assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.overdue
+                self.overdue.discard(action.tenant)
+                assert 0 <= action.quantum_ns <= self.config.quantum_max_ns + self.config.renew_ahead_ns
                 self.holds[action.tenant] = action.grant_id
             elif isinstance(action, Revoke | Overdue):
                 assert self.holds[action.tenant] == action.grant_id

@@ -69,6 +69,7 @@ class Simulation:
         self.now = 0
         self.overdue: set[str] = set()
         self.overdue_seen = 0
+        self.renewals = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -120,6 +121,11 @@ class Simulation:
         self._check()
 
     def _granted(self, program: Program, grant: Grant) -> None:
+        if program.grant is not None and program.grant.grant_id == grant.grant_id:
+            self.renewals += 1
+            program.ends_at = None
+            self._end(program, self.now + grant.quantum_ns)
+            return
         assert program.grant is None, "granted twice"
         program.grant, program.granted_at, program.ends_at = grant, self.now, None
         if program.wanted_at is not None:

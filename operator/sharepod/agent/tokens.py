@@ -43,7 +43,8 @@ class _Token:
     gpu_mask: int
     contended: Callable[[bool], None]
     wanting: set[TokenClient] = field(default_factory=set)
-    undrained: set[TokenClient] = field(default_factory=set)
+    undrained: dict[TokenClient, int] = field(default_factory=dict)
+    """Processes that were told of a grant and have not drained, and the grant that each was told of last."""
     unheard: set[int] = field(default_factory=set)
     """Pids that have not drained either, and have lost the connection on which they would say so."""
     grant_id: int | None = None
@@ -88,16 +89,16 @@ class Tokens:
     def want(self, tenant_id: str, client: TokenClient) -> None:
         """A process waits at its gate."""
         token = self._tokens[tenant_id]
-        if client in token.undrained:
+        overdue = self._scheduler.overdue(tenant_id)
+        if client in token.undrained and not overdue:
             return
         now = self._clock()
         running = self._scheduler.remaining(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
-            token.undrained.add(client)
             self._tell(token, client, running)
             return
         token.wanting.add(client)
-        if token.grant_id is None:
+        if token.grant_id is None or overdue:
             if token.wanted_at is None:
                 token.wanted_at = now
             self._scheduler.want(now, tenant_id)
@@ -108,17 +109,19 @@ class Tokens:
         """Whether any process of the tenant is connected."""
         if tenant_id in self._tokens:
             self._scheduler.attend(self._clock(), tenant_id, present=present)
+            self._pump()
 
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
         """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
         ours."""
         token = self._tokens[tenant_id]
         unheard = client.pid in token.unheard
-        if frame.grant_id != token.grant_id or not (unheard or client in token.undrained):
+        told = token.undrained.get(client, token.grant_id if unheard else None)
+        if told is None or frame.grant_id != told:
             if frame.wanting:
                 self.want(tenant_id, client)
             return
-        token.undrained.discard(client)
+        token.undrained.pop(client, None)
         token.unheard.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
@@ -131,11 +134,11 @@ class Tokens:
             return
         token.wanting.discard(client)
         if client in token.undrained:
-            token.undrained.discard(client)
+            del token.undrained[client]
             if alive:
                 token.unheard.add(client.pid)
             self._maybe_drained(tenant_id, token)
-        elif not token.wanting and token.grant_id is None:
+        elif not token.wanting and (token.grant_id is None or self._scheduler.overdue(tenant_id)):
             token.wanted_at = None
             self._scheduler.unwant(self._clock(), tenant_id)
             self._pump()
@@ -174,6 +177,8 @@ class Tokens:
         token.grant_id = None
         token.wanted_at = now if token.wanting else None
         self._scheduler.drained(now, tenant_id, wanting=bool(token.wanting))
+        if not token.wanting:
+            self._scheduler.unwant(now, tenant_id)
         if self._pump():
             self.hand_offs.add(self._clock() - now)
 
@@ -185,13 +190,17 @@ class Tokens:
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
             if isinstance(action, Grant):
+                if action.grant_id == token.grant_id:  # it goes on
+                    for client in list(token.undrained):
+                        self._tell(token, client, action)
+                    continue
                 granted = True
                 token.grant_id = action.grant_id
                 if token.wanted_at is not None:
                     token.waits.add(now - token.wanted_at)
                     token.wanted_at = None
-                token.undrained, token.wanting = token.wanting, set()
-                for client in token.undrained:
+                wanting, token.wanting = token.wanting, set()
+                for client in wanting:
                     self._tell(token, client, action)
             elif isinstance(action, Revoke):
                 for client in token.undrained:
@@ -215,6 +224,7 @@ class Tokens:
 
     @staticmethod
     def _tell(token: _Token, client: TokenClient, grant: Grant) -> None:
+        token.undrained[client] = grant.grant_id
         client.send(protocol.Grant(grant.grant_id, grant.quantum_ns, token.gpu_mask, grant.metered))
 
     def _hint_neighbours(self, tenant_id: str) -> None:

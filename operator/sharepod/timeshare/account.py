@@ -48,7 +48,7 @@ class Usage:
 
 
 class Account:
-    """Buckets and usage of one tenant. Both buckets start empty."""
+    """Buckets and usage of one tenant. The assured bucket starts empty, the ceiling one with what one quantum takes."""
 
     def __init__(self, now: int, config: Config, *, request_milli: int, limit_milli: int) -> None:
         self._config = config
@@ -64,9 +64,13 @@ class Account:
         self._slots: deque[tuple[int, int]] = deque()
         self.request_milli = request_milli
         self.limit_milli = limit_milli
+        self.ceiling = config.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
-        """New rates from `at` on. What is saved up beyond the new capacities is lost; what is owed stays."""
+        """New rates from `at` on. Credit stands for as many seconds as before; what is saved up beyond the new
+        capacities is lost; debt stays as it is."""
+        if self.assured > 0 and self.request_milli:
+            self.assured = self.assured * request_milli // self.request_milli
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self.assured = min(self.assured, self._assured_cap())
@@ -107,13 +111,23 @@ class Account:
         """How long ago the tenant should have had what its assured bucket holds: level over request."""
         return self.assured // self.request_milli if self.request_milli else 0
 
-    def ready_at(self) -> int | None:
-        """When the ceiling bucket becomes positive if nothing is held meanwhile; `at` if it is, None if never."""
-        if self.ceiling > 0:
+    def room_ns(self) -> int | None:
+        """How long it can hold before its ceiling bucket is empty; None: as long as it likes."""
+        spent = 1000 - self.limit_milli
+        return max(0, self.ceiling) // spent if spent else None
+
+    def fits(self, hold_ns: int) -> bool:
+        """Whether the ceiling leaves room for a hold of that length."""
+        return self.ceiling >= hold_ns * (1000 - self.limit_milli) and self.limit_milli > 0
+
+    def ready_at(self, hold_ns: int) -> int | None:
+        """When a hold of that length fits if nothing is held meanwhile; `at` if it does, None if never."""
+        if self.fits(hold_ns):
             return self.at
+        missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling
         if self.limit_milli == 0:
             return None
-        return self.at + (-self.ceiling) // self.limit_milli + 1
+        return self.at - (-missing // self.limit_milli)
 
     def usage(self) -> Usage:
         """As of `at`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Grant:
     """Tell the tenant that it holds the token. `quantum_ns` 0: until it is revoked. `metered`: others wait, or its
-    ceiling binds."""
+    ceiling binds. With the id of the grant that it has: that one goes on, from now, for the quantum said."""
 
     tenant: str
     grant_id: int

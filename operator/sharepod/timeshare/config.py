@@ -43,6 +43,12 @@ class Config:
     wake_ns: int = 1 * _MS
     """A tenant that has not wanted the token for this long, and has credit, goes next when it wants it again."""
 
+    renew_ahead_ns: int = 2_500_000
+    """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
+
+    resume_ns: int = 50 * _MS
+    """Who waits for its ceiling waits until it can run for so long."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             if getattr(self, field.name) < 1:

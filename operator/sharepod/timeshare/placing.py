@@ -36,6 +36,11 @@ def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> li
     return list(found.values())
 
 
+def crowds(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> dict[str, int]:
+    """How many compete for each of these GPUs: those that wait for it and nothing else, and those that hold it."""
+    return {gpu: sum(1 for tenant in sharing[gpu] if tenant.runnable or tenant.holding) for gpu in gpus}
+
+
 def plan(
     ordered: Sequence[Tenant],
     free_at: Mapping[str, int],

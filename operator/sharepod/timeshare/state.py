@@ -19,10 +19,15 @@ class Hold:
     granted_at: int
     deadline: int | None
     metered: bool
+    """All that was launched under it was launched into a bounded queue."""
     assured: bool
     """It was given as guaranteed time, not as borrowed."""
+    bounded: bool = False
+    """The holder was told to keep its queue bounded."""
     shortened: bool = False
     """The holder was told a longer quantum than it has."""
+    considered: bool = False
+    """It was looked at whether it goes on after the quantum."""
     revoked: bool = False
     overdue: bool = False
     charged_ns: int = 0
@@ -30,7 +35,8 @@ class Hold:
 
 @dataclass(eq=False)
 class Tenant:
-    """One tenant. It waits (`waiting_since`), holds (`hold`), or sleeps (`asleep_since`)."""
+    """One tenant. It waits (`waiting_since`), holds (`hold`), or sleeps (`asleep_since`). An overdue one may wait for
+    its next turn while it holds."""
 
     id: str
     gpus: tuple[str, ...]
@@ -73,11 +79,18 @@ class Tenant:
         return self.account.request_milli or 1000
 
 
-def floor_of(sharing: Iterable[Tenant], gpu: str, best_effort: bool, floor: int) -> int:
-    """The least virtual time of those who compete for the idle time of a GPU, and never less than `floor`, what it
-    was before."""
-    competing = [t.virtual[gpu] for t in sharing if t.best_effort is best_effort and (t.runnable or t.holding)]
-    return max(floor, min(competing, default=floor))
+def floors_of(sharing: Iterable[Tenant], gpu: str, floors: dict[tuple[str, bool], int]) -> None:
+    """Brings `floors` up to date: the least virtual time of those who compete for the idle time of a GPU, by whether
+    they are best effort, and never less than it was before."""
+    least: dict[bool, int] = {}
+    for tenant in sharing:
+        if tenant.runnable or tenant.holding:
+            virtual, kind = tenant.virtual[gpu], tenant.best_effort
+            if kind not in least or virtual < least[kind]:
+                least[kind] = virtual
+    for kind in (False, True):
+        before = floors.get((gpu, kind), 0)
+        floors[gpu, kind] = max(before, least.get(kind, before))
 
 
 def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
@@ -100,10 +113,8 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
             tenant.account.assured -= cut * tenant.account.request_milli
 
 
-def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int]) -> tuple[int, int, int, str]:
-    """The smallest goes first. Of equals the one that has waited longest."""
-    since = tenant.waiting_since
-    assert since is not None, "only who waits is served"
+def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int) -> tuple[int, int, int, str]:
+    """The smallest goes first. Of equals the one that has waited longest, `since` when."""
     account = tenant.account
     if account.assured > 0:
         return (0, since, 0, tenant.id) if tenant.woke else (1, -account.owed_ns(), since, tenant.id)

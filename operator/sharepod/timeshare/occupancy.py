@@ -1,0 +1,109 @@
+"""Who is on which GPU, and who pays for it.
+
+Guarantees: each nanosecond of a GPU is charged as held once, to its holder or, where it has none, to the overdue one,
+oldest first. An overdue tenant owes all the time until it drains besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .account import Charge
+from .state import Tenant
+
+
+class Occupancy:
+    """`sharing`: all tenants by GPU. `holder`: who may launch on a GPU."""
+
+    def __init__(self) -> None:
+        self.sharing: dict[str, list[Tenant]] = {}
+        self.holder: dict[str, Tenant] = {}
+        self._overdue: dict[str, list[Tenant]] = {}
+
+    def add(self, tenant: Tenant) -> None:
+        """A tenant is on its GPUs from now on."""
+        for gpu in tenant.gpus:
+            self.sharing.setdefault(gpu, []).append(tenant)
+
+    def remove(self, tenant: Tenant) -> None:
+        """It is on them no more. Its account is settled."""
+        self.free(tenant)
+        for gpu in tenant.gpus:
+            self.sharing[gpu].remove(tenant)
+            if not self.sharing[gpu]:
+                del self.sharing[gpu]
+
+    def occupy(self, tenant: Tenant) -> None:
+        """It becomes the holder of its GPUs."""
+        for gpu in tenant.gpus:
+            assert gpu not in self.holder, "a GPU has one holder"
+            self.holder[gpu] = tenant
+
+    def overtake(self, tenant: Tenant) -> None:
+        """It does not drain: others go on, and it pays where nobody else does."""
+        self._leave(tenant)
+        for gpu in tenant.gpus:
+            self._overdue.setdefault(gpu, []).append(tenant)
+
+    def free(self, tenant: Tenant) -> None:
+        """It has drained."""
+        self._leave(tenant)
+        for gpu in tenant.gpus:
+            overdue = self._overdue.get(gpu, [])
+            if tenant in overdue:
+                overdue.remove(tenant)
+
+    def contended(self, tenant: Tenant) -> bool:
+        """Whether what it holds is kept from, or was taken by, another."""
+        return any(
+            t.runnable or t.hold is not None for gpu in tenant.gpus for t in self.sharing[gpu] if t is not tenant
+        )
+
+    def settle(self, now: int, tenant: Tenant) -> None:
+        """Brings one account up to `now`. To be called before anything changes that its charge depends on."""
+        account, hold = tenant.account, tenant.hold
+        if hold is None:
+            account.advance(now, 0, Charge.BORROWED)
+            return
+        paying = sum(1 for gpu in tenant.gpus if self._charged_to(gpu) is tenant)
+        contended = self.contended(tenant)
+        for until in (min(now, hold.deadline), now) if hold.deadline is not None else (now,):
+            if until <= account.at:
+                continue
+            held = (until - account.at) * paying // len(tenant.gpus)
+            owed = until - account.at if hold.overdue else held
+            late = hold.deadline is not None and account.at >= hold.deadline
+            # What was launched while it was alone, and so in any number, may drain for the grace period at no cost.
+            own = contended and (hold.overdue or (hold.metered and (hold.assured or late)))
+            hold.charged_ns += owed
+            account.late_ns += held if late else 0
+            for gpu in tenant.gpus:
+                tenant.virtual[gpu] += owed * 1000 // tenant.weight
+            account.advance(until, held, Charge.OWN if own else Charge.BORROWED, owed_ns=owed)
+
+    def settle_around(self, now: int, tenant: Tenant) -> None:
+        """Settles the tenant and everyone whose charge a change of it can alter."""
+        self.settle(now, tenant)
+        self.settle_on(now, tenant.gpus)
+
+    def settle_on(self, now: int, gpus: Iterable[str]) -> None:
+        """Settles everyone who pays, or would if another did not, for one of these GPUs."""
+        for gpu in gpus:
+            for other in self._present(gpu):
+                self.settle(now, other)
+
+    def _leave(self, tenant: Tenant) -> None:
+        for gpu in tenant.gpus:
+            if self.holder.get(gpu) is tenant:
+                del self.holder[gpu]
+
+    def _present(self, gpu: str) -> Iterator[Tenant]:
+        yield from self._overdue.get(gpu, ())
+        if gpu in self.holder:
+            yield self.holder[gpu]
+
+    def _charged_to(self, gpu: str) -> Tenant | None:
+        if gpu in self.holder:
+            return self.holder[gpu]
+        overdue = self._overdue.get(gpu)
+        return overdue[0] if overdue else None
