@@ -84,7 +84,7 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
     for program in programs:
         share, limit = program.share(WARM_UP, end), program.limit / 1000
         assert program.request / 1000 - 0.01 <= share <= limit + 0.01
-        burst = config.quantum_max_ns + (1 - limit) * (config.quantum_max_ns + program.kernel_ns)
+        burst = config.quantum_max_ns + (1 - limit) * program.kernel_ns
         assert peak_share(program, S) <= limit + burst / S + 1e-6
     used = sum(program.share(WARM_UP, end) for program in programs)
     assert used >= min(1.0, sum(limit for _, limit in rates) / 1000) - 0.02
