@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+import yaml
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, suppress_reason, wait_until
 from sharepod.agent.csi import registration_pb2 as registration
@@ -297,3 +298,31 @@ def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluste
         lambda seen: any(each.get("drained") for each in seen.get("tenants", [])), "the tenant drained", timeout=40
     )
     assert status["observedGeneration"] == generation
+
+
+def test_a_failed_gpu_and_a_strangers_process_are_in_the_status_until_they_are_gone(node: OneNode) -> None:
+    node.make_gpunode(row("a"))
+    node.start_agent()
+    node.await_observed(1)
+    inventory = node.root / "inventory.yaml"
+    healthy = inventory.read_text()
+    fresh = node.root / "inventory.new"
+
+    def play(text: str) -> None:
+        fresh.write_text(text)
+        fresh.rename(inventory)
+
+    def gpus(status: Object) -> list[tuple[str, bool]]:
+        return [(gpu["health"], gpu["shareable"]) for gpu in status["gpus"]]
+
+    seen = yaml.safe_load(healthy)
+    seen["gpus"][0]["xids"] = [79]
+    seen["processes"] = [{"pid": 1, "uuid": GPUS[1], "memory": "1Gi"}]
+    play(yaml.safe_dump(seen))
+    status = node.await_status(
+        lambda status: gpus(status) == [("Unhealthy", False), ("Healthy", False)], "one GPU failed, one taken"
+    )
+    assert "Xid 79" in status["gpus"][0]["reason"]
+    assert "process 1 on the node uses it" in status["gpus"][1]["reason"]
+    play(healthy)
+    node.await_status(lambda status: gpus(status) == [("Healthy", True)] * 2, "both can be shared again")
