@@ -81,7 +81,11 @@ static struct verdict decide(const struct lookup *lookup) {
         return by_order(lookup, entry);
     if (!entries_load())
         return undecided;
-    void *found = ask(lookup, lookup->symbol);
+    /* The C library itself: a dlsym behind the hook might put its own function in front of the driver's. */
+    struct lookup driver = *lookup;
+    void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
+    driver.real = libc != NULL ? libc : lookup->real;
+    void *found = ask(&driver, lookup->symbol);
     if (found != NULL && found == entries_driver[entry])
         return (struct verdict){entries_wrapper(entry), true};
     if (!entries_must_pass(entry) || !object_holds(found, DRIVER_FILE))

@@ -160,6 +160,41 @@ def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path)
     assert answers == answers[: len(questions)] * 20
 
 
+@pytest.mark.parametrize("first", ["hook", "witness"])
+def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
+    programs: Path, driver: Path, hook: Path, tmp_path: Path, first: str
+) -> None:
+    """In front of the hook the other one sees every lookup, and what it gets from the hook are wrappers."""
+    witness = programs / "libwitness.so"
+    preloads = [hook, witness] if first == "hook" else [witness, hook]
+    done = run(
+        programs / "ask",
+        questions=f"load {driver / DRIVER}\nhandle cuLaunchKernel\nhandle cuTexRefCreate\nproc2 cuLaunchKernel 12000 0",
+        LD_PRELOAD=":".join(map(str, preloads)), LD_BIND_NOW="1", WITNESS_LOG=str(tmp_path / "log"),
+    )  # fmt: skip
+    files = [Path(line.split(" ")[-2]).name for line in done.stdout.splitlines()[1:]]
+    assert files == [HOOK, DRIVER, HOOK]
+    assert (tmp_path / "log").exists() == (first == "witness")
+
+
+def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, driver: Path, hook: Path) -> None:
+    """/etc/ld.so.preload, in a mount namespace with an /etc of its own."""
+    script = (
+        'cache=$(mktemp) && cp /etc/ld.so.cache "$cache" && mount -t tmpfs tmpfs /etc && '
+        'cp "$cache" /etc/ld.so.cache && rm "$cache" && echo "$1" >/etc/ld.so.preload && exec env -i "$2"'
+    )
+    probe = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("a mount namespace needs root")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(hook), str(programs / "ask")],
+        input=f"load {driver / DRIVER}\nhandle cuLaunchKernel\ndefault cuMemAlloc_v2\n",
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [Path(line.split(" ")[0]).name for line in done.stdout.splitlines()] == [DRIVER, HOOK, HOOK]
+
+
 @pytest.mark.parametrize("requirement", wheels.RELEASES)
 def test_nvidias_runtime_gets_nothing_gated_but_wrappers(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, requirement: str
