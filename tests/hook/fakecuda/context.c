@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "array.h"
+#include "limits.h"
+#include "memory.h"
 #include "module.h"
 #include "pool.h"
 
@@ -23,6 +25,7 @@ static void in_child(void) {
         fake_state_detach();
     }
     initialized = false;
+    fake_contexts_forgotten();
     depth = 0;
 }
 
@@ -69,21 +72,27 @@ void fake_add_stream(struct context *context, struct stream *stream) {
     context->streams = stream;
 }
 
-static void init_context(struct context *context, int device, unsigned flags) {
+static CUresult init_context(struct context *context, int device, unsigned flags) {
     memset(context, 0, sizeof *context);
-    context->magic = MAGIC_CONTEXT;
     context->device = device;
+    if (!fake_context_charge(context))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    context->magic = MAGIC_CONTEXT;
     context->flags = flags;
     context->alive = true;
     context->legacy = (struct stream){.magic = MAGIC_STREAM, .context = context};
     context->per_thread = (struct stream){.magic = MAGIC_STREAM, .context = context};
     context->next = contexts;
     contexts = context;
+    return CUDA_SUCCESS;
 }
 
 static void end_context(struct context *context) {
     fake_wait_context(context);
     fake_capture_context_gone(context);
+    fake_arrays_of_context_gone(context);
+    fake_memory_of_context_gone(context);
+    fake_context_release(context);
     context->alive = false;
     for (struct context **at = &contexts; *at != NULL; at = &(*at)->next)
         if (*at == context) {
@@ -116,10 +125,14 @@ EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordi
         result = depth < STACK_DEPTH ? fake_unsafe_call() : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         struct context *context = malloc(sizeof *context);
-        init_context(context, device, flags);
-        context->references = 1;
-        stack[depth++] = context;
-        *out = (CUcontext)context;
+        result = init_context(context, device, flags);
+        if (result == CUDA_SUCCESS) {
+            context->references = 1;
+            stack[depth++] = context;
+            *out = (CUcontext)context;
+        } else {
+            free(context);
+        }
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
@@ -175,9 +188,11 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS) {
         if (!primary[device].alive)
-            init_context(&primary[device], device, 0);
-        primary[device].references++;
-        *out = (CUcontext)&primary[device];
+            result = init_context(&primary[device], device, primary[device].flags);
+        if (result == CUDA_SUCCESS) {
+            primary[device].references++;
+            *out = (CUcontext)&primary[device];
+        }
     }
     pthread_mutex_unlock(&fake_lock);
     return result;

@@ -215,6 +215,10 @@ static void wait_committed(const uint64_t *committed, uint64_t target) {
         pthread_cond_wait(&moved, &fake_lock);
 }
 
+void fake_settle(int device) {
+    retire(&queues[device], fake_now());
+}
+
 static void sleep_unlocked(uint64_t moment) {
     pthread_mutex_unlock(&fake_lock);
     if (moment > fake_now())

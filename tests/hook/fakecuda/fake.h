@@ -136,6 +136,7 @@ void fake_submit(struct stream *stream, struct op op);
 void fake_wait_stream(struct stream *stream);
 void fake_wait_event(struct event *event);
 void fake_wait_context(struct context *context);
+void fake_settle(int device); /* takes note of what is over */
 bool fake_stream_idle(struct stream *stream);
 bool fake_event_done(struct event *event);
 void fake_engine_forked(void);

@@ -95,7 +95,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, unsigned long long
     pthread_mutex_lock(&fake_lock);
     exec->magic = MAGIC_EXEC;
     exec->graph = fake_graph_clone((const struct graph *)handle);
-    fake_footprint_of(exec->graph, &exec->memory, flags);
+    fake_footprint_of(exec->graph, &exec->memory);
     pthread_mutex_unlock(&fake_lock);
     *out = (CUgraphExec)exec;
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
@@ -241,7 +241,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     } else {
         result = fake_order_call(stream);
         if (result == CUDA_SUCCESS)
-            result = fake_footprint_launch(&exec->memory);
+            result = fake_footprint_map(&exec->memory);
         if (result == CUDA_SUCCESS) {
             struct work copies = {.copy_ns = sums.copy_ns};
             fake_put_work(stream, &sums.on_device);

@@ -13,10 +13,10 @@ struct fake_footprint {
     bool mapped;
 };
 
-void fake_footprint_of(const struct graph *graph, struct fake_footprint *out, unsigned long long flags);
+/* Adds what the graph's nodes allocate. */
+void fake_footprint_of(const struct graph *graph, struct fake_footprint *out);
 /* Takes the memory, once. */
 CUresult fake_footprint_map(struct fake_footprint *footprint);
-CUresult fake_footprint_launch(struct fake_footprint *footprint);
 /* The executable graph is gone; its memory stays with the device's graph memory. */
 void fake_footprint_drop(struct fake_footprint *footprint);
 

@@ -30,11 +30,23 @@ static enum fake_kind kind_of(const struct range *range) {
 }
 
 void fake_memory_return(struct range *range) {
+    if (range->kind == RANGE_GRAPH)
+        return; /* the executable graph keeps it for its next launch */
     if (range->kind == RANGE_POOL)
         fake_pool_return(range);
     else if (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED)
         fake_state_give(range->device, kind_of(range), range->bytes);
     fake_range_remove(range);
+}
+
+void fake_memory_of_context_gone(struct context *context) {
+    static const enum range_kind kinds[] = {RANGE_LINEAR, RANGE_MANAGED, RANGE_HOST};
+    for (int i = 0; i < 3; i++)
+        for (struct range *range; (range = fake_range_of_context(context, kinds[i])) != NULL;) {
+            if (range->kind == RANGE_HOST)
+                free(range->object);
+            fake_memory_return(range);
+        }
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, bool managed) {

@@ -19,5 +19,7 @@ CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum ran
                           struct range **out);
 /* Frees it, or leaves it to its pool or graph. */
 void fake_memory_return(struct range *range);
+/* What was allocated in the context, and host memory registered in it, ends with it. */
+void fake_memory_of_context_gone(struct context *context);
 
 #endif

@@ -4,9 +4,9 @@
 
 #include "ranges.h"
 
-/* The range goes back to its pool, now. */
+/* The range's bytes go back to its pool, now. The range itself stays the caller's. */
 void fake_pool_return(struct range *range);
-/* The host has waited for all or some of the device's work: what is above their thresholds goes back to the device. */
+/* The host has waited for work of the device: what the pools hold above their thresholds goes back to it. */
 void fake_pools_waited(int device);
 
 #endif

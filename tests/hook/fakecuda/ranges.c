@@ -67,3 +67,22 @@ bool fake_range_on_device(CUdeviceptr address, uint64_t bytes) {
     struct range *range = fake_range_holding(address);
     return range != NULL && range->kind != RANGE_HOST && bytes <= range->address + range->bytes - address;
 }
+
+static const struct context *wanted_context;
+static enum range_kind wanted_kind;
+static struct range *found_range;
+
+static void look(const void *node, VISIT visit, int level) {
+    struct range *range = *(struct range *const *)node;
+    (void)level;
+    if ((visit == postorder || visit == leaf) && range->context == wanted_context && range->kind == wanted_kind)
+        found_range = range;
+}
+
+struct range *fake_range_of_context(const struct context *context, enum range_kind kind) {
+    wanted_context = context;
+    wanted_kind = kind;
+    found_range = NULL;
+    twalk(tree, look);
+    return found_range;
+}

@@ -40,6 +40,7 @@ struct range *fake_range_at(CUdeviceptr address);
 void fake_range_remove(struct range *range);
 /* Whether all of it is known device memory. */
 bool fake_range_on_device(CUdeviceptr address, uint64_t bytes);
-void fake_ranges_of_context_gone(struct context *context);
+/* One of the context's ranges of the kind; NULL if there is none. */
+struct range *fake_range_of_context(const struct context *context, enum range_kind kind);
 
 #endif
