@@ -229,7 +229,10 @@ def _enforced(was: SharePodStatus, picture: Picture, seen: TenantStatus | None) 
         return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
     grave = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD)
     reason = next((reason for reason in grave if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
-    text = message or "a process of the pod uses the GPU without the hook, so its share is not enforced"
+    text = message or (
+        "a process of the pod uses the GPU without the hook, so its share is not enforced; "
+        "images built on musl (Alpine) do not load it: use one built on glibc"
+    )
     return _condition(CONDITION_ENFORCED, "False", reason.value, text)
 
 
