@@ -183,18 +183,25 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
+/* Puts the tenant's view of a GPU in place of the driver's, never more than what that says; false: there is none. */
+static bool show(nvml_device device, unsigned long long *total, unsigned long long *free, unsigned long long *used) {
+    uint64_t limit, taken = *used;
+    if (!tenants_view(device, &limit, &taken))
+        return false;
+    *total = least(*total, limit);
+    *used = least(taken, *total);
+    *free = least(*free, *total - *used);
+    return true;
+}
+
 nvml_result nvmlDeviceGetMemoryInfo(nvml_device device, struct nvml_memory *memory) {
     nvml_result (*real)(nvml_device, struct nvml_memory *) =
         (nvml_result (*)(nvml_device, struct nvml_memory *))nvml_real("nvmlDeviceGetMemoryInfo");
     if (real == NULL)
         return NVML_FUNCTION_NOT_FOUND;
     nvml_result result = real(device, memory);
-    uint64_t limit, used = result == NVML_SUCCESS && memory != NULL ? memory->used : 0;
-    if (result != NVML_SUCCESS || memory == NULL || !tenants_view(device, &limit, &used))
-        return result;
-    memory->total = least(memory->total, limit);
-    memory->used = least(used, memory->total);
-    memory->free = least(memory->free, memory->total - memory->used);
+    if (result == NVML_SUCCESS && memory != NULL)
+        show(device, &memory->total, &memory->free, &memory->used);
     return result;
 }
 
@@ -204,12 +211,7 @@ nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2
     if (real == NULL)
         return NVML_FUNCTION_NOT_FOUND;
     nvml_result result = real(device, memory);
-    uint64_t limit, used = result == NVML_SUCCESS && memory != NULL ? memory->used : 0;
-    if (result != NVML_SUCCESS || memory == NULL || !tenants_view(device, &limit, &used))
-        return result;
-    memory->total = least(memory->total, limit);
-    memory->used = least(used, memory->total);
-    memory->reserved = 0; /* the driver's own is not the tenant's */
-    memory->free = least(memory->free, memory->total - memory->used);
+    if (result == NVML_SUCCESS && memory != NULL && show(device, &memory->total, &memory->free, &memory->used))
+        memory->reserved = 0; /* the driver's own is not the tenant's */
     return result;
 }

@@ -267,7 +267,7 @@ class Cluster:
 
     def grown_since(self, moment: int) -> tuple[str, ...]:
         """The nodes where there may be more room than there was at that moment (`now`, then)."""
-        return tuple(name for name, _ in _newest(self._grown, moment))
+        return tuple(_newest(self._grown, moment))
 
     def regrouped_since(self, key: LabelKey, moment: int) -> bool:
         """Whether this affinity group has begun, ended or moved since."""
@@ -388,9 +388,9 @@ def _same(one: Reservation, other: Reservation) -> bool:
     return one == other and one.owner == other.owner and one.needs == other.needs
 
 
-def _newest(marks: dict[str, int], moment: int) -> Iterator[tuple[str, int]]:
+def _newest(marks: dict[str, int], moment: int) -> Iterator[str]:
     """Of marks that were set in this order, those after the moment, the last first."""
     for name in reversed(marks):
         if marks[name] <= moment:
             return
-        yield name, marks[name]
+        yield name
