@@ -17,6 +17,7 @@ CHILD = Path(__file__).with_name("probe_child.py")
 SUCCESS = 0
 OUT_OF_MEMORY = 2
 NOT_INITIALIZED = 3
+NO_DEVICE = 100
 NOT_FOUND = 500
 NOT_READY = 600
 SYSTEM_NOT_READY = 802

@@ -18,6 +18,7 @@ import struct
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,11 @@ class Calls:
     def total_memory(self, device: int = 0) -> tuple[int, Any]:
         total = ctypes.c_size_t()
         return self.cuda("cuDeviceTotalMem_v2", ctypes.byref(total), device), total.value
+
+    def device_uuid(self, device: int) -> tuple[int, Any]:
+        raw = (ctypes.c_ubyte * 16)()
+        code = self.cuda("cuDeviceGetUuid_v2", raw, device)
+        return code, f"GPU-{uuid.UUID(bytes=bytes(raw))}"
 
     def stream(self, name: str, flags: int = CU_STREAM_NON_BLOCKING) -> tuple[int, Any]:
         self.handles[name] = handle = ctypes.c_void_p()

@@ -12,7 +12,7 @@ import pytest
 
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, MIB, last_report
 from hook.fakecuda import create_state, read_state
-from hook.probe import OUT_OF_MEMORY, SUCCESS, Probe
+from hook.probe import NO_DEVICE, OUT_OF_MEMORY, SUCCESS, Probe
 
 
 @pytest.fixture
@@ -106,6 +106,36 @@ def test_only_visible_devices_are_there(state: Path) -> None:
     output, _ = none.communicate(timeout=20)
     assert none.returncode == 1
     assert "CUDA_ERROR_NO_DEVICE" in output
+
+
+@pytest.mark.parametrize(
+    ("container", "choice", "seen"),
+    [
+        ("all", "1,0", [GPU_1, GPU_0]),
+        ("all", GPU_1, [GPU_1]),
+        ("all", "GPU-1", []),  # the beginning of both
+        ("all", GPU_1[:12].lower(), []),
+        ("all", GPU_1.lower().replace("gpu", "GPU"), [GPU_1]),
+        ("all", "0,7,1", [GPU_0]),
+        ("all", "1,1", []),
+        ("all", "", []),
+        ("all", "-1", []),
+        (GPU_1, "0", [GPU_1]),
+        (GPU_1, "1", []),
+        (GPU_1, GPU_1[:-1], [GPU_1]),
+        (f"{GPU_1},{GPU_0}", None, [GPU_1, GPU_0]),
+    ],
+)
+def test_cuda_visible_devices_chooses_of_what_the_container_has(
+    state: Path, container: str, choice: str | None, seen: list[str]
+) -> None:
+    more = {} if choice is None else {"CUDA_VISIBLE_DEVICES": choice}
+    probe = Probe(environment(state, "chooser", PATH="/usr/bin:/bin", FAKE_CUDA_VISIBLE=container, **more))
+    try:
+        assert probe.call("init").code == (SUCCESS if seen else NO_DEVICE)
+        assert [probe.ok("device_uuid", ordinal) for ordinal in range(len(seen))] == seen
+    finally:
+        probe.close()
 
 
 def test_a_launch_into_a_full_queue_waits(state: Path) -> None:

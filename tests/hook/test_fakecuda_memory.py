@@ -255,3 +255,61 @@ ok("cuDevicePrimaryCtxRelease_v2", 0)
 assert took("context") == 0
 """,
     )
+
+
+@pytest.mark.parametrize("mode", ["LAZY", "EAGER"])
+def test_a_module_takes_its_variables_when_loaded_and_its_code_when_used(state: Path, mode: str) -> None:
+    script = """
+EAGER = os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+image = b"fakecuda code=3000 table=1000 flag=4"
+module = new("cuModuleLoadData", image)
+assert took("module") == (4608 if EAGER else 1536)
+new("cuModuleGetFunction", module, b"noop"), new("cuModuleGetFunction", module, b"hang")
+assert took("module") == 4608
+size = c_size_t()
+address = c_uint64()
+ok("cuModuleGetGlobal_v2", byref(address), byref(size), module, b"table")
+assert size.value == 1000
+ok("cuMemsetD8_v2", address.value, 0, 1000)
+assert call("cuModuleGetGlobal_v2", None, None, module, b"else") == 500
+assert call("cuMemFree_v2", address.value) == 1, "a variable is the module's"
+ok("cuModuleUnload", module)
+assert took("module") == 0
+library = new("cuLibraryLoadData", image, None, None, 0, None, None, 0)
+assert took("module") == (4608 if EAGER else 0), "a library is loaded where it is used"
+kernel = new("cuLibraryGetKernel", library, b"noop")
+ok("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+assert took("module") == 4608
+second = new("cuCtxCreate_v2", c_uint(0), 0)
+new("cuKernelGetFunction", kernel)
+assert took("module") == 9216
+ok("cuCtxDestroy_v2", second)
+ok("cuCtxSetCurrent", context)
+assert took("module") == 4608
+ok("cuLibraryUnload", library)
+assert took("module") == 0
+assert call("cuModuleLoadData", byref(c_void_p()), b"fakecuda code=0 a=512 b=%d" % (1 << 40)) == 2
+assert took("module") == 0, "all or nothing"
+assert call("cuModuleLoad", byref(c_void_p()), b"/nowhere") == 301
+"""
+    memory(state, script, CUDA_MODULE_LOADING=mode)
+
+
+def test_the_forms_of_32_bits_have_addresses_below_4_gib(state: Path) -> None:
+    memory(
+        state,
+        """
+address, pitch, size = c_uint(), c_uint(), c_uint()
+ok("cuMemAlloc", byref(address), 1000)
+pitched = new("cuMemAllocPitch", byref(pitch), 100, 3, 4, kind=c_uint)
+assert (took("linear"), pitch.value) == (1024 + 1536, 512)
+ok("cuMemGetAddressRange", byref(c_uint()), byref(size), address.value + 3)
+assert size.value == 1000
+ok("cuMemcpyDtoD", pitched.value, address.value, 1000)
+ok("cuMemFree", address.value), ok("cuMemFree_v2", pitched.value)
+assert took("linear") == 0
+ok("cuMemGetInfo", byref(size), None)
+assert size.value == 1 << 30
+ok("cuCtxDestroy", new("cuCtxCreate", c_uint(0), 0))
+""",
+    )

@@ -90,6 +90,7 @@ static CUresult init_context(struct context *context, int device, unsigned flags
 static void end_context(struct context *context) {
     fake_wait_context(context);
     fake_capture_context_gone(context);
+    fake_modules_of_context_gone(context);
     fake_arrays_of_context_gone(context);
     fake_memory_of_context_gone(context);
     fake_context_release(context);

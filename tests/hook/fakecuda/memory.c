@@ -25,8 +25,12 @@ CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum ran
     return CUDA_SUCCESS;
 }
 
+static bool taken(enum range_kind kind) {
+    return kind == RANGE_LINEAR || kind == RANGE_MANAGED || kind == RANGE_GLOBAL;
+}
+
 static enum fake_kind kind_of(const struct range *range) {
-    return range->kind == RANGE_MANAGED ? FAKE_MANAGED : FAKE_LINEAR;
+    return range->kind == RANGE_MANAGED ? FAKE_MANAGED : range->kind == RANGE_GLOBAL ? FAKE_MODULE : FAKE_LINEAR;
 }
 
 void fake_memory_return(struct range *range) {
@@ -34,7 +38,7 @@ void fake_memory_return(struct range *range) {
         return; /* the executable graph keeps it for its next launch */
     if (range->kind == RANGE_POOL)
         fake_pool_return(range);
-    else if (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED)
+    else if (taken(range->kind))
         fake_state_give(range->device, kind_of(range), range->bytes);
     fake_range_remove(range);
 }

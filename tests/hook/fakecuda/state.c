@@ -84,26 +84,68 @@ static void format_uuid(const uint8_t *uuid, char *text) {
         at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
 }
 
-static void find_visible(void) {
-    const char *list = getenv("FAKE_CUDA_VISIBLE");
-    int count = 0;
-    for (int i = 0; i < FAKE_DEVICES; i++)
-        visible[i] = -1;
-    if (list == NULL || strcmp(list, "all") == 0) {
-        for (int i = 0; i < (int)state->device_count; i++)
-            visible[i] = i;
-        return;
+/* Whether the text names one of the devices, by index or by what its UUID begins with; -1 if none, or more than one. */
+static int named(const char *text, const int *devices, int count) {
+    int found = -1;
+    char *end;
+    long index = strtol(text, &end, 10);
+    if (end != text && *end == '\0')
+        return index >= 0 && index < count ? (int)index : -1;
+    for (int i = 0; i < count && strlen(text) > strlen("GPU-"); i++) {
+        char uuid[64];
+        format_uuid(state->devices[devices[i]].uuid, uuid);
+        if (strncasecmp(uuid, text, strlen(text)) != 0)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = i;
+    }
+    return found;
+}
+
+/* CUDA_VISIBLE_DEVICES: the devices up to the first that is not there, in its order; none if one is named twice. */
+static void choose(const char *list) {
+    int before[FAKE_DEVICES], count = 0, chosen = 0;
+    for (; count < FAKE_DEVICES && visible[count] >= 0; count++) {
+        before[count] = visible[count];
+        visible[count] = -1;
     }
     char *copy = strdup(list), *rest = copy;
-    for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ","))
-        for (int i = 0; i < (int)state->device_count && count < FAKE_DEVICES; i++) {
-            char text[64], index[16];
-            format_uuid(state->devices[i].uuid, text);
-            snprintf(index, sizeof index, "%d", i);
-            if (strcasecmp(item, text) == 0 || strcmp(item, index) == 0)
-                visible[count++] = i;
-        }
+    for (char *item = strsep(&rest, ","); item != NULL && chosen < FAKE_DEVICES; item = strsep(&rest, ",")) {
+        int place = named(item + strspn(item, " "), before, count);
+        if (place < 0)
+            break;
+        for (int i = 0; i < chosen; i++)
+            if (visible[i] == before[place]) {
+                visible[0] = -1;
+                free(copy);
+                return;
+            }
+        visible[chosen++] = before[place];
+    }
     free(copy);
+}
+
+/* FAKE_CUDA_VISIBLE: the devices of the container, as NVIDIA_VISIBLE_DEVICES gives them. */
+static void find_visible(void) {
+    const char *list = getenv("FAKE_CUDA_VISIBLE"), *choice = getenv("CUDA_VISIBLE_DEVICES");
+    int all[FAKE_DEVICES], count = 0;
+    for (int i = 0; i < FAKE_DEVICES; i++) {
+        all[i] = i;
+        visible[i] = -1;
+    }
+    char *copy = list == NULL || strcmp(list, "all") == 0 ? NULL : strdup(list), *rest = copy;
+    if (copy == NULL)
+        for (; count < (int)state->device_count; count++)
+            visible[count] = count;
+    for (char *item = strsep(&rest, ","); item != NULL && count < FAKE_DEVICES; item = strsep(&rest, ",")) {
+        int device = named(item, all, (int)state->device_count);
+        if (device >= 0)
+            visible[count++] = device;
+    }
+    free(copy);
+    if (choice != NULL)
+        choose(choice);
 }
 
 bool fake_state_attach(void) {

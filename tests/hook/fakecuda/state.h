@@ -75,7 +75,8 @@ _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/hoo
 bool fake_state_attach(void);
 /* In the child of a fork: forgets the parent's mapping and locks. */
 void fake_state_detach(void);
-/* The devices FAKE_CUDA_VISIBLE lets this process see, in its order; -1 beyond the last. */
+/* The devices that FAKE_CUDA_VISIBLE and, of those, CUDA_VISIBLE_DEVICES let this process see, in their order; -1 beyond
+ * the last. */
 int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
 struct fake_usage *fake_state_usage(int device);
