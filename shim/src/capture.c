@@ -1,6 +1,6 @@
 /* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open
- * the drain keeps away from calls that would invalidate it. A capture is noted before the driver is asked to begin it, so
- * that none begins in the middle of a drain, and no lock is held meanwhile: the driver may call the program back.
+ * the drain keeps away from calls that would invalidate it. A capture is noted before the driver is asked to begin it,
+ * so that none begins in the middle of a drain, and no lock is held meanwhile: the driver may call the program back.
  */
 #include "process.h"
 #include "streams.h"
@@ -10,7 +10,8 @@ struct beginning {
     struct open_capture capture;
 };
 
-/* What was launched into the context's streams is fenced: a capturing stream can't be asked for it, nor one that joins. */
+/* What was launched into the context's streams is fenced: a capturing stream can't be asked for it, nor one that joins
+ * it. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)

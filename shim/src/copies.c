@@ -1,5 +1,5 @@
-/* The wrapped copies. Those between device memories pass the gate; a copy from or to the host does not need the token: it
- * takes no time of the multiprocessors, and a program that loads its next batch while it waits is as it should be.
+/* The wrapped copies. Those between device memories pass the gate; a copy from or to the host does not need the token:
+ * it takes no time of the multiprocessors, and a program that loads its next batch while it waits is as it should be.
  *
  * Where the call itself does not say which it is, the driver is asked what the pointers are. What it does not know is
  * pageable host memory.
@@ -31,7 +31,8 @@ static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_
 }
 
 /* One copy between device memories makes a batch wait. */
-static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t count, CUstream stream, bool per_thread) {
+static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t count, CUstream stream,
+                          bool per_thread) {
     if (to == NULL || from == NULL || captured(stream, per_thread))
         return false;
     bool runs = false;
@@ -76,11 +77,13 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
     ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType,         \
                                          (copy)->srcDevice, stream, per_thread))
 
-EXPORT CUresult cuFabricCpyBatchAsync(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream) {
+EXPORT CUresult cuFabricCpyBatchAsync(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags,
+                                      CUstream hStream) {
     PASSING(true, cuFabricCpyBatchAsync, hStream, false, numOps, opList, flags, hStream);
 }
 
-EXPORT CUresult cuFabricCpyBatchAsync_ptsz(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream) {
+EXPORT CUresult cuFabricCpyBatchAsync_ptsz(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags,
+                                           CUstream hStream) {
     PASSING(true, cuFabricCpyBatchAsync_ptsz, hStream, true, numOps, opList, flags, hStream);
 }
 
@@ -152,20 +155,28 @@ EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *pCopy, CUstream hSt
     PASSING(DESCRIBED(pCopy, hStream, true), cuMemcpy3DAsync_v2_ptsz, hStream, true, pCopy, hStream);
 }
 
-EXPORT CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream) {
-    PASSING(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync, hStream, false, numOps, opList, failIdx, flags, hStream);
+EXPORT CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,
+                                     unsigned long long flags, CUstream hStream) {
+    PASSING(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync, hStream, false, numOps, opList,
+            failIdx, flags, hStream);
 }
 
-EXPORT CUresult cuMemcpy3DBatchAsync_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream) {
-    PASSING(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_ptsz, hStream, true, numOps, opList, failIdx, flags, hStream);
+EXPORT CUresult cuMemcpy3DBatchAsync_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,
+                                          unsigned long long flags, CUstream hStream) {
+    PASSING(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_ptsz, hStream, true, numOps, opList,
+            failIdx, flags, hStream);
 }
 
-EXPORT CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream) {
-    PASSING(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync_v2, hStream, false, numOps, opList, flags, hStream);
+EXPORT CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
+                                        CUstream hStream) {
+    PASSING(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync_v2, hStream, false, numOps, opList,
+            flags, hStream);
 }
 
-EXPORT CUresult cuMemcpy3DBatchAsync_v2_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream) {
-    PASSING(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_v2_ptsz, hStream, true, numOps, opList, flags, hStream);
+EXPORT CUresult cuMemcpy3DBatchAsync_v2_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
+                                             CUstream hStream) {
+    PASSING(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_v2_ptsz, hStream, true, numOps,
+            opList, flags, hStream);
 }
 
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy) {
@@ -188,8 +199,10 @@ EXPORT CUresult cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsign
     PASSING(operands_between(op, 1, hStream, false), cuMemcpy3DWithAttributesAsync, hStream, false, op, flags, hStream);
 }
 
-EXPORT CUresult cuMemcpy3DWithAttributesAsync_ptsz(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream) {
-    PASSING(operands_between(op, 1, hStream, true), cuMemcpy3DWithAttributesAsync_ptsz, hStream, true, op, flags, hStream);
+EXPORT CUresult cuMemcpy3DWithAttributesAsync_ptsz(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags,
+                                                   CUstream hStream) {
+    PASSING(operands_between(op, 1, hStream, true), cuMemcpy3DWithAttributesAsync_ptsz, hStream, true, op, flags,
+            hStream);
 }
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
@@ -200,19 +213,23 @@ EXPORT CUresult cuMemcpyAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t Byte
     PASSING(between(dst, src, hStream, true), cuMemcpyAsync_ptsz, hStream, true, dst, src, ByteCount, hStream);
 }
 
-EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount) {
+EXPORT CUresult cuMemcpyAtoA(CUarray dstArray, unsigned int dstOffset, CUarray srcArray, unsigned int srcOffset,
+                             unsigned int ByteCount) {
     PASSING(true, cuMemcpyAtoA, NULL, false, dstArray, dstOffset, srcArray, srcOffset, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
+EXPORT CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset,
+                                size_t ByteCount) {
     PASSING(true, cuMemcpyAtoA_v2, NULL, false, dstArray, dstOffset, srcArray, srcOffset, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyAtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount) {
+EXPORT CUresult cuMemcpyAtoA_v2_ptds(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset,
+                                     size_t ByteCount) {
     PASSING(true, cuMemcpyAtoA_v2_ptds, NULL, true, dstArray, dstOffset, srcArray, srcOffset, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount) {
+EXPORT CUresult cuMemcpyAtoD(CUdeviceptr_v1 dstDevice, CUarray srcArray, unsigned int srcOffset,
+                             unsigned int ByteCount) {
     PASSING(true, cuMemcpyAtoD, NULL, false, dstDevice, srcArray, srcOffset, ByteCount);
 }
 
@@ -224,23 +241,35 @@ EXPORT CUresult cuMemcpyAtoD_v2_ptds(CUdeviceptr dstDevice, CUarray srcArray, si
     PASSING(true, cuMemcpyAtoD_v2_ptds, NULL, true, dstDevice, srcArray, srcOffset, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream) {
-    PASSING(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync, hStream, false, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                   CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
+                                   CUstream hStream) {
+    PASSING(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync, hStream, false, dsts, srcs, sizes,
+            count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
-EXPORT CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream) {
-    PASSING(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_ptsz, hStream, true, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+EXPORT CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                        CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
+                                        CUstream hStream) {
+    PASSING(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_ptsz, hStream, true, dsts, srcs, sizes,
+            count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
-EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
-    PASSING(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync_v2, hStream, false, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream);
+EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                      CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
+    PASSING(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync_v2, hStream, false, dsts, srcs, sizes,
+            count, attrs, attrsIdxs, numAttrs, hStream);
 }
 
-EXPORT CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
-    PASSING(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_v2_ptsz, hStream, true, dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream);
+EXPORT CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                           CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs,
+                                           CUstream hStream) {
+    PASSING(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_v2_ptsz, hStream, true, dsts, srcs,
+            sizes, count, attrs, attrsIdxs, numAttrs, hStream);
 }
 
-EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdeviceptr_v1 srcDevice, unsigned int ByteCount) {
+EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdeviceptr_v1 srcDevice,
+                             unsigned int ByteCount) {
     PASSING(true, cuMemcpyDtoA, NULL, false, dstArray, dstOffset, srcDevice, ByteCount);
 }
 
@@ -264,7 +293,8 @@ EXPORT CUresult cuMemcpyDtoD_v2_ptds(CUdeviceptr dstDevice, CUdeviceptr srcDevic
     PASSING(true, cuMemcpyDtoD_v2_ptds, NULL, true, dstDevice, srcDevice, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream) {
+EXPORT CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 dstDevice, CUdeviceptr_v1 srcDevice, unsigned int ByteCount,
+                                  CUstream hStream) {
     PASSING(true, cuMemcpyDtoDAsync, hStream, false, dstDevice, srcDevice, ByteCount, hStream);
 }
 
@@ -272,30 +302,40 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dstDevice, CUdeviceptr srcDevic
     PASSING(true, cuMemcpyDtoDAsync_v2, hStream, false, dstDevice, srcDevice, ByteCount, hStream);
 }
 
-EXPORT CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream) {
+EXPORT CUresult cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount,
+                                          CUstream hStream) {
     PASSING(true, cuMemcpyDtoDAsync_v2_ptsz, hStream, true, dstDevice, srcDevice, ByteCount, hStream);
 }
 
-EXPORT CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount) {
+EXPORT CUresult cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext,
+                             size_t ByteCount) {
     PASSING(true, cuMemcpyPeer, NULL, false, dstDevice, dstContext, srcDevice, srcContext, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount) {
+EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
+                                  CUcontext srcContext, size_t ByteCount) {
     PASSING(true, cuMemcpyPeer_ptds, NULL, true, dstDevice, dstContext, srcDevice, srcContext, ByteCount);
 }
 
-EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream) {
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
+                                  CUcontext srcContext, size_t ByteCount, CUstream hStream) {
     PASSING(true, cuMemcpyPeerAsync, hStream, false, dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
 }
 
-EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream) {
-    PASSING(true, cuMemcpyPeerAsync_ptsz, hStream, true, dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
+                                       CUcontext srcContext, size_t ByteCount, CUstream hStream) {
+    PASSING(true, cuMemcpyPeerAsync_ptsz, hStream, true, dstDevice, dstContext, srcDevice, srcContext, ByteCount,
+            hStream);
 }
 
-EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream) {
-    PASSING(between(dst, src, hStream, false), cuMemcpyWithAttributesAsync, hStream, false, dst, src, size, attr, hStream);
+EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr,
+                                            CUstream hStream) {
+    PASSING(between(dst, src, hStream, false), cuMemcpyWithAttributesAsync, hStream, false, dst, src, size, attr,
+            hStream);
 }
 
-EXPORT CUresult cuMemcpyWithAttributesAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream) {
-    PASSING(between(dst, src, hStream, true), cuMemcpyWithAttributesAsync_ptsz, hStream, true, dst, src, size, attr, hStream);
+EXPORT CUresult cuMemcpyWithAttributesAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t size,
+                                                 CUmemcpyAttributes *attr, CUstream hStream) {
+    PASSING(between(dst, src, hStream, true), cuMemcpyWithAttributesAsync_ptsz, hStream, true, dst, src, size, attr,
+            hStream);
 }

@@ -1,5 +1,5 @@
-/* What ends a stream or a context. The registry lets go of the handles before the driver's call, and holds no lock while
- * the driver works: it may take as long as the work that it waits for.
+/* What ends a stream or a context. The registry lets go of the handles before the driver's call, and holds no lock
+ * while the driver works: it may take as long as the work that it waits for.
  */
 #include "memory.h"
 #include "process.h"
@@ -60,8 +60,8 @@ static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
-/* Before the driver's call. From here on a drain waits for the call instead of looking at the context. Returns which one
- * of that handle it was; 0: none that is known. */
+/* Before the driver's call. From here on a drain waits for the call instead of looking at the context. Returns which
+ * one of that handle it was; 0: none that is known. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;

@@ -153,7 +153,6 @@ static struct slot *claim_slot(struct gate *gate) {
     return gate_slot = NULL;
 }
 
-/* May end early. A thread need not come back from it: see gate_wanted. */
 /* Notes that a thread waits for the end of that closing; who comes late does not undo a later one. */
 static void want(struct gate *gate, uint32_t closing) {
     uint32_t wanted = atomic_load(&gate->wanted);

@@ -51,8 +51,8 @@ struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool fenced;       /* no membarrier */
-    _Atomic uint32_t closing __attribute__((aligned(64))); /* counts openings: which closing the present or next one is */
-    _Atomic uint32_t wanted;                               /* the last closing that a thread has waited for the end of */
+    _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
+    _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
     _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
     _Atomic uint32_t slot_count; /* slots ever used */
@@ -102,8 +102,8 @@ void gate_prolong(struct gate *gate, bool metered, uint64_t deadline);
 void gate_close(struct gate *gate);
 /* Whether no thread is inside a launch. After gate_close it stays so. */
 bool gate_clear(struct gate *gate);
-/* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because its
- * signal handler has jumped away, counts until the next opening at most. */
+/* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because
+ * its signal handler has jumped away, counts until the next opening at most. */
 bool gate_wanted(struct gate *gate);
 /* Whether a thread that waited for this opening has not run yet; `forget` those that should have by now. */
 bool gate_waking(struct gate *gate, bool forget);

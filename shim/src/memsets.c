@@ -21,27 +21,33 @@ EXPORT CUresult cuMemsetD16Async_ptsz(CUdeviceptr dstDevice, unsigned short us, 
     PASSING(true, cuMemsetD16Async_ptsz, hStream, true, dstDevice, us, N, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned short us, unsigned int Width, unsigned int Height) {
+EXPORT CUresult cuMemsetD2D16(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned short us, unsigned int Width,
+                              unsigned int Height) {
     PASSING(true, cuMemsetD2D16, NULL, false, dstDevice, dstPitch, us, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
+EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                 size_t Height) {
     PASSING(true, cuMemsetD2D16_v2, NULL, false, dstDevice, dstPitch, us, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D16_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height) {
+EXPORT CUresult cuMemsetD2D16_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                      size_t Height) {
     PASSING(true, cuMemsetD2D16_v2_ptds, NULL, true, dstDevice, dstPitch, us, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                   size_t Height, CUstream hStream) {
     PASSING(true, cuMemsetD2D16Async, hStream, false, dstDevice, dstPitch, us, Width, Height, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D16Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width,
+                                        size_t Height, CUstream hStream) {
     PASSING(true, cuMemsetD2D16Async_ptsz, hStream, true, dstDevice, dstPitch, us, Width, Height, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned int ui, unsigned int Width, unsigned int Height) {
+EXPORT CUresult cuMemsetD2D32(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned int ui, unsigned int Width,
+                              unsigned int Height) {
     PASSING(true, cuMemsetD2D32, NULL, false, dstDevice, dstPitch, ui, Width, Height);
 }
 
@@ -49,19 +55,23 @@ EXPORT CUresult cuMemsetD2D32_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigne
     PASSING(true, cuMemsetD2D32_v2, NULL, false, dstDevice, dstPitch, ui, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D32_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height) {
+EXPORT CUresult cuMemsetD2D32_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width,
+                                      size_t Height) {
     PASSING(true, cuMemsetD2D32_v2_ptds, NULL, true, dstDevice, dstPitch, ui, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height,
+                                   CUstream hStream) {
     PASSING(true, cuMemsetD2D32Async, hStream, false, dstDevice, dstPitch, ui, Width, Height, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D32Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width,
+                                        size_t Height, CUstream hStream) {
     PASSING(true, cuMemsetD2D32Async_ptsz, hStream, true, dstDevice, dstPitch, ui, Width, Height, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned char uc, unsigned int Width, unsigned int Height) {
+EXPORT CUresult cuMemsetD2D8(CUdeviceptr_v1 dstDevice, unsigned int dstPitch, unsigned char uc, unsigned int Width,
+                             unsigned int Height) {
     PASSING(true, cuMemsetD2D8, NULL, false, dstDevice, dstPitch, uc, Width, Height);
 }
 
@@ -69,15 +79,18 @@ EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr dstDevice, size_t dstPitch, unsigned
     PASSING(true, cuMemsetD2D8_v2, NULL, false, dstDevice, dstPitch, uc, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D8_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height) {
+EXPORT CUresult cuMemsetD2D8_v2_ptds(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width,
+                                     size_t Height) {
     PASSING(true, cuMemsetD2D8_v2_ptds, NULL, true, dstDevice, dstPitch, uc, Width, Height);
 }
 
-EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height,
+                                  CUstream hStream) {
     PASSING(true, cuMemsetD2D8Async, hStream, false, dstDevice, dstPitch, uc, Width, Height, hStream);
 }
 
-EXPORT CUresult cuMemsetD2D8Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream) {
+EXPORT CUresult cuMemsetD2D8Async_ptsz(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width,
+                                       size_t Height, CUstream hStream) {
     PASSING(true, cuMemsetD2D8Async_ptsz, hStream, true, dstDevice, dstPitch, uc, Width, Height, hStream);
 }
 

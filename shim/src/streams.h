@@ -110,8 +110,8 @@ bool streams_ending(const struct streams *streams, CUcontext context);
 struct known_context *streams_note_context(struct streams *streams, CUcontext context);
 /* Records the event on a stream of the current context, unless a capture forbids it. */
 bool streams_record(const struct known_stream *known, CUevent event);
-/* Puts an event behind the unfinished work of the stream in that row, as a row of its own: from then on what was launched
- * so far can be told without the stream. */
+/* Puts an event behind the unfinished work of the stream in that row, as a row of its own: from then on what was
+ * launched so far can be told without the stream. */
 void streams_fence(struct streams *streams, unsigned index);
 /* The capture of that row is over. */
 void streams_forget_capture(struct streams *streams, unsigned index);
