@@ -123,7 +123,8 @@ static struct array array_of(struct context *context, unsigned magic, const CUDA
     return (struct array){.magic = magic, .context = context, .device = context->device, .shape = *shape};
 }
 
-static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels) {
+/* `elsewhere`: it takes nothing, its memory is another interface's. */
+static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, bool elsewhere) {
     struct context *context;
     CUresult result = fake_enter(&context);
     if (result != CUDA_SUCCESS)
@@ -142,7 +143,7 @@ static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
             array->levels[i].part = true;
         }
     }
-    if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+    if (elsewhere || (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
         array->bytes = 0;
     pthread_mutex_lock(&fake_lock);
     result = fake_unsafe_call();
@@ -198,7 +199,7 @@ void fake_arrays_of_context_gone(struct context *context) {
 }
 
 EXPORT CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
-    return shape == NULL ? CUDA_ERROR_INVALID_VALUE : create((struct array **)out, shape, 0);
+    return shape == NULL ? CUDA_ERROR_INVALID_VALUE : create((struct array **)out, shape, 0, false);
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape) {
@@ -206,15 +207,15 @@ EXPORT CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shap
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_ARRAY3D_DESCRIPTOR box = {
         .Width = shape->Width, .Height = shape->Height, .Format = shape->Format, .NumChannels = shape->NumChannels};
-    return create((struct array **)out, &box, 0);
+    return create((struct array **)out, &box, 0, false);
 }
 
 EXPORT CUresult cuArrayDestroy(CUarray handle) {
     return destroy(handle, MAGIC_ARRAY);
 }
 
-EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
-                                       unsigned int levels) {
+static CUresult create_levels(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels,
+                              bool elsewhere) {
     if (shape == NULL || levels == 0)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t longest = shape->Width > shape->Height ? shape->Width : shape->Height;
@@ -223,7 +224,16 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
     unsigned most = 1;
     while (longest >>= 1)
         most++; /* more levels than the sizes can be halved are not made */
-    return create((struct array **)out, shape, levels < most ? levels : most);
+    return create((struct array **)out, shape, levels < most ? levels : most, elsewhere);
+}
+
+EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
+                                       unsigned int levels) {
+    return create_levels(out, shape, levels, false);
+}
+
+CUresult fake_mipmap_elsewhere(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels) {
+    return create_levels(out, shape, levels, true);
 }
 
 EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray handle) {

@@ -6,6 +6,8 @@
 
 /* Bytes of one element, all its channels; of a handle that fake_is an array. */
 unsigned fake_array_element_bytes(CUarray handle);
+/* A mipmapped array whose memory another interface holds. */
+CUresult fake_mipmap_elsewhere(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels);
 void fake_arrays_of_context_gone(struct context *context);
 
 #endif

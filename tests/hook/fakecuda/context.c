@@ -8,6 +8,7 @@
 #include "memory.h"
 #include "module.h"
 #include "pool.h"
+#include "sharing.h"
 
 enum { STACK_DEPTH = 16 };
 
@@ -92,6 +93,7 @@ static void end_context(struct context *context) {
     fake_capture_context_gone(context);
     fake_modules_of_context_gone(context);
     fake_arrays_of_context_gone(context);
+    fake_sharing_of_context_gone(context);
     fake_memory_of_context_gone(context);
     fake_context_release(context);
     context->alive = false;

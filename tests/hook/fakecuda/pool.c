@@ -14,18 +14,6 @@
 
 enum { DEFAULT_CHUNK = 32 << 20 };
 
-struct pool {
-    unsigned magic;
-    int device; /* -1: of host memory, which nobody counts */
-    bool destroyed, own; /* own: made by cuMemPoolCreate */
-    uint64_t reserved, used, reserved_high, used_high;
-    uint64_t threshold, most;
-    uint64_t returning; /* freed, and the work before that is not over */
-    struct freed *freed;
-    int settings[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
-    struct pool *next;
-};
-
 /* Memory on its way back to the pool. */
 struct freed {
     struct pool *pool;
@@ -35,7 +23,6 @@ struct freed {
 };
 
 static struct pool *pools;
-static struct pool *defaults[FAKE_DEVICES], *currents[FAKE_DEVICES];
 
 static uint64_t chunk(void) {
     const char *text = getenv("FAKE_CUDA_POOL_CHUNK");
@@ -43,7 +30,7 @@ static uint64_t chunk(void) {
     return bytes > 0 ? fake_round(bytes, PAGE_BYTES) : DEFAULT_CHUNK;
 }
 
-static struct pool *new_pool(int device, uint64_t most, bool own) {
+struct pool *fake_pool_new(int device, uint64_t most, bool own) {
     struct pool *pool = calloc(1, sizeof *pool);
     *pool = (struct pool){.magic = MAGIC_POOL, .device = device, .most = most, .own = own, .next = pools};
     for (int i = 1; i <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; i++)
@@ -52,17 +39,7 @@ static struct pool *new_pool(int device, uint64_t most, bool own) {
     return pool;
 }
 
-static struct pool *default_of(int device) {
-    if (defaults[device] == NULL)
-        defaults[device] = new_pool(device, 0, false);
-    return defaults[device];
-}
-
-static struct pool *current_of(int device) {
-    return currents[device] != NULL ? currents[device] : default_of(device);
-}
-
-static struct pool *pool_of(CUmemoryPool handle) {
+struct pool *fake_pool_of(CUmemoryPool handle) {
     struct pool *pool = (struct pool *)handle;
     return fake_is(pool, MAGIC_POOL) && !pool->destroyed ? pool : NULL;
 }
@@ -173,8 +150,8 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, bo
     if (out == NULL || bytes == 0)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    struct pool *pool = any ? current_of(stream->context->device) : pool_of(handle);
-    if (pool == NULL)
+    struct pool *pool = any ? fake_pool_current(stream->context->device) : fake_pool_of(handle);
+    if (pool == NULL || pool->imported)
         result = CUDA_ERROR_INVALID_VALUE;
     else if (stream->capture != NULL) {
         struct node node = {.work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .device = pool->device};
@@ -246,7 +223,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
     pthread_mutex_lock(&fake_lock);
-    struct pool *pool = pool_of(handle);
+    struct pool *pool = fake_pool_of(handle);
     if (pool != NULL)
         trim(pool, keep);
     pthread_mutex_unlock(&fake_lock);
@@ -267,7 +244,7 @@ static uint64_t *figure(struct pool *pool, CUmemPool_attribute attribute) {
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&fake_lock);
-    struct pool *pool = pool_of(handle);
+    struct pool *pool = fake_pool_of(handle);
     const uint64_t *bytes = pool == NULL ? NULL : figure(pool, attribute);
     if (pool == NULL || value == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
@@ -284,7 +261,7 @@ EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute a
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&fake_lock);
-    struct pool *pool = pool_of(handle);
+    struct pool *pool = fake_pool_of(handle);
     if (pool == NULL || value == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
     else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
@@ -311,7 +288,9 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
-    *out = (CUmemoryPool)new_pool(device, properties->maxSize, true);
+    struct pool *pool = fake_pool_new(device, properties->maxSize, true);
+    pool->handles = properties->handleTypes;
+    *out = (CUmemoryPool)pool;
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
@@ -319,49 +298,14 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
 /* Goes on holding what is allocated until that is freed. */
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     pthread_mutex_lock(&fake_lock);
-    struct pool *pool = pool_of(handle);
+    struct pool *pool = fake_pool_of(handle);
     bool destroys = pool != NULL && pool->own;
     if (destroys) {
-        for (int device = 0; device < FAKE_DEVICES; device++)
-            if (currents[device] == pool)
-                currents[device] = NULL;
+        fake_pool_not_current(pool);
         pool->destroyed = true;
         trim(pool, 0);
         end_if_done(pool);
     }
     pthread_mutex_unlock(&fake_lock);
     return destroys ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice ordinal) {
-    int device;
-    pthread_mutex_lock(&fake_lock);
-    CUresult result = fake_find_device(ordinal, &device);
-    if (result == CUDA_SUCCESS)
-        *out = (CUmemoryPool)default_of(device);
-    pthread_mutex_unlock(&fake_lock);
-    return result;
-}
-
-EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice ordinal) {
-    int device;
-    pthread_mutex_lock(&fake_lock);
-    CUresult result = fake_find_device(ordinal, &device);
-    if (result == CUDA_SUCCESS)
-        *out = (CUmemoryPool)current_of(device);
-    pthread_mutex_unlock(&fake_lock);
-    return result;
-}
-
-EXPORT CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool handle) {
-    int device;
-    pthread_mutex_lock(&fake_lock);
-    CUresult result = fake_find_device(ordinal, &device);
-    struct pool *pool = pool_of(handle);
-    if (result == CUDA_SUCCESS && (pool == NULL || pool->device != device))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result == CUDA_SUCCESS)
-        currents[device] = pool;
-    pthread_mutex_unlock(&fake_lock);
-    return result;
 }

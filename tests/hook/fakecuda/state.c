@@ -202,6 +202,17 @@ struct fake_usage *fake_state_usage(int device) {
     return &self->usage[device];
 }
 
+void fake_state_self(uint32_t *record, uint32_t *pid) {
+    *record = (uint32_t)(self - state->clients);
+    *pid = self->pid;
+}
+
+bool fake_state_lives(uint32_t record, uint32_t pid) {
+    if (record >= FAKE_CLIENTS || state->clients[record].pid != pid)
+        return false;
+    return &state->clients[record] == self || lock_byte(F_OFD_GETLK, CLIENT_LOCK_BYTE + (off_t)record, F_WRLCK) == 1;
+}
+
 bool fake_state_released(void) {
     return state->release != 0;
 }

@@ -81,6 +81,9 @@ int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
 struct fake_usage *fake_state_usage(int device);
 bool fake_state_released(void);
+/* Which record is this process's; whether the process of a record still lives. */
+void fake_state_self(uint32_t *record, uint32_t *pid);
+bool fake_state_lives(uint32_t record, uint32_t pid);
 /* Puts `length` ns on the device's timeline, not before `ready`; returns when it ends. */
 uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length);
 /* Takes memory of the device; false when there is not as much left. */

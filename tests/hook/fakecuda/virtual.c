@@ -5,11 +5,10 @@
  * another process gets a handle that costs nothing there.
  */
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "memory.h"
+#include "sharing.h"
 
 struct physical {
     unsigned magic;
@@ -313,14 +312,10 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     pthread_mutex_unlock(&fake_lock);
     if (result != CUDA_SUCCESS)
         return result;
-    int fd = memfd_create("fakecuda-memory", MFD_CLOEXEC);
-    if (fd < 0 || write(fd, &content, sizeof content) != (ssize_t)sizeof content) {
-        if (fd >= 0)
-            close(fd);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    *(int *)out = fd;
-    return CUDA_SUCCESS;
+    int fd = fake_describe_in_file(&content, sizeof content);
+    if (fd >= 0)
+        *(int *)out = fd;
+    return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle,
