@@ -313,3 +313,85 @@ assert size.value == 1 << 30
 ok("cuCtxDestroy", new("cuCtxCreate", c_uint(0), 0))
 """,
     )
+
+
+def test_memory_mapped_to_a_sparse_array_stays_until_it_is_unmapped(state: Path) -> None:
+    memory(
+        state,
+        """
+class Tile(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("array", c_void_p), ("type", c_int), ("place", c_uint * 9), ("operation", c_int),
+                ("handles", c_int), ("handle", c_uint64), ("offset", c_uint64), ("devices", c_uint), ("flags", c_uint),
+                ("reserved", c_uint * 2)]
+
+def tile(array, x, handle):
+    return Tile(0, array, 0, (0, 0, 0, x, 0, 0, 128, 128, 1), 1 if handle else 2, 0, handle, 0, 1, 0)
+
+prop = Physical(1, 0, Where(1, 0))
+array = new("cuArray3DCreate_v2", byref(Shape(4096, 4096, 0, 0x20, 1, 0x40)))
+first = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+ok("cuMemMapArrayAsync", (Tile * 2)(tile(array, 0, first), tile(array, 128, first)), c_uint(2), stream)
+ok("cuMemRelease", first)
+assert took("virtual") == PAGE
+assert call("cuMemMapArrayAsync", byref(tile(array, 256, first)), c_uint(1), stream) == 1, "no reference to it is left"
+ok("cuMemMapArrayAsync", byref(tile(array, 0, 0)), c_uint(1), stream)
+assert took("virtual") == PAGE
+second = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+ok("cuMemMapArrayAsync", byref(tile(array, 128, second)), c_uint(1), stream)
+assert took("virtual") == PAGE, "the second took the place of the first"
+ok("cuMemRelease", second)
+assert took("virtual") == PAGE
+ok("cuArrayDestroy", array)
+assert took("virtual") == 0
+dense = new("cuArray3DCreate_v2", byref(Shape(4096, 4096, 0, 0x20, 1, 0)))
+third = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+assert call("cuMemMapArrayAsync", byref(tile(dense, 0, third)), c_uint(1), stream) == 1
+""",
+    )
+
+
+def test_what_is_bound_to_a_multicast_object_stays_until_it_is_unbound(state: Path) -> None:
+    memory(
+        state,
+        """
+class Multicast(ctypes.Structure):
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_uint64), ("flags", c_uint64)]
+
+handle = new("cuMemCreate", 2 * PAGE, byref(Physical(1, 0, Where(1, 0))), 0, kind=c_uint64).value
+object = new("cuMulticastCreate", byref(Multicast(1, 8 * PAGE, 0, 0)), kind=c_uint64).value
+assert call("cuMulticastBindMem", object, 0, handle, 0, PAGE, 0) == 1, "its device is not of the team"
+ok("cuMulticastAddDevice", object, 0)
+ok("cuMulticastBindMem", object, 0, handle, 0, PAGE, 0)
+assert call("cuMulticastBindMem", object, 0, handle, PAGE, PAGE, 0) == 1, "bound already"
+address = new("cuMemAddressReserve", 8 * PAGE, 0, 0, 0, kind=c_uint64).value
+ok("cuMemMap", address, 2 * PAGE, 0, handle, 0)
+ok("cuMulticastBindAddr", object, 4 * PAGE, address, PAGE, 0)
+ok("cuMemUnmap", address, 2 * PAGE), ok("cuMemRelease", handle)
+assert took("virtual") == 2 * PAGE
+ok("cuMulticastUnbind", object, 0, 0, PAGE)
+ok("cuMemMap", address, 8 * PAGE, 0, object, 0)
+ok("cuMemRelease", object)
+assert took("virtual") == 2 * PAGE
+ok("cuMemUnmap", address, 8 * PAGE)
+assert took("virtual") == 0
+""",
+    )
+
+
+def test_a_green_context_costs_as_any_other(tmp_path: Path, double: Path) -> None:
+    state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY)], context_bytes=100 * MIB)
+    memory(
+        state,
+        """
+resource = (ctypes.c_ubyte * 1024)()
+ok("cuDevicePrimaryCtxRelease_v2", 0)
+assert took("context") == 0
+ok("cuDeviceGetDevResource", 0, resource, 1)
+green = new("cuGreenCtxCreate", new("cuDevResourceGenerateDesc", resource, c_uint(1)), 0, c_uint(1))
+assert took("context") == 100 * MIB
+ok("cuCtxSetCurrent", new("cuCtxFromGreenCtx", green))
+alloc(MIB)
+ok("cuGreenCtxDestroy", green)
+assert (took("context"), took("linear")) == (0, 0)
+""",
+    )

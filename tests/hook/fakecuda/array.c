@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "memory.h"
+#include "sparse.h"
 
 enum { ROW_BYTES = 64, ROWS = 8 };
 
@@ -119,6 +120,11 @@ static CUDA_ARRAY3D_DESCRIPTOR halved(const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     return next;
 }
 
+bool fake_array_maps(const void *array) {
+    const unsigned maps = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
+    return (((const struct array *)array)->shape.Flags & maps) != 0;
+}
+
 static struct array array_of(struct context *context, unsigned magic, const CUDA_ARRAY3D_DESCRIPTOR *shape) {
     return (struct array){.magic = magic, .context = context, .device = context->device, .shape = *shape};
 }
@@ -143,7 +149,7 @@ static CUresult create(struct array **out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
             array->levels[i].part = true;
         }
     }
-    if (elsewhere || (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING)))
+    if (elsewhere || fake_array_maps(array))
         array->bytes = 0;
     pthread_mutex_lock(&fake_lock);
     result = fake_unsafe_call();
@@ -166,6 +172,7 @@ static void end(struct array **at) {
     struct array *array = *at;
     *at = array->next;
     fake_state_give(array->device, FAKE_ARRAY, array->bytes);
+    fake_tiles_of_array_gone(array);
     for (unsigned i = 0; i < array->level_count; i++)
         array->levels[i].magic = 0;
     array->magic = 0;

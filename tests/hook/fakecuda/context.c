@@ -88,6 +88,18 @@ static CUresult init_context(struct context *context, int device, unsigned flags
     return CUDA_SUCCESS;
 }
 
+static CUresult new_context(struct context **out, int device, unsigned flags) {
+    struct context *context = malloc(sizeof *context);
+    CUresult result = init_context(context, device, flags);
+    if (result == CUDA_SUCCESS) {
+        context->references = 1;
+        *out = context;
+    } else {
+        free(context);
+    }
+    return result;
+}
+
 static void end_context(struct context *context) {
     fake_wait_context(context);
     fake_capture_context_gone(context);
@@ -122,20 +134,16 @@ CUresult fake_enter_stream(CUstream handle, struct stream **stream) {
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice ordinal) {
     int device;
+    struct context *context;
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS)
         result = depth < STACK_DEPTH ? fake_unsafe_call() : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        result = new_context(&context, device, flags);
     if (result == CUDA_SUCCESS) {
-        struct context *context = malloc(sizeof *context);
-        result = init_context(context, device, flags);
-        if (result == CUDA_SUCCESS) {
-            context->references = 1;
-            stack[depth++] = context;
-            *out = (CUcontext)context;
-        } else {
-            free(context);
-        }
+        stack[depth++] = context;
+        *out = (CUcontext)context;
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
@@ -157,6 +165,50 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext handle) {
     if (depth > 0 && stack[depth - 1] == context)
         depth--;
     pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+/* A green context is a context that is not made current with its making. Its part of the device is not simulated. */
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc resources, CUdevice ordinal, unsigned int flags) {
+    int device;
+    pthread_mutex_lock(&fake_lock);
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS && (out == NULL || resources == NULL || !(flags & CU_GREEN_CTX_DEFAULT_STREAM)))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        result = fake_unsafe_call();
+    if (result == CUDA_SUCCESS)
+        result = new_context((struct context **)out, device, 0);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
+    return cuCtxDestroy_v2((CUcontext)handle);
+}
+
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx handle) {
+    if (!fake_is(handle, MAGIC_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = (CUcontext)handle;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *out, CUdevResourceType type) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS && (out == NULL || type != CU_DEV_RESOURCE_TYPE_SM))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *out = (CUdevResource){.type = type, .sm.smCount = FAKE_PROCESSORS};
+    return result;
+}
+
+EXPORT CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resources, unsigned int count) {
+    static char whole;
+    if (out == NULL || resources == NULL || count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (CUdevResourceDesc)&whole;
     return CUDA_SUCCESS;
 }
 

@@ -100,6 +100,11 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraph
     return cuGraphAddNode(out, graph, dependencies, count, params);
 }
 
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies,
+                                  const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *params) {
+    return cuGraphAddNode_v2(out, graph, dependencies, edges, count, params);
+}
+
 EXPORT CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count) {
     const struct graph *graph = (const struct graph *)handle;
     if (!fake_is(graph, MAGIC_GRAPH) || count == NULL)

@@ -4,21 +4,14 @@
  * mappings. Values of handles that are gone are used again. What is exported is a descriptor: whoever imports it in
  * another process gets a handle that costs nothing there.
  */
+#include "virtual.h"
+
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "memory.h"
+#include "multicast.h"
 #include "sharing.h"
-
-struct physical {
-    unsigned magic;
-    unsigned references, mappings;
-    int device; /* -1: host memory */
-    uint64_t bytes;
-    uint64_t charged; /* 0 for what was imported */
-    CUmemAllocationProp properties;
-    struct physical *next_free;
-};
 
 struct mapping {
     CUdeviceptr address;
@@ -41,7 +34,7 @@ enum { EXPORT_MAGIC = 0x564d4d31 };
 static struct physical *unused;
 static struct mapping *mappings;
 
-static struct physical *new_physical(int device, uint64_t bytes, uint64_t charged, const CUmemAllocationProp *how) {
+struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged, const CUmemAllocationProp *how) {
     struct physical *physical = unused;
     if (physical != NULL)
         unused = physical->next_free;
@@ -62,12 +55,21 @@ static void drop_if_unused(struct physical *physical) {
     if (physical->charged > 0)
         fake_state_give(physical->device, FAKE_VIRTUAL, physical->charged);
     physical->magic = 0;
+    fake_multicast_gone(physical);
     physical->next_free = unused;
     unused = physical;
 }
 
-/* Of a handle that the program may use: one it holds no reference to is none of its own. */
-static struct physical *held(CUmemGenericAllocationHandle handle) {
+void fake_physical_map(struct physical *physical) {
+    physical->mappings++;
+}
+
+void fake_physical_unmap(struct physical *physical) {
+    physical->mappings--;
+    drop_if_unused(physical);
+}
+
+struct physical *fake_physical_held(CUmemGenericAllocationHandle handle) {
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     return fake_is(physical, MAGIC_PHYSICAL) && physical->references > 0 ? physical : NULL;
 }
@@ -111,7 +113,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
     if (device >= 0 && !fake_state_take(device, FAKE_VIRTUAL, bytes))
         result = CUDA_ERROR_OUT_OF_MEMORY;
     else
-        *out = (uintptr_t)new_physical(device, bytes, device >= 0 ? bytes : 0, properties);
+        *out = (uintptr_t)fake_physical_new(device, bytes, device >= 0 ? bytes : 0, properties);
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
@@ -121,7 +123,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
-    struct physical *physical = held(handle);
+    struct physical *physical = fake_physical_held(handle);
     if (physical == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
     else if (--physical->references == 0)
@@ -175,7 +177,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
-    struct physical *physical = held(handle);
+    struct physical *physical = fake_physical_held(handle);
     const struct range *range = fake_range_holding(address);
     if (physical == NULL || range == NULL || range->kind != RANGE_RESERVATION || offset != 0 || flags != 0 ||
         bytes == 0 || bytes % PAGE_BYTES != 0 || bytes > physical->bytes || address % PAGE_BYTES != 0 ||
@@ -188,7 +190,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
         struct mapping *mapping = malloc(sizeof *mapping);
         *mapping = (struct mapping){.address = address, .bytes = bytes, .physical = physical, .next = mappings};
         mappings = mapping;
-        physical->mappings++;
+        fake_physical_map(physical);
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
@@ -218,8 +220,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
             continue;
         }
         *at = mapping->next;
-        mapping->physical->mappings--;
-        drop_if_unused(mapping->physical);
+        fake_physical_unmap(mapping->physical);
         free(mapping);
     }
     pthread_mutex_unlock(&fake_lock);
@@ -245,6 +246,11 @@ static struct mapping *mapping_holding(CUdeviceptr address) {
     while (mapping != NULL && !overlaps(mapping, address, 1))
         mapping = mapping->next;
     return mapping;
+}
+
+struct physical *fake_physical_mapped(CUdeviceptr address, uint64_t bytes) {
+    const struct mapping *mapping = mapping_holding(address);
+    return mapping != NULL && bytes <= mapping->address + mapping->bytes - address ? mapping->physical : NULL;
 }
 
 EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
@@ -283,7 +289,7 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
-    const struct physical *physical = held(handle);
+    const struct physical *physical = fake_physical_held(handle);
     if (physical == NULL || out == NULL)
         result = CUDA_ERROR_INVALID_VALUE;
     else
@@ -300,7 +306,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&fake_lock);
-    const struct physical *physical = held(handle);
+    const struct physical *physical = fake_physical_held(handle);
     struct exported content = {.magic = EXPORT_MAGIC};
     if (physical == NULL || out == NULL || flags != 0 || !(physical->properties.requestedHandleTypes & type))
         result = CUDA_ERROR_INVALID_VALUE;
@@ -331,7 +337,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out
         content.magic != EXPORT_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    *out = (uintptr_t)new_physical(content.device, content.bytes, 0, &content.properties);
+    *out = (uintptr_t)fake_physical_new(content.device, content.bytes, 0, &content.properties);
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
