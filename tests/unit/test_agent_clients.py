@@ -153,9 +153,12 @@ async def test_a_lost_connection_of_a_living_process_frees_neither_memory_nor_to
         await b.expect(protocol.Revoke)
         b.close()
         assert await a.nothing_comes(0.1)
+        assert tenants.memory_used("b")[GPU0] == 4 * GI
         again = await Client.connect(tenants.directory("b"))
         assert await again.reserve(3 * GI, handover=True) == 3 * GI
-        assert await again.reserve(1) == 0
+        assert tenants.memory_used("b")[GPU0] == 4 * GI, "it may have more to declare"
+        assert await again.reserve(1 * GI + 1) == 0, "that was all of it"
+        assert await again.reserve(1 * GI) == 1 * GI
         again.send(protocol.Drained(grant.grant_id))
         await a.expect(protocol.Grant, timeout_s=0.5)
         a.close()

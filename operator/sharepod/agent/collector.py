@@ -192,7 +192,7 @@ class AgentCollector(Collector):
         waits = tenants.waits(row.id)
         sheet.add_histogram("tenant_wait_seconds", labels, waits.buckets(), waits.sum_ns / 1e9)
         sheet.add("tenant_unhooked_processes", labels, len(tenants.unhooked(row.id)))
-        gaps = served.gaps()
+        gaps, denied = served.memory.gaps(), served.memory.denied()
         for uuid in row.gpus:
             each = (*labels, uuid)
             sheet.add("tenant_held_seconds", each, usage.held_ns / 1e9)
@@ -202,7 +202,7 @@ class AgentCollector(Collector):
             sheet.add("tenant_overtaken", each, usage.overdue)
             sheet.add("tenant_grants", each, usage.grants)
             sheet.add("tenant_memory_gap_bytes", each, gaps[uuid])
-            sheet.add("tenant_denied_allocations", each, served.denied[uuid])
+            sheet.add("tenant_denied_allocations", each, denied[uuid])
 
     def _native(self, sheet: _Sheet, facts: Facts) -> None:
         processes = self._agent.reading.processes

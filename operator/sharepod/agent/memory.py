@@ -5,7 +5,8 @@ Pure: time is passed in, and what is to be sent comes back as actions. Guarantee
 - A request that fits the limit is not refused because a sibling process sits on credits that it does not use: these
   are called back first, for a bounded time. Requests are decided in the order in which they came.
 - A client that has exited has no credits. One whose connection is gone while its process lives keeps them, until the
-  process exits, declares on a new connection what it holds, or the driver tells of its memory.
+  process exits, declares on a new connection what it holds, or the driver tells of its memory. So it is where the
+  connection was an earlier agent's.
 - A reading of the driver is compared with the most that was credited while it was taken, never with what is credited
   once it is there.
 - A sibling is asked for one thing at a time: it never has two recalls to answer.
@@ -193,6 +194,26 @@ class MemoryLedger:
             self._left[pid] = self._left.get(pid, 0) + credit
             self._left_lately.add(pid)
         return self._forget(now, client)
+
+    def restore(self, pid: int, size: int) -> None:
+        """What a process that runs had under an earlier agent is kept in its name, whatever the limit."""
+        if 0 < size <= min(CLAIM_MAX, _SUM_MAX - self._tracked):
+            self._left[pid] = self._left.get(pid, 0) + size
+            self._left_lately.add(pid)
+            self._tracked += size
+            self._peak = max(self._peak, self._tracked)
+
+    def restore_untracked(self, size: int) -> None:
+        """What the driver counted beyond all credits under an earlier agent counts until it is read anew."""
+        self._untracked = max(0, size)
+
+    def kept(self, pid: int) -> int:
+        """What is kept in the name of a process whose connection is gone."""
+        return self._left.get(pid, 0)
+
+    def declared(self, now: int, pid: int) -> list[Action]:
+        """The process has said on a new connection all that it holds: what else was kept for it is free."""
+        return self.exited(now, pid)
 
     def exited(self, now: int, pid: int) -> list[Action]:
         """The process has ended: what was kept for it is free."""

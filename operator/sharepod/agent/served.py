@@ -1,4 +1,4 @@
-"""One tenant being served: its socket, its clients, its memory ledgers, its hints page.
+"""One tenant being served: its socket, its clients, its hints page; what they hold stands in its token and memory.
 
 It begins with a listening socket and ends with `close`; what it was told about the tenant's row it holds to until it
 is told anew.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import socket
-import time
 from collections.abc import Callable, Collection, Mapping
 from uuid import UUID
 
@@ -20,12 +20,13 @@ import structlog
 from sharepod import protocol
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
+from sharepod.timeshare import AccountState
 
-from . import memory
 from .connection import Connection
-from .memory import Credited, LedgerError, MemoryLedger, RecallFrom
-from .processes import Processes, peer_of, peer_pid
+from .handover import HandOver, Holder, Left, start_time
+from .processes import EXHAUSTED, Processes, peer_of, peer_pid
 from .settings import Settings
+from .tenantmemory import TenantMemory
 from .tokens import Tokens
 
 log = structlog.get_logger(__name__)
@@ -43,13 +44,22 @@ class ServedTenant:
     """`changed` is called when what is known of the tenant's processes became different."""
 
     def __init__(
-        self, row: Tenant, listener: socket.socket, tokens: Tokens, settings: Settings, changed: Callable[[], None]
+        self,
+        row: Tenant,
+        listener: socket.socket,
+        tokens: Tokens,
+        settings: Settings,
+        changed: Callable[[], None],
+        *,
+        handover: HandOver,
+        left: Left,
     ) -> None:
+        """`left`: what an earlier agent left of the tenant. Raises `OSError` where its processes cannot be watched."""
         self.row = row
         self.processes = Processes(self._exited)
-        self.greeted_ever = False
-        self.denied = dict.fromkeys(row.gpus, 0)
-        """By UUID, requests for memory that were refused because they would have gone over the limit."""
+        self.greeted_ever = left.greeted
+        """Whether any hook has connected, be it to an earlier agent."""
+        self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self.frames_refused = 0
         self._tokens = tokens
         self._settings = settings
@@ -59,9 +69,7 @@ class ServedTenant:
         """By UUID, what each process's context takes; 0: not known."""
         self._untold: set[int] = set()
         """Pids that were told nothing of it, and so reserve nothing for it."""
-        self._ledgers = self._new_ledgers(row)
-        self._hints = protocol.HintsPage()
-        self._timer: asyncio.TimerHandle | None = None
+        self._handover = handover
         self._full_logged = False
         self._exhausted_logged = False
         self._paused: asyncio.TimerHandle | None = None
@@ -70,7 +78,14 @@ class ServedTenant:
         self._unsaid = 0
         self._listener: socket.socket | None = listener
         self._loop = asyncio.get_running_loop()
-        self._set_rates()
+        try:
+            for holder in left.holders:
+                self._watch(holder)
+            self._hints = protocol.HintsPage()
+        except OSError:
+            self.processes.close()
+            raise
+        self._set_rates(left.account)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     # ---- what the ledger of the node says
@@ -80,32 +95,25 @@ class ServedTenant:
         assert row.gpus == self.row.gpus, "a tenant never moves"
         self.row = row
         self._set_rates()
-        now = time.monotonic_ns()
-        for index, ledger in enumerate(self._ledgers):
-            actions = ledger.set_limit(now, row.memory, enforced=row.memory_isolation is MemoryIsolation.ENFORCED)
-            self._carry_out(index, actions)
+        self.memory.set_limits(row)
         self._hints.limits_changed()
         for client in list(self._connections):
             if client.greeted:
                 client.send(protocol.Limits(self.terms(), self.grace_ms))
-        self._arm()
 
     def begin_reading(self) -> None:
         """From now on the driver is being read."""
-        for ledger in self._ledgers:
-            ledger.begin_reading()
+        self.memory.begin_reading()
 
     def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
         """What the driver says that this tenant's processes use, in bytes by UUID and pid. `unread`: GPUs that it did
         not say it of. `exhaustive`: who is not listed is not on that GPU."""
-        for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True):
-            if gpu in unread:
-                continue
-            by_pid = memory_of.get(gpu, {})
-            told = {pid for pid, size in by_pid.items() if size}
-            if exhaustive:
-                told |= self.processes.pids - by_pid.keys()
-            ledger.observe(sum(by_pid.values()), told)
+        self.memory.observe(memory_of, unread=unread, absent=self.processes.pids if exhaustive else ())
+
+    def checkpoint(self) -> None:
+        """Writes down the time account for the next agent, if it can have changed."""
+        if self._listener is not None and self.connected:
+            self._handover.keep_account(self._tokens.state(self.row.id))
 
     def stop(self, reason: str | None) -> None:
         """Closes socket and clients, with a word to them if there is a reason. Processes are watched on until
@@ -123,11 +131,11 @@ class ServedTenant:
                 client.close()
             else:
                 client.refuse(RefusedReason.RELEASING, reason)
+        self._handover.keep_account(self._tokens.state(self.row.id))
         self._tokens.remove(self.row.id)
         self._connections.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.memory.close()
+        self._handover.close()
         self._hints.close()
 
     def close(self) -> None:
@@ -142,27 +150,11 @@ class ServedTenant:
         """Clients that have said hello, may use a GPU, and are there."""
         return sum(1 for client in self._connections if client.greeted and not client.observes)
 
-    def used(self) -> int:
-        """Bytes in use on that of its GPUs where it uses most."""
-        return max(ledger.used for ledger in self._ledgers)
-
-    def used_by_gpu(self) -> dict[str, int]:
-        """Bytes in use by UUID."""
-        return {gpu: ledger.used for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
-
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
         """Of its processes that reserve nothing for their contexts, what the driver counts of each on a GPU (`by_pid`,
         in bytes) beyond what it was credited."""
         self._untold &= self.processes.pids
-        ledger, credited = self._ledgers[self.row.gpus.index(gpu)], dict.fromkeys(self._untold, 0)
-        for client in self._connections:
-            if client.pid in credited:
-                credited[client.pid] += ledger.credit(client)
-        return {pid: by_pid[pid] - credit for pid, credit in credited.items() if by_pid.get(pid)}
-
-    def gaps(self) -> dict[str, int]:
-        """By UUID, the bytes that the driver counts beyond what was credited."""
-        return {gpu: ledger.used - ledger.tracked for gpu, ledger in zip(self.row.gpus, self._ledgers, strict=True)}
+        return {pid: by_pid[pid] - self.memory.credited(gpu, pid) for pid in self._untold if by_pid.get(pid)}
 
     # ---- Service of a connection
 
@@ -193,7 +185,11 @@ class ServedTenant:
             return
         if not any(self.context_kib(gpu) for gpu in self.row.gpus):
             self._untold.add(client.pid)
-        self.greeted_ever = True
+        if not self.greeted_ever:
+            self.greeted_ever = True
+            self._handover.keep_greeted()
+        if client.pid in self.processes:
+            self.memory.admit(client)
         self._tokens.attend(self.row.id, present=True)
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
         self._changed()
@@ -219,8 +215,12 @@ class ServedTenant:
 
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None:
         """A frame of a client that has said hello. Raises `ProtocolError`."""
-        if not (isinstance(frame, protocol.Reserve) and frame.handover):
-            client.handover_open = False
+        if (
+            client.handover_open
+            and not client.observes
+            and not (isinstance(frame, protocol.Reserve) and frame.handover)
+        ):
+            self.memory.declared(client)
         match frame:
             case protocol.Want():
                 if frame.gpu_mask >> len(self.row.gpus):
@@ -229,51 +229,35 @@ class ServedTenant:
             case protocol.Drained():
                 self._tokens.drained(self.row.id, client, frame)
             case protocol.Reserve() | protocol.Release() | protocol.MemInfo():
-                if frame.gpu >= len(self._ledgers):
-                    raise ProtocolError(f"gpu {frame.gpu} is not the tenant's")
-                try:
-                    self._handle_memory(client, frame)
-                except LedgerError as error:
-                    raise ProtocolError(str(error)) from None
+                self.memory.handle(client, frame)
             case _:
                 raise ProtocolError(f"{type(frame).__name__} may not come now")
 
-    def _handle_memory(self, client: Connection, frame: protocol.Reserve | protocol.Release | protocol.MemInfo) -> None:
-        ledger = self._ledgers[frame.gpu]
-        now = time.monotonic_ns()
-        match frame:
-            case protocol.Reserve(handover=True):
-                if not client.handover_open:
-                    raise ProtocolError("a handover after the first other frame")
-                ledger.handover(client, frame.bytes, client.pid)
-                client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
-            case protocol.Reserve(grown=True):
-                ledger.grow(client, frame.bytes)
-                client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
-            case protocol.Reserve():
-                self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes))
-            case protocol.Release():
-                actions = ledger.release(now, client, frame.bytes, recalled=frame.recalled)
-                self._carry_out(frame.gpu, actions)
-            case protocol.MemInfo():
-                used = ledger.used_without(client, frame.idle)
-                client.send(protocol.Memory(frame.seq, frame.gpu, ledger.limit, used))
-        self._arm()
-
     # ---- inside
 
-    def _new_ledgers(self, row: Tenant) -> tuple[MemoryLedger, ...]:
-        enforced = row.memory_isolation is MemoryIsolation.ENFORCED
-        recall_ns = self._settings.recall_ms * 1_000_000
-        return tuple(MemoryLedger(row.memory, enforced=enforced, recall_ns=recall_ns) for _ in row.gpus)
+    def _watch(self, holder: Holder) -> None:
+        """A process that was a client of an earlier agent."""
+        try:
+            pidfd = os.pidfd_open(holder.pid)
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise
+            self.memory.exited(holder.pid)
+            return
+        if start_time(holder.pid) == holder.start:
+            self.processes.add(holder.pid, pidfd)
+        else:
+            os.close(pidfd)
+            self.memory.exited(holder.pid)
 
-    def _set_rates(self) -> None:
+    def _set_rates(self, resumed: AccountState | None = None) -> None:
         self._tokens.set_tenant(
             self.row.id,
             self.row.gpus,
             request_milli=self.row.request_milli,
             limit_milli=self.row.limit_milli,
             contended=self._set_contended,
+            resumed=resumed,
         )
 
     def _set_contended(self, contended: bool) -> None:
@@ -349,10 +333,7 @@ class ServedTenant:
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
         self._tokens.exited(self.row.id, pid)
-        now = time.monotonic_ns()
-        for index, ledger in enumerate(self._ledgers):
-            self._carry_out(index, ledger.exited(now, pid))
-        self._arm()
+        self.memory.exited(pid)
         self._changed()
 
     def _gone(self, client: Connection) -> None:
@@ -362,43 +343,8 @@ class ServedTenant:
         alive = client.pid in self.processes
         self._tokens.vanished(self.row.id, client, alive=alive)
         self._tokens.attend(self.row.id, present=self.connected > 0)
-        now = time.monotonic_ns()
-        for index, ledger in enumerate(self._ledgers):
-            gone = ledger.disconnect(now, client, client.pid) if alive else ledger.vanish(now, client)
-            self._carry_out(index, gone)
-        self._arm()
+        self.memory.gone(client, alive=alive)
         self._changed()
-
-    def _carry_out(self, index: int, actions: list[memory.Action]) -> None:
-        for action in actions:
-            client = action.client
-            assert isinstance(client, Connection), "the ledger's clients are connections"
-            if isinstance(action, Credited):
-                self.denied[self.row.gpus[index]] += action.bytes == 0
-                client.send(protocol.Reserved(action.seq, index, action.bytes))
-            elif isinstance(action, RecallFrom):
-                client.send(protocol.Recall(index, action.bytes))
-
-    def _arm(self) -> None:
-        """One timer for whichever request for memory has to be decided first."""
-        if self._listener is None:
-            return
-        due = min((when for ledger in self._ledgers if (when := ledger.next_deadline()) is not None), default=None)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if due is not None:
-            delay = max(0, due - time.monotonic_ns()) / 1e9
-            self._timer = self._loop.call_later(delay, self._decide)
-
-    def _decide(self) -> None:
-        self._timer = None
-        now = time.monotonic_ns()
-        try:
-            for index, ledger in enumerate(self._ledgers):
-                self._carry_out(index, ledger.expire(now))
-        finally:
-            self._arm()
 
 
 def uuid_bytes(gpu: str) -> bytes:

@@ -5,6 +5,7 @@ until it is removed, because mounts pin it; a hook is removed only when no tenan
 
     hooks/<sha256>.so
     tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` where that is set
+    handover/<tenant-id>, which no pod sees
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class StateDir:
     def __init__(self, root: Path, hook: Path, *, fail_open: bool = False) -> None:
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
+        self._handovers = root / "handover"
         self._hook = hook
         self._fail_open = fail_open
         self._installed: Path | None = None
@@ -68,6 +70,10 @@ class StateDir:
             for old in self._hooks.glob("*.so"):
                 if old != self._installed and old.stat().st_nlink == 1:
                     old.unlink()
+            present = self.existing()
+            for left in self._handovers.glob("*"):
+                if left.name not in present:
+                    left.unlink()
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {self._hooks.parent}: {error}") from None
         return digest
@@ -118,9 +124,11 @@ class StateDir:
         """Removes socket and limits: nothing more starts in the tenant's name. The directory and its mounts stay."""
         for name in (FAIL_OPEN_FILE, SOCKET_FILE, LIMITS_FILE):
             (self.path(tenant_id) / name).unlink(missing_ok=True)
+        self.handover(tenant_id).unlink(missing_ok=True)
 
     def remove(self, tenant_id: str) -> None:
         """Removes the tenant's directory, and the hook if nobody else has it."""
+        self.handover(tenant_id).unlink(missing_ok=True)
         shutil.rmtree(self.path(tenant_id), ignore_errors=False)
         for hook in self._hooks.glob("*.so"):
             with contextlib.suppress(FileNotFoundError):
@@ -135,6 +143,11 @@ class StateDir:
         """Where a tenant's directory is or would be."""
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._tenants / tenant_id
+
+    def handover(self, tenant_id: str) -> Path:
+        """What is left of the tenant to the next agent."""
+        assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
+        return self._handovers / tenant_id
 
     def _link_hook(self, target: Path) -> None:
         assert self._installed is not None, "prepare comes first"

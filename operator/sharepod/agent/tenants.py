@@ -18,6 +18,7 @@ from sharepod.timeshare import Usage
 
 from .busy import BusyClock, Key
 from .contexts import ContextCosts
+from .handover import HandOver
 from .histogram import Histogram
 from .inventory import Process, Reading, is_gpu_uuid
 from .served import ServedTenant
@@ -31,6 +32,9 @@ log = structlog.get_logger(__name__)
 
 Residue = Callable[[str], str | None]
 OwnerOf = Callable[[int], str | None]
+
+_CHECKPOINT_S = 0.2
+"""How much of the time accounts an agent that is killed takes with it."""
 
 _RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
 
@@ -70,6 +74,7 @@ class Tenants:
         self._models: dict[str, tuple[str, str]] = {}
         """By UUID, model and driver, as last read."""
         self._saving: asyncio.Task[None] | None = None
+        self._checkpointing: asyncio.TimerHandle | None = None
         self._frames_refused = 0
         """By tenants that are gone."""
 
@@ -84,6 +89,9 @@ class Tenants:
         for task in (self._removing, self._saving):
             if task is not None:
                 await asyncio.gather(task, return_exceptions=True)
+        if self._checkpointing is not None:
+            self._checkpointing.cancel()
+            self._checkpointing = None
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.close()
@@ -171,7 +179,7 @@ class Tenants:
         if entry is None or entry.row.state is TenantState.RELEASING:
             return {}
         if entry.served is not None:
-            return entry.served.used_by_gpu()
+            return entry.served.memory.used()
         if entry.row.mode is not Mode.EXCLUSIVE:
             return {}
         return {uuid: sum(entry.seen.memory.get(uuid, {}).values()) for uuid in entry.row.gpus}
@@ -280,7 +288,7 @@ class Tenants:
             and (seconds := self.busy.seconds((row.id, uuid))) is not None
         }
         entry.watch.see_time(now, told, usage.held_ns / 1e9)
-        entry.watch.see_memory(now, served.gaps())
+        entry.watch.see_memory(now, served.memory.gaps())
         entry.watch.see_overtakings(now, usage.overdue)
 
     async def _apply_row(self, row: Tenant) -> None:
@@ -312,11 +320,38 @@ class Tenants:
         directory = await asyncio.to_thread(self._state.create, row.id, limits)
         served = None
         if row.mode is Mode.SHARED:
-            listener = await asyncio.to_thread(self._state.listen, row.id)
-            served = ServedTenant(row, listener, self._tokens, self._settings, self._changed)
-            served.context_kib = self._context_kib
+            served = await self._listen(row)
         self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
         log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
+
+    async def _listen(self, row: Tenant) -> ServedTenant:
+        """Goes on from what an earlier agent left of the tenant."""
+        handover, left = await asyncio.to_thread(
+            HandOver.open, self._state.handover(row.id), row.gpus, self._settings.connections_max
+        )
+        listener = None
+        try:
+            listener = await asyncio.to_thread(self._state.listen, row.id)
+            served = ServedTenant(
+                row, listener, self._tokens, self._settings, self._changed, handover=handover, left=left
+            )
+        except OSError:
+            handover.close()
+            if listener is not None:
+                listener.close()
+            raise
+        served.context_kib = self._context_kib
+        if self._checkpointing is None:
+            self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
+        if left.holders:
+            log.info("goes on from the agent before", tenant=row.id, processes=len(left.holders))
+        return served
+
+    def _checkpoint(self) -> None:
+        self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
+        for entry in self._entries.values():
+            if entry.served is not None:
+                entry.served.checkpoint()
 
     async def _change(self, row: Tenant, entry: _Entry) -> None:
         if entry.served is not None and limits_text(row) != limits_text(entry.row):

@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from sharepod import protocol
-from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler, Usage
+from sharepod.timeshare import AccountState, Config, Grant, Overdue, Revoke, Scheduler, Usage
 
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 
@@ -74,9 +74,13 @@ class Tokens:
         request_milli: int,
         limit_milli: int,
         contended: Callable[[bool], None],
+        resumed: AccountState | None = None,
     ) -> None:
-        """Adds a tenant or changes its rates. `contended` is told when others begin or cease to want its GPUs."""
-        self._scheduler.set_tenant(self._clock(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli)
+        """Adds a tenant, with its account of an earlier agent if that is known, or changes its rates. `contended` is
+        told when others begin or cease to want its GPUs."""
+        self._scheduler.set_tenant(
+            self._clock(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
+        )
         self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended))
         self._pump()
 
@@ -153,6 +157,10 @@ class Tokens:
     def usage(self, tenant_id: str) -> Usage:
         """What the tenant held up to now."""
         return self._scheduler.usage(self._clock(), tenant_id)
+
+    def state(self, tenant_id: str) -> AccountState:
+        """Its account up to now, for the agent that comes after this one."""
+        return self._scheduler.state(self._clock(), tenant_id)
 
     def waits(self, tenant_id: str) -> Histogram:
         """How long the tenant waited for each grant that it got."""

@@ -4,9 +4,9 @@ A *tenant* holds a *token* for its GPUs, and may launch work until its *quantum*
 reads a clock.
 """
 
-from .account import Account, Usage
+from .account import Account, AccountState, Usage
 from .actions import Action, Grant, Overdue, Revoke
 from .config import Config
 from .scheduler import Scheduler
 
-__all__ = ["Account", "Action", "Config", "Grant", "Overdue", "Revoke", "Scheduler", "Usage"]
+__all__ = ["Account", "AccountState", "Action", "Config", "Grant", "Overdue", "Revoke", "Scheduler", "Usage"]

@@ -47,6 +47,22 @@ class Usage:
     """Grants that it was overtaken in."""
 
 
+@dataclass(frozen=True)
+class AccountState:
+    """All that an account needs to go on in another process of the same clock."""
+
+    at: int
+    assured: int
+    ceiling: int
+    held_ns: int
+    borrowed_ns: int
+    late_ns: int
+    grants: int
+    overdue: int
+    window_ns: int
+    """Held within the last window."""
+
+
 class Account:
     """Buckets and usage of one tenant. The assured bucket starts empty, the ceiling one with what one quantum takes."""
 
@@ -65,6 +81,35 @@ class Account:
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self.ceiling = config.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
+
+    def state(self) -> AccountState:
+        """As of `at`."""
+        return AccountState(
+            self.at,
+            self.assured,
+            self.ceiling,
+            self.held_ns,
+            self.borrowed_ns,
+            self.late_ns,
+            self.grants,
+            self.overdue,
+            self._window_held_ns(),
+        )
+
+    def resume(self, state: AccountState) -> None:
+        """Goes on from an earlier account. In between nobody gave out time, and the tenant is taken to have had what it
+        was guaranteed: it is owed as much as before, and its ceiling bucket filled by the rest."""
+        then = min(state.at, self.at)
+        away = self.at - then
+        self.assured = min(state.assured, self._assured_cap())
+        filled = state.ceiling + away * (self.limit_milli - self.request_milli)
+        self.ceiling = min(filled, self._ceiling_cap())
+        self.held_ns, self.borrowed_ns, self.late_ns = state.held_ns, state.borrowed_ns, state.late_ns
+        self.grants, self.overdue = state.grants, state.overdue
+        window = self._slot_ns * _SLOTS
+        held = min(state.window_ns, window)
+        if held and away < window:
+            self._record(then - window, then, held)
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
         """New rates from `at` on. Credit stands for as many seconds as before; what is saved up beyond the new
@@ -131,14 +176,7 @@ class Account:
 
     def usage(self) -> Usage:
         """As of `at`."""
-        current, into = divmod(self.at, self._slot_ns)
-        oldest = current - _SLOTS
-        held = 0
-        for slot, amount in self._slots:
-            if slot > oldest:
-                held += amount
-            elif slot == oldest:
-                held += amount * (self._slot_ns - into) // self._slot_ns
+        held = self._window_held_ns()
         return Usage(
             held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
             held_ns=self.held_ns,
@@ -147,6 +185,17 @@ class Account:
             grants=self.grants,
             overdue=self.overdue,
         )
+
+    def _window_held_ns(self) -> int:
+        current, into = divmod(self.at, self._slot_ns)
+        oldest = current - _SLOTS
+        held = 0
+        for slot, amount in self._slots:
+            if slot > oldest:
+                held += amount
+            elif slot == oldest:
+                held += amount * (self._slot_ns - into) // self._slot_ns
+        return held
 
     def _assured_cap(self) -> int:
         return self._config.assured_burst_ns * self.request_milli

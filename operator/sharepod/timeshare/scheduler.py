@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .account import Account, Usage
+from .account import Account, AccountState, Usage
 from .actions import Action, Grant, Overdue, Revoke
 from .config import Config
 from .occupancy import Occupancy
@@ -50,10 +50,17 @@ class Scheduler:
     # ---- what the outside tells
 
     def set_tenant(
-        self, now: int, tenant_id: str, gpus: Sequence[str], *, request_milli: int, limit_milli: int
+        self,
+        now: int,
+        tenant_id: str,
+        gpus: Sequence[str],
+        *,
+        request_milli: int,
+        limit_milli: int,
+        resumed: AccountState | None = None,
     ) -> None:
-        """Adds a tenant, or changes the rates of one. Raises `ValueError` for impossible rates or other GPUs than
-        before."""
+        """Adds a tenant, with the account that it had in an earlier process if that is known, or changes the rates of
+        one. Raises `ValueError` for impossible rates or other GPUs than before."""
         if not 0 <= request_milli <= limit_milli <= 1000:
             raise ValueError(
                 f"tenant {tenant_id}: not 0 <= request <= limit <= 1000: request {request_milli}, limit {limit_milli}"
@@ -64,6 +71,8 @@ class Scheduler:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             account = Account(now, self._config, request_milli=request_milli, limit_milli=limit_milli)
+            if resumed is not None:
+                account.resume(resumed)
             tenant = Tenant(tenant_id, tuple(gpus), account, asleep_since=now)
             self._tenants[tenant_id] = tenant
             self._gpus.add(tenant)
@@ -212,6 +221,13 @@ class Scheduler:
         tenant = self._tenants[tenant_id]
         self._gpus.settle(now, tenant)
         return tenant.account.usage()
+
+    def state(self, now: int, tenant_id: str) -> AccountState:
+        """The tenant's account as of `now`, to go on with in another process."""
+        now = self._advance_clock(now)
+        tenant = self._tenants[tenant_id]
+        self._gpus.settle(now, tenant)
+        return tenant.account.state()
 
     def holding(self, tenant_id: str) -> int | None:
         """The id of the grant that the tenant has not drained, if there is one."""
