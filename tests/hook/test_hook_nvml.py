@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,36 +16,18 @@ import pytest
 from hook.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
 
 MI = 1 << 20
-FOREIGN = "GPU-99999999-0000-0000-0000-000000000009"
+FAKE_NVML = FAKE_CUDA.with_name("fakenvml")
 
-# As much of NVML as the binding needs: devices of 16 GiB, 5 of them used by whoever, half a GiB the driver's own.
-FAKE_NVML = """
-#include <stdio.h>
-#include <string.h>
-#define GI (1ull << 30)
-static const char *const uuids[] = {%s};
-int nvmlInitWithFlags(unsigned flags) { return flags != 0; }
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int result) { return result == 13 ? "Function Not Found" : "error"; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = sizeof uuids / sizeof *uuids; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **device) { *device = (void *)&uuids[i]; return 0; }
-int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {
-    return snprintf(text, size, "%%s", *(const char **)device) < (int)size ? 0 : 7;
-}
-struct v1 { unsigned long long total, free, used; };
-struct v2 { unsigned version; unsigned long long total, reserved, free, used; };
-int nvmlDeviceGetMemoryInfo(void *device, struct v1 *memory) {
-    if (device == NULL || memory == NULL) return 2;
-    *memory = (struct v1){16 * GI, 11 * GI, 5 * GI};
-    return 0;
-}
-int nvmlDeviceGetMemoryInfo_v2(void *device, struct v2 *memory) {
-    if (device == NULL || memory == NULL) return 2;
-    if (memory->version != 0x02000028) return 25;
-    *memory = (struct v2){memory->version, 16 * GI, GI / 2, 21 * GI / 2, 5 * GI};
-    return 0;
-}
+RESERVED = 512 * MI
+STRANGER = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0)
+for device in range(3):
+    assert cuda.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, device) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(5 << 30)) == 0
+print("there", flush=True)
+sys.stdin.read()
 """
 
 ASK = """
@@ -64,31 +47,38 @@ print(json.dumps({"answers": answers, "refused": refused, "threads": threads}))
 """
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory, double: Path) -> Path:
-    """The folder of a fake NVML."""
-    folder = tmp_path_factory.mktemp("nvml")
-    uuids = ", ".join(f'"{uuid}"' for uuid in (*GPUS[:2], FOREIGN, "MIG-10000000-0000-0000-0000-000000000001"))
-    (folder / "nvml.c").write_text(FAKE_NVML % uuids)
-    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(folder / "libnvidia-ml.so.1")]
-    subprocess.run([*command, str(folder / "nvml.c")], check=True, timeout=60)
-    return folder
-
-
 @pytest.fixture
-def node(tmp_path: Path, hook_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(tmp_path: Path, double: Path, hook_file: Path) -> Iterator[Node]:
     rows = [
         tenant("a", 0.5, gpus=GPUS[:1]),
         tenant("free", 0.5, gpus=GPUS[1:2], memoryIsolation="None"),
     ]
-    with running(tmp_path, *rows, hook_file=str(hook_file)) as node:
+    with running(tmp_path, *rows, hook_file=str(hook_file)) as node, stranger(node):
         yield node
 
 
-def ask(node: Node, nvml: Path, tenant_id: str, program: str = ASK) -> dict[str, Any]:
+@contextlib.contextmanager
+def stranger(node: Node) -> Iterator[None]:
+    """A process of nobody's, with 5 GiB on each of three GPUs."""
+    environment = dict(os.environ) | {"LD_LIBRARY_PATH": str(FAKE_CUDA), "FAKE_CUDA_STATE": str(node.state)}
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", STRANGER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        yield
+    finally:
+        process.communicate(timeout=20)
+
+
+def ask(node: Node, tenant_id: str, program: str = ASK) -> dict[str, Any]:
     environment = dict(os.environ) | {
         "LD_PRELOAD": str(node.path(tenant_id) / "libsharepod.so"),
-        "LD_LIBRARY_PATH": f"{nvml}:{FAKE_CUDA}",
+        "LD_LIBRARY_PATH": f"{FAKE_NVML}:{FAKE_CUDA}",
+        "FAKE_CUDA_STATE": str(node.state),
+        "FAKE_NVML_RESERVED": str(RESERVED),
+        "FAKE_NVML_MIG": "1",
     }
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -98,40 +88,45 @@ def ask(node: Node, nvml: Path, tenant_id: str, program: str = ASK) -> dict[str,
     return answer
 
 
-def test_nvml_shows_the_tenants_memory_and_leaves_other_gpus_alone(node: Node, nvml: Path) -> None:
-    found = ask(node, nvml, "a")
+def test_nvml_shows_the_tenants_memory_and_leaves_other_gpus_alone(node: Node) -> None:
+    found = ask(node, "a")
     assert found["answers"][GPUS[0]] == [[4 * GI, 0, 4 * GI], [4 * GI, 0, 4 * GI, 0]]
-    untouched = [[16 * GI, 5 * GI, 11 * GI], [16 * GI, 5 * GI, 21 * GI // 2, GI // 2]]
-    assert [found["answers"][uuid] for uuid in (*GPUS[1:2], FOREIGN)] == [untouched] * 2
+    used = 5 * GI
+    untouched = [
+        [16 * GI, used + RESERVED, 11 * GI - RESERVED],
+        [16 * GI, used, 11 * GI - RESERVED, RESERVED],
+    ]
+    assert [found["answers"][uuid] for uuid in GPUS[1:3]] == [untouched] * 2, "not limited, and not its own"
+    assert len(found["answers"]) == len(GPUS) + 1, "an instance of MIG is nobody's"
     assert found["refused"] == [2, 2], "the driver's own errors stay"
 
 
-def test_nvml_shows_what_the_tenants_other_processes_use(node: Node, nvml: Path) -> None:
+def test_nvml_shows_what_the_tenants_other_processes_use(node: Node) -> None:
     program = node.launch("a", "--memory", "1G", "--seconds", "60")
     assert program.report()["event"] == "start"
-    total, used, free = ask(node, nvml, "a")["answers"][GPUS[0]][0]
+    total, used, free = ask(node, "a")["answers"][GPUS[0]][0]
     assert total == 4 * GI
     assert GI <= used <= GI + 64 * MI
     assert free == total - used
     program.end()
 
 
-def test_asking_nvml_does_not_make_a_process_one_that_uses_the_gpu(node: Node, nvml: Path) -> None:
-    assert ask(node, nvml, "a")["threads"] == 1
+def test_asking_nvml_does_not_make_a_process_one_that_uses_the_gpu(node: Node) -> None:
+    assert ask(node, "a")["threads"] == 1
     node.stop_agent()
     assert "client connected" not in node.log()
 
 
-def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node, nvml: Path) -> None:
+def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node) -> None:
     node.stop_agent()
-    assert ask(node, nvml, "a")["answers"][GPUS[0]][0] == [4 * GI, 4 * GI, 0]
+    assert ask(node, "a")["answers"][GPUS[0]][0] == [4 * GI, 4 * GI, 0]
 
 
-def test_memory_that_is_not_enforced_is_shown_as_the_driver_does(node: Node, nvml: Path) -> None:
-    assert ask(node, nvml, "free")["answers"][GPUS[1]][0] == [16 * GI, 5 * GI, 11 * GI]
+def test_memory_that_is_not_enforced_is_shown_as_the_driver_does(node: Node) -> None:
+    assert ask(node, "free")["answers"][GPUS[1]][0] == [16 * GI, 5 * GI + RESERVED, 11 * GI - RESERVED]
 
 
-def test_a_program_that_uses_cuda_sees_the_same_by_nvml_and_by_cuda(node: Node, nvml: Path) -> None:
+def test_a_program_that_uses_cuda_sees_the_same_by_nvml_and_by_cuda(node: Node) -> None:
     program = """
 import ctypes, json, pynvml
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -144,11 +139,7 @@ pynvml.nvmlInit()
 one = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0))
 print(json.dumps({"cuda": [total.value, free.value], "nvml": [one.total, one.free]}))
 """
-    os.environ["FAKE_CUDA_STATE"] = str(node.state)
-    try:
-        found = ask(node, nvml, "a", program)
-    finally:
-        del os.environ["FAKE_CUDA_STATE"]
+    found = ask(node, "a", program)
     assert found["cuda"] == found["nvml"]
     assert found["cuda"][0] == 4 * GI
 

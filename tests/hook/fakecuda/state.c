@@ -127,8 +127,8 @@ static void choose(const char *list) {
 }
 
 /* FAKE_CUDA_VISIBLE: the devices of the container, as NVIDIA_VISIBLE_DEVICES gives them. */
-static void find_visible(void) {
-    const char *list = getenv("FAKE_CUDA_VISIBLE"), *choice = getenv("CUDA_VISIBLE_DEVICES");
+static void find_visible(const char *choice) {
+    const char *list = getenv("FAKE_CUDA_VISIBLE");
     int all[FAKE_DEVICES], count = 0;
     for (int i = 0; i < FAKE_DEVICES; i++) {
         all[i] = i;
@@ -148,7 +148,7 @@ static void find_visible(void) {
         choose(choice);
 }
 
-bool fake_state_attach(void) {
+static bool attach(bool record) {
     const char *path = getenv("FAKE_CUDA_STATE");
     struct stat facts;
     if (state != NULL)
@@ -164,9 +164,9 @@ bool fake_state_attach(void) {
     state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
     if (state == MAP_FAILED || state->magic != FAKE_MAGIC || state->layout != FAKE_LAYOUT)
         goto fail;
-    find_visible();
+    find_visible(record ? getenv("CUDA_VISIBLE_DEVICES") : NULL);
     lock_memory();
-    bool taken = take_record();
+    bool taken = !record || take_record();
     unlock_memory();
     if (taken)
         return true;
@@ -178,6 +178,14 @@ fail:
     close(state_fd);
     state_fd = -1;
     return false;
+}
+
+bool fake_state_attach(void) {
+    return attach(true);
+}
+
+bool fake_state_watch(void) {
+    return attach(false);
 }
 
 void fake_state_detach(void) {
@@ -196,6 +204,14 @@ int fake_state_visible(int ordinal) {
 
 struct fake_device *fake_state_device(int device) {
     return &state->devices[device];
+}
+
+const struct fake_client *fake_state_client(unsigned record) {
+    return &state->clients[record];
+}
+
+void fake_state_uuid(int device, char *text) {
+    format_uuid(state->devices[device].uuid, text);
 }
 
 struct fake_usage *fake_state_usage(int device) {

@@ -73,12 +73,17 @@ _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/hoo
 
 /* Maps the file FAKE_CUDA_STATE names and takes a record in it; false when there is none, or it is not such a file. */
 bool fake_state_attach(void);
+/* Maps it to look only: no record, and every device of FAKE_CUDA_VISIBLE. */
+bool fake_state_watch(void);
 /* In the child of a fork: forgets the parent's mapping and locks. */
 void fake_state_detach(void);
 /* The devices that FAKE_CUDA_VISIBLE and, of those, CUDA_VISIBLE_DEVICES let this process see, in their order; -1 beyond
  * the last. */
 int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
+const struct fake_client *fake_state_client(unsigned record);
+/* "GPU-" and 36 characters, into `text` of 64. */
+void fake_state_uuid(int device, char *text);
 struct fake_usage *fake_state_usage(int device);
 bool fake_state_released(void);
 /* Which record is this process's; whether the process of a record still lives. */

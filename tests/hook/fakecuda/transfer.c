@@ -233,35 +233,59 @@ EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size
 }
 
 /* One side of a copy of two or three dimensions, which must be there. */
-static CUresult side(CUmemorytype type, const void *host_pointer, CUdeviceptr device_pointer, CUarray array,
-                     bool *host_side) {
+/* One side of a copy of a box, as all the structures of the API name it. */
+struct side {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    CUarray array;
+};
+
+static CUresult look_at(const struct side *side, bool *host_side) {
     *host_side = false;
-    switch (type) {
-    case CU_MEMORYTYPE_HOST: *host_side = true; return host_pointer == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case CU_MEMORYTYPE_DEVICE: return fake_on_device(device_pointer, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case CU_MEMORYTYPE_ARRAY: return fake_is(array, MAGIC_ARRAY) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    switch (side->type) {
+    case CU_MEMORYTYPE_HOST: *host_side = true; return side->host == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEMORYTYPE_DEVICE: return fake_on_device(side->device, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMORYTYPE_ARRAY: return fake_is(side->array, MAGIC_ARRAY) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_MEMORYTYPE_UNIFIED:
-        *host_side = host(device_pointer);
-        return device_pointer == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        *host_side = host(side->device);
+        return side->device == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-static CUresult copy_box(CUresult from, CUresult to, bool host_side, uint64_t bytes, CUstream stream,
-                         enum manner manner) {
+static CUresult copy_box(struct side from, struct side to, uint64_t bytes, CUstream stream, enum manner manner) {
+    bool from_host, to_host;
     CUresult result = fake_initialized();
     if (result == CUDA_SUCCESS)
-        result = from != CUDA_SUCCESS ? from : to;
-    return result == CUDA_SUCCESS ? submit(stream, fake_copy_work(host_side, bytes), manner) : result;
+        result = look_at(&from, &from_host);
+    if (result == CUDA_SUCCESS)
+        result = look_at(&to, &to_host);
+    return result == CUDA_SUCCESS ? submit(stream, fake_copy_work(from_host || to_host, bytes), manner) : result;
 }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, enum manner manner) {
-    bool from_host, to_host;
     if (c == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult from = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from_host);
-    CUresult to = side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to_host);
-    return copy_box(from, to, from_host || to_host, c->WidthInBytes * c->Height, stream, manner);
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height, stream, manner);
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, enum manner manner) {
+    if (c == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height * c->Depth, stream, manner);
+}
+
+static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, enum manner manner) {
+    if (c == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height * c->Depth, stream, manner);
 }
 
 EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *copied) {
@@ -276,30 +300,12 @@ EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copied, CUstream stream)
     return copy_2d(copied, stream, ASYNC);
 }
 
-static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, enum manner manner) {
-    bool from_host, to_host;
-    if (c == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult from = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from_host);
-    CUresult to = side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to_host);
-    return copy_box(from, to, from_host || to_host, c->WidthInBytes * c->Height * c->Depth, stream, manner);
-}
-
 EXPORT CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *copied) {
     return copy_3d(copied, NULL, SYNC);
 }
 
 EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copied, CUstream stream) {
     return copy_3d(copied, stream, ASYNC);
-}
-
-static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, enum manner manner) {
-    bool from_host, to_host;
-    if (c == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult from = side(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, &from_host);
-    CUresult to = side(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, &to_host);
-    return copy_box(from, to, from_host || to_host, c->WidthInBytes * c->Height * c->Depth, stream, manner);
 }
 
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *copied) {

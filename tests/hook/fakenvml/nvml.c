@@ -1,0 +1,279 @@
+/* A double of libnvidia-ml.so.1 on the devices of the fake CUDA: what the agent and programs ask of NVML.
+ *
+ * Guarantees: figures are those of the state file (FAKE_CUDA_STATE) at the time of the call; processes are those that
+ * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as the
+ * container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
+ * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance of
+ * MIG. What is not here is not found; what a GPU may lack is not supported.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "state.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_UNINITIALIZED = 1,
+    NVML_INVALID_ARGUMENT = 2,
+    NVML_NOT_SUPPORTED = 3,
+    NVML_NOT_FOUND = 6,
+    NVML_INSUFFICIENT_SIZE = 7,
+    NVML_DRIVER_NOT_LOADED = 9,
+    NVML_ARGUMENT_VERSION_MISMATCH = 25
+};
+
+struct memory {
+    unsigned long long total, free, used;
+};
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+struct process {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+};
+
+struct utilization {
+    unsigned gpu, memory;
+};
+
+static const char mig_uuid[] = "MIG-10000000-0000-0000-0000-000000000001";
+static const char mig;
+static unsigned users;
+
+static unsigned device_count(void) {
+    unsigned count = 0;
+    while (fake_state_visible((int)count) >= 0)
+        count++;
+    return count;
+}
+
+static bool has_mig(void) {
+    const char *value = getenv("FAKE_NVML_MIG");
+    return value != NULL && strcmp(value, "1") == 0;
+}
+
+static uint64_t reserved(void) {
+    const char *value = getenv("FAKE_NVML_RESERVED");
+    return value == NULL ? 0 : strtoull(value, NULL, 10);
+}
+
+/* The device of a handle; -1 if it is none. */
+static int device_of(const void *handle) {
+    if (users == 0 || handle == NULL)
+        return -1;
+    for (unsigned i = 0; i < device_count(); i++)
+        if (fake_state_device(fake_state_visible((int)i)) == handle)
+            return fake_state_visible((int)i);
+    return -1;
+}
+
+EXPORT int nvmlInitWithFlags(unsigned flags) {
+    if (flags > 3)
+        return NVML_INVALID_ARGUMENT;
+    if (!fake_state_watch())
+        return NVML_DRIVER_NOT_LOADED;
+    users++;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlInit_v2(void) {
+    return nvmlInitWithFlags(0);
+}
+
+EXPORT int nvmlInit(void) {
+    return nvmlInitWithFlags(0);
+}
+
+EXPORT int nvmlShutdown(void) {
+    if (users == 0)
+        return NVML_UNINITIALIZED;
+    users--;
+    return NVML_SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(int result) {
+    switch (result) {
+    case NVML_SUCCESS: return "Success";
+    case NVML_UNINITIALIZED: return "Uninitialized";
+    case NVML_INVALID_ARGUMENT: return "Invalid Argument";
+    case NVML_NOT_SUPPORTED: return "Not Supported";
+    case NVML_NOT_FOUND: return "Not Found";
+    case NVML_INSUFFICIENT_SIZE: return "Insufficient Size";
+    case NVML_DRIVER_NOT_LOADED: return "Driver Not Loaded";
+    case NVML_ARGUMENT_VERSION_MISMATCH: return "Argument Version Mismatch";
+    default: return "Unknown Error";
+    }
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *text, unsigned size) {
+    return text != NULL && snprintf(text, size, "simulated") < (int)size ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    if (users == 0)
+        return NVML_UNINITIALIZED;
+    *count = device_count() + has_mig();
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) {
+    if (users == 0)
+        return NVML_UNINITIALIZED;
+    unsigned count = device_count();
+    if (index >= count + has_mig())
+        return NVML_INVALID_ARGUMENT;
+    *out = index == count ? (void *)&mig : (void *)fake_state_device(fake_state_visible((int)index));
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+    char own[64];
+    int device = device_of(handle);
+    if (device < 0 && handle != &mig)
+        return NVML_INVALID_ARGUMENT;
+    if (handle == &mig)
+        snprintf(own, sizeof own, "%s", mig_uuid);
+    else
+        fake_state_uuid(device, own);
+    return snprintf(text, size, "%s", own) < (int)size ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **out) {
+    char own[64];
+    void *handle;
+    for (unsigned i = 0; uuid != NULL && nvmlDeviceGetHandleByIndex_v2(i, &handle) == NVML_SUCCESS; i++)
+        if (nvmlDeviceGetUUID(handle, own, sizeof own) == NVML_SUCCESS && strcmp(own, uuid) == 0) {
+            *out = handle;
+            return NVML_SUCCESS;
+        }
+    return users == 0 ? NVML_UNINITIALIZED : NVML_NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetIndex(void *handle, unsigned *out) {
+    for (unsigned i = 0; i < device_count(); i++)
+        if (fake_state_device(fake_state_visible((int)i)) == handle) {
+            *out = i;
+            return NVML_SUCCESS;
+        }
+    return NVML_INVALID_ARGUMENT;
+}
+
+EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
+    int device = device_of(handle);
+    if (device < 0)
+        return NVML_INVALID_ARGUMENT;
+    return snprintf(text, size, "%s", fake_state_device(device)->model) < (int)size ? NVML_SUCCESS
+                                                                                    : NVML_INSUFFICIENT_SIZE;
+}
+
+/* An instance of MIG has 16 GiB here, all free. */
+static bool figures(const void *handle, struct memory_v2 *out) {
+    int device = device_of(handle);
+    if (device < 0 && (users == 0 || handle != &mig))
+        return false;
+    out->total = device < 0 ? 16ull << 30 : fake_state_device(device)->memory;
+    uint64_t left = device < 0 ? out->total : fake_state_free(device);
+    out->used = out->total - left;
+    out->reserved = reserved() < left ? reserved() : left;
+    out->free = left - out->reserved;
+    return true;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(void *handle, struct memory *out) {
+    struct memory_v2 found;
+    if (out == NULL || !figures(handle, &found))
+        return NVML_INVALID_ARGUMENT;
+    *out = (struct memory){.total = found.total, .free = found.free, .used = found.used + found.reserved};
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
+    struct memory_v2 found;
+    if (out == NULL || !figures(handle, &found))
+        return NVML_INVALID_ARGUMENT;
+    if (out->version != (sizeof *out | 2u << 24))
+        return NVML_ARGUMENT_VERSION_MISMATCH;
+    found.version = out->version;
+    *out = found;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {
+    int device = device_of(handle);
+    if (device < 0 || count == NULL)
+        return NVML_INVALID_ARGUMENT;
+    unsigned found = 0, room = out == NULL ? 0 : *count;
+    for (unsigned i = 0; i < FAKE_CLIENTS; i++) {
+        const struct fake_client *client = fake_state_client(i);
+        uint64_t used = client->usage[device].memory;
+        if (used == 0 || !fake_state_lives(i, client->pid))
+            continue;
+        if (found < room)
+            out[found] = (struct process){client->pid, used, UINT32_MAX, UINT32_MAX};
+        found++;
+    }
+    *count = found;
+    return found <= room ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, struct process *out) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, out);
+}
+
+static int nobody(const void *handle, unsigned *count) {
+    if (device_of(handle) < 0 || count == NULL)
+        return NVML_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {
+    (void)out;
+    return nobody(handle, count);
+}
+
+EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {
+    (void)out;
+    return nobody(handle, count);
+}
+
+/* Whether the device is at work now, where the real one says how much of its last period it was. */
+EXPORT int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *out) {
+    int device = device_of(handle);
+    struct timespec now;
+    if (device < 0 || out == NULL)
+        return NVML_INVALID_ARGUMENT;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    *out = (struct utilization){.gpu = fake_state_device(device)->busy_until > ns ? 100 : 0};
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMigMode(void *handle, unsigned *current, unsigned *pending) {
+    (void)current, (void)pending;
+    return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+}
+
+EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two, unsigned *pending, unsigned *failed) {
+    (void)one, (void)two, (void)pending, (void)failed;
+    return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+}
+
+EXPORT int nvmlDeviceGetProcessUtilization(void *handle, void *samples, unsigned *count, unsigned long long since) {
+    (void)samples, (void)count, (void)since;
+    return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+}
+
+EXPORT int nvmlEventSetCreate(void **set) {
+    (void)set;
+    return NVML_NOT_SUPPORTED;
+}
