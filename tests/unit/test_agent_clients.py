@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sharepod import protocol
-from sharepod.agent import connection, served
+from sharepod.agent import connection, listener
+from sharepod.agent.connection import Connection
 from sharepod.agent.settings import Settings
 from sharepod.agent.tenants import Tenants
 from sharepod.api.gpunode import MemoryIsolation, TenantState
@@ -185,7 +186,7 @@ async def test_without_descriptors_accepting_pauses_and_goes_on_later(
     tenants: Tenants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = await Client.connect(tenants.directory("b"))
-    monkeypatch.setattr(served, "_EXHAUSTED_PAUSE_S", 0.1)
+    monkeypatch.setattr(listener, "_EXHAUSTED_PAUSE_S", 0.1)
     kept, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 2, limit))
     try:
@@ -208,8 +209,8 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
     taken: list[int] = []
     take = flooded.take_turn
 
-    def counted() -> bool:
-        took = take()
+    def counted(client: Connection) -> bool:
+        took = take(client)
         taken[-1] += took
         return took
 

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from sharepod.api.gpunode import Health, Mode, Tenant, TenantState
 
 from .core import Agent, Facts
+from .refusals import Refusal
 from .served import ServedTenant
 
 _TENANT = ("tenant", "namespace", "pod", "mode")
@@ -51,6 +52,7 @@ FAMILIES = {
     "sharepod_tenant_memory_gap_bytes": Family("gauge", _EACH, "What NVML counts beyond what its allocations explain"),
     "sharepod_tenant_denied_allocations": Family("counter", _EACH, "Allocations refused: they would exceed the limit"),
     "sharepod_tenant_wait_seconds": Family("histogram", _TENANT, "How long it waited for each grant"),
+    "sharepod_tenant_throttled": Family("counter", _TENANT, "Times that it had to wait for sending the agent too much"),
     "sharepod_tenant_processes": Family("gauge", _TENANT, "Its processes that use GPUs"),
     "sharepod_tenant_unhooked_processes": Family("gauge", _TENANT, "Of these, those that use a GPU without the hook"),
     "sharepod_tenant_enforced": Family(
@@ -71,7 +73,7 @@ FAMILIES = {
         "histogram", (), "From reading that a token came back to having sent the next grant"
     ),
     "sharepod_agent_frames_refused": Family(
-        "counter", (), "Times that a client was closed for what it sent, or did not send"
+        "counter", ("why",), "Times that a client was closed for what it sent, or did not send"
     ),
     "sharepod_agent_inventory_simulated": Family("gauge", (), "1 if there is no GPU behind the inventory"),
     "sharepod_agent_build_info": Family("gauge", ("version",), "Always 1; the version is a label"),
@@ -121,7 +123,9 @@ class AgentCollector(Collector):
         sheet, facts, tenants = _Sheet(), self._agent.facts(), self._agent.tenants
         sheet.add("agent_inventory_simulated", (), int(facts.simulated))
         sheet.add("agent_build_info", (facts.agent_version,), 1)
-        sheet.add("agent_frames_refused", (), tenants.frames_refused)
+        refusals = tenants.refusals
+        for why in Refusal:
+            sheet.add("agent_frames_refused", (why.value,), refusals[why])
         hand_offs = tenants.hand_offs
         sheet.add_histogram("agent_hand_off_seconds", (), hand_offs.buckets(), hand_offs.sum_ns / 1e9)
         rows = tenants.rows()
@@ -191,6 +195,7 @@ class AgentCollector(Collector):
             return
         waits = tenants.waits(row.id)
         sheet.add_histogram("tenant_wait_seconds", labels, waits.buckets(), waits.sum_ns / 1e9)
+        sheet.add("tenant_throttled", labels, served.throttled)
         sheet.add("tenant_unhooked_processes", labels, len(tenants.unhooked(row.id)))
         gaps, denied = served.memory.gaps(), served.memory.denied()
         for uuid in row.gpus:

@@ -18,6 +18,8 @@ import structlog
 from sharepod import protocol
 from sharepod.protocol import ProtocolError, RefusedReason
 
+from .refusals import Refusal
+
 log = structlog.get_logger(__name__)
 
 _HELLO_WITHIN_S = 5.0
@@ -37,9 +39,9 @@ class Service(Protocol):
 
     def welcomed(self, client: Connection) -> None: ...
 
-    def take_turn(self) -> bool: ...
+    def take_turn(self, client: Connection) -> bool: ...
 
-    def complain(self, event: str, *, pid: int, error: str | None = None) -> None: ...
+    def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None: ...
 
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None: ...
 
@@ -55,6 +57,8 @@ class Connection:
         """It uses no GPU: it may ask what the tenant uses, and nothing else."""
         self.handover_open = True
         """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
+        self.unbroken = 0
+        """Frames that were handled since its socket was last found empty."""
         self._sock = sock
         self._service = service
         self._closed = closed
@@ -63,7 +67,20 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         self._greeting = self._loop.call_later(_HELLO_WITHIN_S, self._late)
-        self._loop.add_reader(sock.fileno(), self._readable)
+        self._reading = False
+        self.resume()
+
+    def pause(self) -> None:
+        """Reads nothing until `resume`."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    def resume(self) -> None:
+        """Reads what comes."""
+        if self._alive and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._sock.fileno(), self._readable)
 
     def send(self, frame: protocol.DaemonFrame) -> None:
         """Sends, or gives the client up if it does not read."""
@@ -80,7 +97,7 @@ class Connection:
             return
         self._alive = False
         self._greeting.cancel()
-        self._loop.remove_reader(self._sock.fileno())
+        self.pause()
         self._sock.close()
         self._loop.call_soon(self._closed, self)
 
@@ -91,7 +108,7 @@ class Connection:
         try:
             self._sock.sendmsg([packet], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._service.complain("client does not read its frames, closing", pid=self.pid)
+            self._service.complain(Refusal.UNREAD, pid=self.pid)
             self.close()
         except OSError as error:
             log.debug("client is gone", pid=self.pid, error=error.strerror)
@@ -99,30 +116,34 @@ class Connection:
 
     def _readable(self) -> None:
         # What may not be handled in this turn stays in the socket, and makes it readable in the next.
-        while self._alive and self._service.take_turn():
+        while self._reading and self._service.take_turn(self):
             try:
                 # Without room for ancillary bytes the kernel drops descriptors that a client sends.
                 packet = self._sock.recv(protocol.FRAME_MAX + 1)
             except (BlockingIOError, InterruptedError):
+                self.unbroken = 0
                 return
             except OSError:
                 packet = b""
             if not packet:
                 self.close()
                 return
+            why = Refusal.MALFORMED
             try:
-                self._handle(protocol.parse_client(packet))
+                frame = protocol.parse_client(packet)
+                why = Refusal.OUT_OF_PLACE
+                self._handle(frame)
             except ProtocolError as error:
-                self._service.complain("client breaks the protocol, closing", pid=self.pid, error=str(error))
+                self._service.complain(why, pid=self.pid, error=str(error))
                 self.close()
             except Exception as error:
                 # A frame that nobody thought of must not become one more traceback each time it is sent.
-                self._service.complain("client's frame was not understood, closing", pid=self.pid, error=repr(error))
+                self._service.complain(why, pid=self.pid, error=repr(error))
                 self.close()
 
     def _late(self) -> None:
         if not self.greeted:
-            self._service.complain("client says nothing, closing", pid=self.pid)
+            self._service.complain(Refusal.SILENT, pid=self.pid)
             self.close()
 
     def _handle(self, frame: protocol.ClientFrame) -> None:

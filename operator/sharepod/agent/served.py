@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import resource
 import socket
@@ -24,18 +25,24 @@ from sharepod.timeshare import AccountState
 
 from .connection import Connection
 from .handover import HandOver, Holder, Left, start_time
+from .listener import Listener
+from .pace import Pace
 from .processes import EXHAUSTED, Processes, peer_of, peer_pid
+from .refusals import Refusal, Refusals
 from .settings import Settings
 from .tenantmemory import TenantMemory
 from .tokens import Tokens
 
 log = structlog.get_logger(__name__)
 
-_ACCEPT_BATCH = 16
 _FRAMES_A_TURN = 32
 """Frames of all of one tenant's clients that are handled before other tenants get their turn."""
-_EXHAUSTED_PAUSE_S = 1.0
-_COMPLAINTS_EVERY_S = 10.0
+_HASTE_PAUSE_S = 0.1
+"""So long nothing is read of a tenant that sends too much."""
+_FLOOD_S = 1.0
+"""Who sends most of what is too much for so long is disconnected."""
+_AT_ONCE = 256
+"""More frames than any hook has on the way at once."""
 _DESCRIPTORS_KEPT = 64
 """So many descriptors are not given to clients: the agent's own work needs some."""
 
@@ -60,7 +67,6 @@ class ServedTenant:
         self.greeted_ever = left.greeted
         """Whether any hook has connected, be it to an earlier agent."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
-        self.frames_refused = 0
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
@@ -70,14 +76,15 @@ class ServedTenant:
         self._untold: set[int] = set()
         """Pids that were told nothing of it, and so reserve nothing for it."""
         self._handover = handover
-        self._full_logged = False
-        self._exhausted_logged = False
-        self._paused: asyncio.TimerHandle | None = None
         self._frames_left = _FRAMES_A_TURN
-        self._complained_at: float | None = None
-        self._unsaid = 0
-        self._listener: socket.socket | None = listener
         self._loop = asyncio.get_running_loop()
+        self.refusals = Refusals(row.id, self._loop.time)
+        """Why its clients were closed."""
+        self.throttled = 0
+        """How often its clients had to wait because they sent too much."""
+        self._pace = Pace(self._loop.time(), per_s=settings.frames_per_s, burst=settings.frames_per_s)
+        self._held_back: asyncio.TimerHandle | None = None
+        self._flooded_since = self._flooded_at = -math.inf
         try:
             for holder in left.holders:
                 self._watch(holder)
@@ -86,7 +93,9 @@ class ServedTenant:
             self.processes.close()
             raise
         self._set_rates(left.account)
-        self._loop.add_reader(listener.fileno(), self._accept)
+        self._listener: Listener | None = Listener(
+            listener, row.id, self._admit, per_s=settings.connects_per_s, burst=settings.connections_max
+        )
 
     # ---- what the ledger of the node says
 
@@ -120,12 +129,11 @@ class ServedTenant:
         `close`."""
         if self._listener is None:
             return
-        self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
         self._listener = None
-        if self._paused is not None:
-            self._paused.cancel()
-            self._paused = None
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
         for client in list(self._connections):
             if reason is None:
                 client.close()
@@ -194,24 +202,22 @@ class ServedTenant:
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
         self._changed()
 
-    def take_turn(self) -> bool:
-        """Whether one more frame of this tenant may be handled in this turn of the loop."""
+    def take_turn(self, client: Connection) -> bool:
+        """Whether one more frame of this client may be handled in this turn of the loop."""
         if self._frames_left == 0:
+            return False
+        if not self._pace.take(self._loop.time()):
+            self._hold_back()
             return False
         if self._frames_left == _FRAMES_A_TURN:
             self._loop.call_soon(self._next_turn)
         self._frames_left -= 1
+        client.unbroken += 1
         return True
 
-    def complain(self, event: str, *, pid: int, error: str | None = None) -> None:
-        """Logs what a client does wrong, of one tenant no more than a line each few seconds."""
-        self.frames_refused += 1
-        now = self._loop.time()
-        if self._complained_at is not None and now - self._complained_at < _COMPLAINTS_EVERY_S:
-            self._unsaid += 1
-            return
-        log.warning(event, tenant=self.row.id, pid=pid, error=error, unsaid_before=self._unsaid)
-        self._complained_at, self._unsaid = now, 0
+    def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None:
+        """A client is being closed."""
+        self.refusals.add(why, pid=pid, error=error)
 
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None:
         """A frame of a client that has said hello. Raises `ProtocolError`."""
@@ -266,56 +272,48 @@ class ServedTenant:
     def _next_turn(self) -> None:
         self._frames_left = _FRAMES_A_TURN
 
-    def _accept(self) -> None:
-        for _ in range(_ACCEPT_BATCH):
-            if self._listener is None:
-                return
-            try:
-                sock, _address = self._listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._pause_accepting(error)
-                return
-            try:
-                self._admit(sock)
-            except OSError as error:
-                sock.close()
-                self._pause_accepting(error)
-                return
+    def _hold_back(self) -> None:
+        """Reads nothing of the tenant's clients for a moment. Of those who keep on sending too much without waiting for
+        an answer, the one that sent most is closed."""
+        if self._held_back is not None:
+            return
+        self.throttled += 1
+        now = self._loop.time()
+        if now - self._flooded_at > _FLOOD_S:
+            self._flooded_since = now
+        elif now - self._flooded_since > _FLOOD_S:
+            self._flooded_since = now
+            loudest = max(self._connections, key=lambda client: client.unbroken)
+            if loudest.unbroken > _AT_ONCE:
+                self.complain(Refusal.FLOOD, pid=loudest.pid, error=f"{loudest.unbroken} frames without a pause")
+                loudest.close()
+        for client in self._connections:
+            client.pause()
+        self._held_back = self._loop.call_later(_HASTE_PAUSE_S, self._go_on)
 
-    def _pause_accepting(self, error: OSError) -> None:
-        """A listener that cannot be served stays readable: without a pause the loop would do nothing else."""
-        if not self._exhausted_logged:
-            log.error("cannot accept clients, trying again", tenant=self.row.id, error=error.strerror)
-            self._exhausted_logged = True
-        if self._listener is not None and self._paused is None:
-            self._loop.remove_reader(self._listener.fileno())
-            self._paused = self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume_accepting)
-
-    def _resume_accepting(self) -> None:
-        self._paused = None
-        if self._listener is not None:
-            self._loop.add_reader(self._listener.fileno(), self._accept)
+    def _go_on(self) -> None:
+        self._held_back = None
+        self._flooded_at = self._loop.time()
+        for client in self._connections:
+            client.resume()
 
     def _admit(self, sock: socket.socket) -> None:
         """Takes the client in, or closes it. Raises `OSError` where it cannot be watched."""
         full = self._settings.connections_max
         connected_before = peer_pid(sock) in self.processes  # it has lost a connection, and its place is its own
         if len(self._connections) >= full or (len(self.processes) >= full and not connected_before):
-            if not self._full_logged:
-                log.warning("tenant has too many processes connected, refusing more", tenant=self.row.id, most=full)
-                self._full_logged = True
             self._turn_away(sock)
             return
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if most != resource.RLIM_INFINITY and sock.fileno() >= most - _DESCRIPTORS_KEPT:
             raise OSError(errno.EMFILE, "no descriptors left for clients; raise the agent's limit of open files")
         pid, pidfd = peer_of(sock)
-        self._full_logged = self._exhausted_logged = False
         if pidfd is not None:
             self.processes.add(pid, pidfd)
-        self._connections.add(Connection(sock, pid, self, self._gone))
+        client = Connection(sock, pid, self, self._gone)
+        self._connections.add(client)
+        if self._held_back is not None:
+            client.pause()
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Says that there are too many; the hook launches nothing meanwhile and tries again. Without the word it would
@@ -324,6 +322,7 @@ class ServedTenant:
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
         )
+        self.complain(Refusal.FULL, pid=peer_pid(sock), error=text)
         with contextlib.suppress(OSError):  # it need not be there any more
             sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()

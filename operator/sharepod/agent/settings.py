@@ -119,6 +119,13 @@ class Settings(BaseSettings):
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Processes that one tenant may have connected at once. One more waits, and launches nothing until another ends."""
 
+    frames_per_s: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
+    """How many frames of one tenant's processes are handled in a second. What comes beyond it waits; a process that
+    keeps on sending too much is disconnected."""
+
+    connects_per_s: Annotated[int, Field(ge=1, le=100_000)] = 100
+    """How often one tenant's processes may connect in a second, beyond `connections_max` at once. The rest waits."""
+
     fail_open: bool = False
     """Whether a program whose tenant's directory lacks the file `limits` goes on with no share and no memory limit
     (it has waited 30 s for it). False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. Reaches the hook as a file

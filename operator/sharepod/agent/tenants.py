@@ -7,6 +7,7 @@ row that is gone leaves its directory until then, too.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from .contexts import ContextCosts
 from .handover import HandOver
 from .histogram import Histogram
 from .inventory import Process, Reading, is_gpu_uuid
+from .refusals import Refusal
 from .served import ServedTenant
 from .settings import Settings
 from .sightings import Sighting, Sightings, sort
@@ -75,7 +77,7 @@ class Tenants:
         """By UUID, model and driver, as last read."""
         self._saving: asyncio.Task[None] | None = None
         self._checkpointing: asyncio.TimerHandle | None = None
-        self._frames_refused = 0
+        self._refusals: Counter[Refusal] = Counter()
         """By tenants that are gone."""
 
     async def start(self) -> None:
@@ -198,10 +200,9 @@ class Tenants:
         return self._tokens.hand_offs
 
     @property
-    def frames_refused(self) -> int:
-        """Frames for which a client was closed, and clients closed for what they did not send."""
-        present = sum(entry.served.frames_refused for entry in self._entries.values() if entry.served is not None)
-        return self._frames_refused + present
+    def refusals(self) -> Counter[Refusal]:
+        """How often a client was closed for what it sent, or did not send."""
+        return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
 
     def served(self) -> tuple[ServedTenant, ...]:
         """Those that are being served."""
@@ -385,7 +386,7 @@ class Tenants:
 
     def _close(self, entry: _Entry) -> None:
         if entry.served is not None:
-            self._frames_refused += entry.served.frames_refused
+            self._refusals += entry.served.refusals.counts
             entry.served.close()
             entry.served = None
 

@@ -1,0 +1,164 @@
+"""What one tenant's programs send costs them their connections, and nobody else anything that they would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod import protocol
+from sharepod.agent.pace import Pace
+from sharepod.agent.refusals import Refusal
+from sharepod.agent.tenants import Tenants
+from unit.agent_client import Client, row, settings_in, tenants_with
+
+PROGRAM = """
+import itertools, socket, struct, sys
+from sharepod import protocol
+
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect("agent.sock")
+    return s
+
+def greeted():
+    s = connect()
+    s.send(protocol.encode(protocol.Hello(1, 1)))
+    s.recv(2000)
+    return s
+
+def frames():
+    s, frame = greeted(), protocol.encode(protocol.Want(1))
+    while True:
+        s.send(frame)
+
+def questions():
+    s, frame = greeted(), protocol.encode(protocol.MemInfo(1, 0))
+    while True:
+        s.send(frame)
+
+def garbage():
+    while True:
+        s = connect()
+        s.send(b"\\xff" * 700)
+        s.close()
+
+def connects():
+    while True:
+        connect().close()
+
+def mute():
+    kept = [connect() for _ in range(200)]
+    while True:
+        connect().close()
+
+def stolen():
+    s = greeted()
+    while True:
+        socket.send_fds(s, [protocol.encode(protocol.MemInfo(1, 0))], [0, 1, 2])
+        s.recv(2000)
+
+print("begins", flush=True)
+while True:
+    try:
+        globals()[sys.argv[1]]()
+    except OSError:
+        pass
+"""
+
+FLOODS = {
+    "frames": Refusal.FLOOD,
+    "questions": Refusal.UNREAD,
+    "garbage": Refusal.MALFORMED,
+    "connects": None,
+    "mute": Refusal.SILENT,
+    "stolen": None,
+}
+
+
+@asynccontextmanager
+async def flooding(tenants: Tenants, how: str) -> AsyncIterator[None]:
+    there = tenants.directory("bad")
+    assert there is not None
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, how), cwd=there, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert program.stdout is not None
+        assert await asyncio.wait_for(program.stdout.readline(), 20) == b"begins\n"
+        yield
+    finally:
+        program.kill()
+        await program.communicate()
+
+
+async def answer_times(client: Client, count: int) -> list[float]:
+    """How long each of so many questions took."""
+    took = []
+    for seq in range(1, count + 1):
+        begin = time.perf_counter()
+        client.send(protocol.MemInfo(seq, 0))
+        await client.expect(protocol.Memory)
+        took.append(time.perf_counter() - begin)
+        await asyncio.sleep(0.001)
+    return took
+
+
+@pytest.mark.parametrize("how", FLOODS)
+async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.connection._HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr("sharepod.agent.served._FLOOD_S", 0.2)
+    settings = settings_in(tmp_path, frames_per_s=2000, connects_per_s=200, connections_max=64)
+    async with tenants_with(settings, [row("good", 500), row("bad", 500)]) as tenants:
+        honest = await Client.connect(tenants.directory("good"))
+        alone = await answer_times(honest, 100)
+        async with flooding(tenants, how):
+            beside = await answer_times(honest, 100)
+            why = FLOODS[how]
+            async with asyncio.timeout(20):
+                while why is not None and not tenants.refusals[why]:
+                    await answer_times(honest, 10)
+            late = await Client.connect(tenants.directory("good"))
+        assert tenants.directory("good") is not None
+        [served] = [each for each in tenants.served() if each.row.id == "good"]
+        assert served.connected == 2
+        assert not served.refusals.counts
+        # The flood is a process of its own: where it takes a core of two, everything is slower by that.
+        assert median(beside) <= 10 * median(alone) + 0.005
+        honest.close()
+        late.close()
+
+
+async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, frames_per_s=500)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        [served] = tenants.served()
+        greedy, honest = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+        begin = time.monotonic()
+        for seq in range(1, 701):
+            greedy.send(protocol.MemInfo(seq, 0))
+            await greedy.expect(protocol.Memory)
+        assert time.monotonic() - begin >= 0.25, "500 at once, then 500 a second"
+        assert served.throttled
+        assert len(await answer_times(honest, 3)) == 3
+        assert served.connected == 2
+        greedy.close()
+        honest.close()
+
+
+@given(st.lists(st.floats(0, 0.1), max_size=300), st.integers(1, 1000), st.integers(1, 50))
+def test_no_more_goes_than_the_pace_allows(pauses: list[float], per_s: int, burst: int) -> None:
+    pace, now, went = Pace(0.0, per_s=per_s, burst=burst), 0.0, 0
+    for pause in pauses:
+        now += pause
+        went += pace.take(now)
+        assert went <= burst + per_s * now + 1e-6
