@@ -5,6 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "credits.h"
+#include "growing.h"
 #include "process.h"
 
 void frames_unmap_hints(struct session *session) {
@@ -126,11 +128,12 @@ static bool reserved(struct session *session, const struct shp_reserved *frame) 
 
 static bool recall(struct session *session, const struct shp_recall *frame) {
     struct gpus *gpus = &the_process->gpus;
+    growing_refresh(-1);
     lock(&gpus->lock);
     struct gpu *gpu = by_wire(gpus, frame->gpu);
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
-        uint64_t given = memory_recall(place, frame->bytes);
+        uint64_t given = credits_recall(place, frame->bytes);
         if (!session_release(session, place, given, SHP_RELEASE_RECALLED))
             gpu->credited += given; /* the daemon counts them still */
     }

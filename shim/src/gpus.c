@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "credits.h"
 #include "entries.h"
 
 static struct gpu *find(struct gpus *gpus, const uint8_t *uuid) {
@@ -24,9 +25,9 @@ void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count
             continue;
         gpu->request = granted[i].request_milli;
         gpu->limit = granted[i].limit_milli;
-        gpu->memory = granted[i].memory;
         gpu->context = (uint64_t)granted[i].context_kib << 10;
         gpu->enforced = (granted[i].flags & SHP_GPU_MEMORY_ENFORCED) != 0;
+        credits_limited((int)(gpu - gpus->gpus), granted[i].memory);
         if (connected)
             gpu->wire = (int)i;
     }

@@ -21,7 +21,11 @@ struct gpu {
     bool enforced;
     uint64_t context;  /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited; /* bytes the daemon counts for this process */
-    uint64_t used;     /* of these, by allocations made or under way */
+    uint64_t used;     /* of these, by what is held or under way */
+    bool over;         /* the limit was lowered below what this process uses */
+    bool watched;      /* the agent thread looks after idle credits */
+    uint32_t moves, moves_seen; /* reservations and returns */
+    uint64_t idle_until;
 };
 
 enum { GPUS_DEVICES = 64 };

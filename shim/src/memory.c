@@ -1,145 +1,108 @@
-/* See memory.h. */
+/* See memory.h. Here: what all kinds share, linear memory, and the tenant's view. */
 #include "memory.h"
 
-#include "allocations.h"
+#include "credits.h"
 #include "entries.h"
 #include "process.h"
 
-#ifndef SHAREPOD_MEMORY_WAIT_MS
-#define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for a daemon that is away */
-#endif
-
-enum { GRANULARITY = 512 };
-#define CREDIT_STEP                                                                                                 \
-    (2ull << 20)                /* credits are asked for in multiples of this, so that small allocations seldom ask \
-                                 */
-#define IDLE_MOST (32ull << 20) /* idle credits beyond this go back at once */
-
-static uint64_t rounded(uint64_t bytes, uint64_t step) {
+uint64_t memory_rounded(uint64_t bytes, uint64_t step) {
     return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
 }
 
-/* Takes `bytes` from the credits in hand. With the lock. */
-static bool take(struct gpu *gpu, uint64_t bytes) {
-    if (gpu->credited - gpu->used < bytes)
-        return false;
-    gpu->used += bytes;
-    return true;
-}
-
-/* Reserves bytes of a GPU: from the credits in hand, else from the daemon. */
-static bool reserve(int place, uint64_t bytes) {
-    struct process *process = the_process;
-    struct gpu *gpu = &process->gpus.gpus[place];
-    uint64_t deadline = sys_now() + SHAREPOD_MEMORY_WAIT_MS * SYS_MS;
-    bool exact = false;
-    for (;;) {
-        lock(&process->gpus.lock);
-        bool taken = take(gpu, bytes), enforced = gpu->enforced;
-        uint64_t missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-        if (!taken && !enforced && gpu->wire < 0) { /* counted, never refused: the daemon hears of it when it is back */
-            gpu->credited += missing;
-            taken = take(gpu, bytes);
-        }
-        bool hopeless = enforced && bytes > gpu->memory;
-        unlock(&process->gpus.lock);
-        if (taken)
-            return true;
-        uint64_t now = sys_now();
-        if (hopeless || now >= deadline)
-            return false;
-        struct answer answer = session_ask(&process->session, SHP_RESERVE, place,
-                                           exact ? missing : rounded(missing, CREDIT_STEP), deadline - now);
-        /* Credits that came are in hand by now: another thread may be faster, then ask again. */
-        if (answer.came && answer.status != SHP_RESERVE_OK) {
-            if (exact) { /* unless another thread has freed some meanwhile */
-                lock(&process->gpus.lock);
-                taken = take(gpu, bytes);
-                unlock(&process->gpus.lock);
-                return taken;
-            }
-            exact = true;
-        }
-    }
-}
-
-/* Returns used bytes to the credits in hand, and what is too much of these to the daemon. */
-static void unreserve(int place, uint64_t bytes) {
-    struct process *process = the_process;
-    struct gpu *gpu = &process->gpus.gpus[place];
-    lock(&process->gpus.lock);
-    gpu->used -= bytes;
-    uint64_t idle = gpu->credited - gpu->used;
-    if (idle > IDLE_MOST) {
-        gpu->credited -= idle;
-        if (!session_release(&process->session, place, idle, 0))
-            gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the daemon has forgotten them anyway */
-    }
-    unlock(&process->gpus.lock);
-}
-
-uint64_t memory_recall(int place, uint64_t bytes) {
-    struct gpu *gpu = &the_process->gpus.gpus[place];
-    uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
-    gpu->credited -= given;
-    return given;
-}
-
-/* The place of the current context's GPU. */
-static CUresult current_place(int *place) {
+CUresult memory_here(CUcontext *context, int *place) {
     CUdevice device;
     CUresult result = process_enter();
     if (result == CUDA_SUCCESS)
         result = HAS(cuCtxGetDevice) ? DRIVER(cuCtxGetDevice)(&device) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS && context != NULL)
+        result = DRIVER(cuCtxGetCurrent)(context);
     if (result == CUDA_SUCCESS)
         *place = gpus_place(&the_process->gpus, device);
     return result;
 }
 
-/* An allocation on its way: reserved, to be made by the driver, then kept or rolled back. */
-struct pending {
-    int place;
-    uint64_t bytes;
-    bool untracked; /* zero bytes: the driver shall say what is wrong with it */
-};
-
-static CUresult begin_allocation(struct pending *pending, uint64_t bytes) {
-    *pending = (struct pending){.bytes = rounded(bytes, GRANULARITY), .untracked = bytes == 0};
-    CUresult result = current_place(&pending->place);
-    if (result != CUDA_SUCCESS || pending->untracked)
-        return result;
-    if (pending->place < 0 && gpus_ungated(&the_process->gpus)) {
-        pending->untracked = true;
+CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes) {
+    struct process *process = the_process;
+    charge->holding = NULL;
+    if (place < 0 && gpus_ungated(&process->gpus))
         return CUDA_SUCCESS;
-    }
-    if (pending->place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
+    if (place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return reserve(pending->place, pending->bytes) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    lock(&process->gpus.lock);
+    struct holding *holding = holdings_make(&process->memory.holdings);
+    unlock(&process->gpus.lock);
+    if (holding == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    holding->bytes = bytes;
+    holding->context = context;
+    holding->place = (int8_t)place;
+    if (!credits_reserve(place, bytes)) {
+        lock(&process->gpus.lock);
+        holdings_drop(&process->memory.holdings, holding);
+        unlock(&process->gpus.lock);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    charge->holding = holding;
+    return CUDA_SUCCESS;
 }
 
-static void end_allocation(const struct pending *pending, bool made, CUdeviceptr address) {
+void charge_end(struct charge *charge, bool made, enum holding_kind kind, uint64_t key) {
     struct process *process = the_process;
-    CUcontext context = NULL;
-    if (pending->untracked)
+    struct holding *holding = charge->holding;
+    if (holding == NULL)
         return;
     if (!made) {
-        unreserve(pending->place, pending->bytes);
+        uncharge_end(holding, true);
         return;
     }
-    DRIVER(cuCtxGetCurrent)(&context);
+    holding->kind = (uint8_t)kind;
+    holding->key = key;
     lock(&process->gpus.lock);
-    if (allocations_grow(&process->memory)) /* without room it stays reserved for good: the limit holds */
-        allocations_add(&process->memory, (struct allocation){address, context, pending->bytes, pending->place});
+    holdings_add(&process->memory.holdings, holding);
     unlock(&process->gpus.lock);
 }
 
-#define ALLOCATE(symbol, bytes, address, ...)                                                \
-    struct pending pending;                                                                  \
-    CUresult result = begin_allocation(&pending, bytes);                                     \
-    if (result != CUDA_SUCCESS)                                                              \
-        return result;                                                                       \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;               \
-    end_allocation(&pending, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *address : 0); \
+struct holding *uncharge_begin(enum holding_kind kind, uint64_t key) {
+    struct process *process = the_process;
+    lock(&process->gpus.lock);
+    struct holding *holding = holdings_take(&process->memory.holdings, kind, key);
+    unlock(&process->gpus.lock);
+    return holding;
+}
+
+void uncharge_end(struct holding *holding, bool freed) {
+    struct process *process = the_process;
+    if (holding == NULL)
+        return;
+    if (freed)
+        credits_return(holding->place, holding->bytes);
+    lock(&process->gpus.lock);
+    if (freed)
+        holdings_drop(&process->memory.holdings, holding);
+    else
+        holdings_add(&process->memory.holdings, holding);
+    unlock(&process->gpus.lock);
+}
+
+/* Linear memory of the current context. Without a place for the address, or of no bytes, the driver says what is wrong
+ * with it. */
+static CUresult begin_linear(struct charge *charge, const void *address, uint64_t bytes) {
+    CUcontext context;
+    int place;
+    charge->holding = NULL;
+    CUresult result = memory_here(&context, &place);
+    if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
+        return result;
+    return charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
+}
+
+#define ALLOCATE(symbol, bytes, address, ...)                                                              \
+    struct charge charge;                                                                                  \
+    CUresult result = begin_linear(&charge, address, bytes);                                               \
+    if (result != CUDA_SUCCESS)                                                                            \
+        return result;                                                                                     \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                             \
+    charge_end(&charge, result == CUDA_SUCCESS, HOLDING_LINEAR, result == CUDA_SUCCESS ? *(address) : 0); \
     return result
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
@@ -154,55 +117,57 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned i
     ALLOCATE(cuMemAllocManaged, bytes, address, address, bytes, flags);
 }
 
-/* The driver chooses the pitch. Reserved is what its largest alignment would need. */
+/* The driver chooses the pitch. Reserved is what an alignment to MEMORY_GRANULARITY needs; then what it took counts. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
-    uint64_t pitch = rounded(width, GRANULARITY);
+    uint64_t pitch = memory_rounded(width, MEMORY_GRANULARITY);
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX / 2 : pitch * height;
 }
 
+static bool adjust(struct charge *charge, uint64_t bytes) {
+    struct holding *holding = charge->holding;
+    if (holding == NULL || bytes == holding->bytes)
+        return true;
+    if (bytes > holding->bytes && !credits_reserve(holding->place, bytes - holding->bytes))
+        return false;
+    if (bytes < holding->bytes)
+        credits_return(holding->place, holding->bytes - bytes);
+    holding->bytes = bytes;
+    return true;
+}
+
+#define ALLOCATE_PITCH(symbol, symbol_free, width, height, address, pitch, ...)                               \
+    struct charge charge;                                                                                     \
+    CUresult result = begin_linear(&charge, (address) && (pitch) ? (address) : NULL, pitched(width, height)); \
+    if (result != CUDA_SUCCESS)                                                                               \
+        return result;                                                                                        \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                \
+    if (result == CUDA_SUCCESS && charge.holding != NULL &&                                                   \
+        !adjust(&charge, memory_rounded((uint64_t) * (pitch) * (height), MEMORY_GRANULARITY))) {              \
+        DRIVER(symbol_free)(*(address));                                                                      \
+        result = CUDA_ERROR_OUT_OF_MEMORY;                                                                    \
+    }                                                                                                         \
+    charge_end(&charge, result == CUDA_SUCCESS, HOLDING_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);     \
+    return result
+
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                                    unsigned int element) {
-    ALLOCATE(cuMemAllocPitch_v2, pitched(width, height), address, address, pitch, width, height, element);
+    ALLOCATE_PITCH(cuMemAllocPitch_v2, cuMemFree_v2, width, height, address, pitch, address, pitch, width, height,
+                   element);
 }
 
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsigned width, unsigned height,
                                 unsigned element) {
-    ALLOCATE(cuMemAllocPitch, pitched(width, height), address, address, pitch, width, height, element);
+    ALLOCATE_PITCH(cuMemAllocPitch, cuMemFree, width, height, address, pitch, address, pitch, width, height, element);
 }
 
-/* Taken out of the table before the driver frees it: the address may be given to another thread at once. */
-static bool begin_free(CUdeviceptr address, struct allocation *allocation) {
-    struct process *process = the_process;
-    if (process == NULL)
-        return false;
-    lock(&process->gpus.lock);
-    bool ours = allocations_take(&process->memory, address, allocation);
-    unlock(&process->gpus.lock);
-    return ours;
-}
-
-static void end_free(bool ours, const struct allocation *allocation, bool freed) {
-    struct process *process = the_process;
-    if (!ours)
-        return;
-    if (freed) {
-        unreserve(allocation->gpu, allocation->bytes);
-        return;
-    }
-    lock(&process->gpus.lock);
-    if (allocations_grow(&process->memory))
-        allocations_add(&process->memory, *allocation);
-    unlock(&process->gpus.lock);
-}
-
+/* Also for what came from a pool: that is counted with the pool. */
 #define FREE(symbol, address)                                              \
-    struct allocation allocation;                                          \
     CUresult result = process_enter();                                     \
     if (result != CUDA_SUCCESS)                                            \
         return result;                                                     \
-    bool ours = begin_free(address, &allocation);                          \
+    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);     \
     result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND; \
-    end_free(ours, &allocation, result == CUDA_SUCCESS);                   \
+    uncharge_end(holding, result == CUDA_SUCCESS);                         \
     return result
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
@@ -215,56 +180,52 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address) {
 
 void memory_rename_context(CUcontext from, CUcontext to) {
     struct process *process = the_process;
+    struct holdings *holdings = &process->memory.holdings;
     lock(&process->gpus.lock);
-    for (size_t i = 0; i < process->memory.capacity; i++)
-        if (process->memory.table[i].address != 0 && process->memory.table[i].context == from)
-            process->memory.table[i].context = to;
+    for (size_t i = 0; i < holdings->bucket_count; i++)
+        for (struct holding *holding = holdings->buckets[i]; holding != NULL; holding = holding->next)
+            if (holding->context == from)
+                holding->context = to;
     unlock(&process->gpus.lock);
 }
 
 void memory_forget_context(CUcontext context) {
     struct process *process = the_process;
-    uint64_t freed[SHP_MAX_GPUS] = {0};
-    lock(&process->gpus.lock);
-    for (size_t i = 0; i < process->memory.capacity; i++) {
-        struct allocation allocation;
-        while (process->memory.table[i].address != 0 && process->memory.table[i].context == context) {
-            allocations_take(&process->memory, process->memory.table[i].address,
-                             &allocation); /* may move another one here */
-            freed[allocation.gpu] += allocation.bytes;
-        }
-    }
-    unlock(&process->gpus.lock);
-    for (int place = 0; place < SHP_MAX_GPUS; place++)
-        if (freed[place] > 0)
-            unreserve(place, freed[place]);
+    struct holding *holding;
+    size_t at = 0;
+    do {
+        lock(&process->gpus.lock);
+        holding = holdings_take_of(&process->memory.holdings, context, &at);
+        unlock(&process->gpus.lock);
+        if (holding == NULL)
+            return;
+        enum holding_kind kind = holding->kind;
+        uint64_t key = holding->key;
+        int place = holding->place;
+        uncharge_end(holding, true);
+        if (kind == HOLDING_CONTEXT)
+            overhead_context_gone(place);
+        else if (kind == HOLDING_ARRAY)
+            virtual_array_gone((CUarray)key);
+    } while (true);
+}
+
+bool memory_view(int place, uint64_t *limit, uint64_t *used) {
+    return place >= 0 && credits_view(place, limit, used);
 }
 
 /* The tenant's view of a GPU's memory, never more than what the driver says. */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
-    struct process *process = the_process;
-    if (place < 0 && gpus_ungated(&process->gpus))
+    uint64_t limit = 0, used = 0;
+    if (place < 0 && gpus_ungated(&the_process->gpus))
         return;
-    if (place < 0) {
-        if (free_bytes != NULL)
-            *free_bytes = 0;
-        if (total != NULL)
-            *total = 0;
+    if (place >= 0 && free_bytes == NULL) {
+        struct gpus *gpus = &the_process->gpus;
+        lock(&gpus->lock);
+        limit = gpus->gpus[place].enforced ? gpus->gpus[place].memory : UINT64_MAX;
+        unlock(&gpus->lock);
+    } else if (place >= 0 && !memory_view(place, &limit, &used)) {
         return;
-    }
-    struct gpu *gpu = &process->gpus.gpus[place];
-    struct answer answer = {0};
-    lock(&process->gpus.lock);
-    bool enforced = gpu->enforced;
-    uint64_t limit = gpu->memory, used = gpu->used, idle = gpu->credited - gpu->used;
-    unlock(&process->gpus.lock);
-    if (!enforced)
-        return;
-    if (free_bytes != NULL)
-        answer = session_ask(&process->session, SHP_MEMINFO, place, idle, SYS_SECOND);
-    if (answer.came) {
-        limit = answer.limit;
-        used = answer.used;
     }
     if (total != NULL && *total > limit)
         *total = limit;
@@ -275,7 +236,7 @@ static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     int place;
-    CUresult result = current_place(&place);
+    CUresult result = memory_here(NULL, &place);
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemGetInfo_v2) ? DRIVER(cuMemGetInfo_v2)(free_bytes, total) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS)
@@ -289,7 +250,7 @@ static unsigned saturated(uint64_t value) {
 
 EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
     int place;
-    CUresult result = current_place(&place);
+    CUresult result = memory_here(NULL, &place);
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemGetInfo) ? DRIVER(cuMemGetInfo)(free_bytes, total) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS) {

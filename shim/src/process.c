@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
+#include "credits.h"
 #include "entries.h"
 #include "limits.h"
 #include "objects.h"
@@ -38,8 +39,10 @@ static void *agent(void *argument) {
     for (;;) {
         uint64_t now = sys_now();
         session_step(&process->session, now);
-        uint64_t token_due = token_step(&process->token, now), session_due = session_deadline(&process->session);
-        session_wait(&process->session, token_due < session_due ? token_due : session_due);
+        uint64_t due = token_step(&process->token, now), others[] = {session_deadline(&process->session), credits_step(now)};
+        for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
+            due = others[i] < due ? others[i] : due;
+        session_wait(&process->session, due);
     }
     return NULL;
 }

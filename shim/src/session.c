@@ -95,6 +95,19 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
     return wire >= 0 && session_send(session, &frame, SHP_RELEASE, sizeof frame);
 }
 
+void session_grown(struct session *session, int place, uint64_t bytes) {
+    struct shp_reserve frame;
+    int wire = the_process->gpus.gpus[place].wire;
+    memset(&frame, 0, sizeof frame);
+    frame.gpu = (uint32_t)wire;
+    frame.flags = SHP_RESERVE_GROWN;
+    frame.bytes = bytes;
+    lock(&session->lock);
+    if (wire >= 0)
+        send_locked(session, &frame, SHP_RESERVE, sizeof frame, FRAMES_SEQ_HANDOVER);
+    unlock(&session->lock);
+}
+
 /* A free one, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of the wait. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)

@@ -61,6 +61,8 @@ void session_wake(struct session *session);
 struct answer session_ask(struct session *session, int type, int place, uint64_t value, uint64_t timeout);
 /* Sends SHP_RELEASE; false without a connection. With the lock of struct gpus. */
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags);
+/* Sends SHP_RESERVE of what the driver has taken already, if there is a connection. With the lock of struct gpus. */
+void session_grown(struct session *session, int place, uint64_t bytes);
 
 /* For the agent thread. */
 

@@ -1,0 +1,36 @@
+/* Credits: the bytes of a GPU's memory that the daemon counts for this process, and how many of them are in use.
+ *
+ * Guarantees: on a GPU whose limit is enforced nothing is in use that was not credited before, but for what the driver
+ * takes without a call that could be refused (credits_grow), of which the daemon is told. Credits that nothing uses go
+ * back: at once beyond CREDITS_IDLE_MOST, when the daemon calls them back, when the limit is lowered, and when nothing
+ * was reserved or returned for CREDITS_IDLE_TIME. No lock is held while the daemon is asked.
+ */
+#ifndef SHAREPOD_CREDITS_H
+#define SHAREPOD_CREDITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* In use from now on, if the credits in hand or the daemon give them. Waits for the daemon: for its answer, and for one
+ * that is away up to SHAREPOD_MEMORY_WAIT_MS. */
+bool credits_reserve(int place, uint64_t bytes);
+/* The same from the credits in hand alone. */
+bool credits_take(int place, uint64_t bytes);
+/* In use already, whatever the limit. */
+void credits_grow(int place, uint64_t bytes);
+/* No longer in use. */
+void credits_return(int place, uint64_t bytes);
+
+/* The tenant's limit on a GPU and what all its processes use of it; false where it is not enforced. */
+bool credits_view(int place, uint64_t *limit, uint64_t *used);
+
+/* For the agent thread. */
+
+/* Takes up to `bytes` idle credits of that place; returns how many. With the lock of struct gpus. */
+uint64_t credits_recall(int place, uint64_t bytes);
+/* The limit of that place is `limit` from now on. With the lock of struct gpus. */
+void credits_limited(int place, uint64_t limit);
+/* Gives back what has been idle; returns when it wants to be called again at the latest. */
+uint64_t credits_step(uint64_t now);
+
+#endif

@@ -1,0 +1,244 @@
+/* See graphmem.h. */
+#include "graphmem.h"
+
+#include "entries.h"
+#include "memory.h"
+#include "process.h"
+
+enum { UNIT = 2 << 20, DEPTH_MOST = 16 };
+
+/* Under which key the part of a graph on one device is held. No handle has anything in its upper bits. */
+static uint64_t key_of(CUgraphExec exec, CUdevice device) {
+    return (uintptr_t)exec ^ (uint64_t)device << 48;
+}
+
+void graphmem_expect(CUdevice device) {
+    growing_graphs(device);
+}
+
+/* Bytes of the nodes that allocate on a device, children's too. */
+static uint64_t footprint(CUgraph graph, CUdevice device, int depth) {
+    size_t count = 0;
+    uint64_t sum = 0;
+    if (depth > DEPTH_MOST || !HAS(cuGraphGetNodes) || !HAS(cuGraphNodeGetType) || !HAS(cuGraphMemAllocNodeGetParams) ||
+        DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+        return 0;
+    size_t size = count * sizeof(CUgraphNode);
+    CUgraphNode *nodes = sys_map(size);
+    if (nodes != NULL && DRIVER(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS)
+        count = 0;
+    for (size_t i = 0; nodes != NULL && i < count; i++) {
+        CUgraphNodeType type;
+        CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+        CUgraph child;
+        if (DRIVER(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
+            continue;
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+            DRIVER(cuGraphMemAllocNodeGetParams)(nodes[i], &parameters) == CUDA_SUCCESS &&
+            parameters.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+            parameters.poolProps.location.id == device)
+            sum += memory_rounded(parameters.bytesize, UNIT);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph) &&
+                 DRIVER(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
+            sum += footprint(child, device, depth + 1);
+    }
+    sys_unmap(nodes, size);
+    return sum;
+}
+
+void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
+    struct process *process = the_process;
+    graphmem_destroyed(exec); /* another graph may have had that handle */
+    for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at)) {
+        uint64_t bytes = footprint(graph, at->device, 0);
+        if (bytes == 0)
+            continue;
+        lock(&process->gpus.lock);
+        struct holding *holding = holdings_make(&process->memory.holdings);
+        if (holding != NULL) {
+            holding->kind = HOLDING_GRAPH;
+            holding->key = key_of(exec, at->device);
+            holding->place = -1; /* the bytes are no credits: they are reserved with each launch */
+            holding->bytes = bytes;
+            holdings_add(&process->memory.holdings, holding);
+        }
+        unlock(&process->gpus.lock);
+    }
+}
+
+void graphmem_destroyed(CUgraphExec exec) {
+    if (!growing_any_graphs())
+        return;
+    for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at))
+        uncharge_end(uncharge_begin(HOLDING_GRAPH, key_of(exec, at->device)), true);
+}
+
+/* What the graph may take on a device; `backed`: it was launched already and nothing was trimmed since. */
+static uint64_t may_take(CUgraphExec exec, const struct growing *growing, bool *backed) {
+    struct process *process = the_process;
+    lock(&process->gpus.lock);
+    struct holding *holding =
+        holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
+    uint64_t bytes = holding ? holding->bytes : 0;
+    *backed = holding != NULL && holding->mark == growing->trims + 1ull;
+    if (holding != NULL)
+        holding->mark = growing->trims + 1ull;
+    unlock(&process->gpus.lock);
+    return bytes;
+}
+
+CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec) {
+    bool backed;
+    passing->count = 0;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !growing_any_graphs())
+        return result;
+    for (struct growing *at = growing_next_graphs(NULL); at != NULL && passing->count < GRAPHMEM_DEVICES;
+         at = growing_next_graphs(at)) {
+        uint64_t bytes = may_take(exec, at, &backed);
+        if (bytes == 0)
+            continue;
+        if (!growing_begin(&passing->growths[passing->count], at, bytes, backed)) {
+            graphmem_end(passing);
+            struct process *process = the_process;
+            lock(&process->gpus.lock);
+            struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, at->device));
+            if (holding != NULL)
+                holding->mark = 0;
+            unlock(&process->gpus.lock);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        passing->count++;
+    }
+    return CUDA_SUCCESS;
+}
+
+void graphmem_end(struct graphmem *passing) {
+    for (unsigned i = 0; i < passing->count; i++)
+        if (!growing_end(&passing->growths[i]))
+            growing_settle(passing->growths[i].growing);
+    passing->count = 0;
+}
+
+#define ADD_NODE(symbol, allocates, device, ...)                                    \
+    CUresult result = process_enter();                                              \
+    if (result != CUDA_SUCCESS)                                                     \
+        return result;                                                              \
+    if (allocates)                                                                  \
+        graphmem_expect(device);                                                    \
+    return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND
+
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                                       CUDA_MEM_ALLOC_NODE_PARAMS *parameters) {
+    ADD_NODE(cuGraphAddMemAllocNode, parameters != NULL, parameters->poolProps.location.id, node, graph, after, count,
+             parameters);
+}
+
+EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
+                               CUgraphNodeParams *parameters) {
+    ADD_NODE(cuGraphAddNode, parameters != NULL && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+             parameters->alloc.poolProps.location.id, node, graph, after, count, parameters);
+}
+
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                  const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *parameters) {
+    ADD_NODE(cuGraphAddNode_v2, parameters != NULL && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+             parameters->alloc.poolProps.location.id, node, graph, after, edges, count, parameters);
+}
+
+#define INSTANTIATE(symbol, ...)                                               \
+    CUresult result = process_enter();                                         \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    if (result == CUDA_SUCCESS && growing_any_graphs())                        \
+        graphmem_instantiated(*exec, graph);                                   \
+    return result
+
+EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
+    INSTANTIATE(cuGraphInstantiate, exec, graph, node, log, size);
+}
+
+EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t size) {
+    INSTANTIATE(cuGraphInstantiate_v2, exec, graph, node, log, size);
+}
+
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+    INSTANTIATE(cuGraphInstantiateWithFlags, exec, graph, flags);
+}
+
+/* With CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD it takes memory at once: the flag is taken out and the upload made after. */
+static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *),
+                                CUresult (*upload)(CUgraphExec, CUstream), CUgraphExec *exec, CUgraph graph,
+                                CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    struct graphmem passing;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || call == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    bool uploads = growing_any_graphs() && exec != NULL && parameters != NULL && upload != NULL &&
+                   (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;
+    if (uploads)
+        parameters->flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    result = call(exec, graph, parameters);
+    if (uploads)
+        parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    if (result != CUDA_SUCCESS || !growing_any_graphs())
+        return result;
+    graphmem_instantiated(*exec, graph);
+    if (!uploads)
+        return result;
+    result = graphmem_begin(&passing, *exec);
+    if (result == CUDA_SUCCESS) {
+        result = upload(*exec, parameters->hUploadStream);
+        graphmem_end(&passing);
+    }
+    if (result != CUDA_SUCCESS) {
+        graphmem_destroyed(*exec);
+        DRIVER(cuGraphExecDestroy)(*exec);
+    }
+    return result;
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    return with_parameters(DRIVER(cuGraphInstantiateWithParams), DRIVER(cuGraphUpload), exec, graph, parameters);
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph,
+                                                  CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+    return with_parameters(DRIVER(cuGraphInstantiateWithParams_ptsz), DRIVER(cuGraphUpload_ptsz), exec, graph,
+                           parameters);
+}
+
+static CUresult upload(CUresult (*call)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream) {
+    struct graphmem passing;
+    CUresult result = graphmem_begin(&passing, exec);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = call != NULL ? call(exec, stream) : CUDA_ERROR_NOT_FOUND;
+    graphmem_end(&passing);
+    return result;
+}
+
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
+    return upload(DRIVER(cuGraphUpload), exec, stream);
+}
+
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
+    return upload(DRIVER(cuGraphUpload_ptsz), exec, stream);
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuDeviceGraphMemTrim) ? DRIVER(cuDeviceGraphMemTrim)(device) : CUDA_ERROR_NOT_FOUND;
+    if (result != CUDA_SUCCESS || !growing_any_graphs())
+        return result;
+    struct growing *growing = growing_graphs(device);
+    if (growing != NULL) {
+        lock(&the_process->gpus.lock);
+        growing->trims++;
+        unlock(&the_process->gpus.lock);
+        growing_settle(growing);
+    }
+    return result;
+}

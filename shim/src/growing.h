@@ -1,0 +1,69 @@
+/* Memory that the driver takes and gives back by itself: memory pools, and what a device keeps for graphs.
+ *
+ * What counts is what is reserved of the device, used or not. Guarantees: before a call that may let it grow, as much
+ * as it may grow by is reserved, or, where that is not to be had, the call is made only if what is reserved already
+ * could serve it; afterwards the driver's own figure counts. What it shrinks by is noticed with the next call, when the
+ * program asks how much is free, when the daemon wants credits back, and each GROWING_LOOK.
+ */
+#ifndef SHAREPOD_GROWING_H
+#define SHAREPOD_GROWING_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "sys.h"
+
+struct growing {
+    struct growing *next;
+    CUmemoryPool pool; /* NULL: what the device keeps for graphs */
+    CUdevice device;
+    int place;         /* of its GPU; -1: none of the tenant's, or no GPU's memory */
+    bool made;         /* by the program */
+    bool ending;       /* destroyed by the program while allocations of it were left */
+    uint32_t busy;     /* calls under way */
+    uint32_t calls;    /* calls begun and ended */
+    uint32_t trims;    /* of what the device keeps for graphs */
+    uint64_t counted;  /* bytes of credits in use for it */
+    uint64_t last;     /* the driver's figure at the last look */
+    uint64_t chunk;    /* it grows by multiples of this; 0: not seen yet */
+    uint64_t refused_until;
+};
+
+/* A call on its way. */
+struct growth {
+    struct growing *growing;
+    uint64_t reserved, bytes;
+};
+
+/* Those that are known, made known if need be; NULL when the kernel gives no memory. */
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, bool made);
+struct growing *growing_graphs(CUdevice device);
+/* The next that stands for a device's graphs; `after` NULL: the first. */
+struct growing *growing_next_graphs(const struct growing *after);
+/* A pool that is known already, or becomes so: of the device that the driver says it is of, else of `device`. NULL for
+ * one of host memory. */
+struct growing *growing_find(CUmemoryPool pool, CUdevice device);
+/* The one that the program made under that handle; NULL if it is none. */
+struct growing *growing_made(CUmemoryPool pool);
+bool growing_any_graphs(void);
+
+/* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: what is reserved and unused
+ * may serve it, whatever the figures say. */
+bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, bool may_reuse);
+/* After the call. False: it took more than there was; if the call can be undone it is to be undone and growing_settle
+ * called, else growing_settle alone. */
+bool growing_end(struct growth *growth);
+/* Counts what the driver says now, whatever the limit; whether anything went back. */
+bool growing_settle(struct growing *growing);
+/* The program destroys the pool: true when the driver may do so at once, and growing_destroyed is to follow; else it is
+ * done once it is empty. */
+bool growing_destroy(struct growing *growing);
+void growing_destroyed(struct growing *growing, bool done);
+
+/* Looks at all of a GPU (-1: of every one); whether anything went back. */
+bool growing_refresh(int place);
+/* For the agent thread; when it wants to be called again. */
+uint64_t growing_step(uint64_t now);
+
+#endif

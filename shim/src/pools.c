@@ -1,0 +1,162 @@
+/* Stream-ordered allocation: cuMemAllocAsync and memory pools. A pool counts by what it reserves of the device, whatever
+ * of it is in use. An allocation that a stream capture records becomes a node of its graph: see graphmem.c. What was
+ * imported is paid for by the process that made it.
+ */
+#include "entries.h"
+#include "graphmem.h"
+#include "growing.h"
+#include "memory.h"
+#include "process.h"
+
+/* The device that a stream is on. */
+static CUresult device_of(CUstream stream, CUdevice *device) {
+    CUcontext context, current, popped;
+    CUresult result = DRIVER(cuCtxGetCurrent)(&current);
+    if (result != CUDA_SUCCESS || streams_default(stream) || !HAS(cuStreamGetCtx) || !HAS(cuCtxGetDevice))
+        return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
+    result = DRIVER(cuStreamGetCtx)(stream, &context);
+    if (result != CUDA_SUCCESS || context == current)
+        return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
+    result = DRIVER(cuCtxPushCurrent_v2)(context);
+    if (result == CUDA_SUCCESS) {
+        result = DRIVER(cuCtxGetDevice)(device);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    return result;
+}
+
+/* growth->growing stays NULL where nothing is counted: then the driver has the word. */
+static CUresult begin(struct growth *growth, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread) {
+    CUdevice device;
+    growth->growing = NULL;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
+        return result;
+    bool capturing = atomic_load(&the_process->gate.captures) > 0 && streams_is_capturing(stream, per_thread);
+    CUstreamCaptureMode mode = streams_hide();
+    struct growing *growing = NULL;
+    if (device_of(stream, &device) == CUDA_SUCCESS) {
+        if (capturing)
+            graphmem_expect(device);
+        else if (pool != NULL || (HAS(cuDeviceGetMemPool) && DRIVER(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS))
+            growing = growing_find(pool, device);
+    }
+    streams_unhide(mode);
+    if (growing == NULL)
+        return CUDA_SUCCESS;
+    return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), false) ? CUDA_SUCCESS
+                                                                                           : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* More was taken than there is: the allocation goes back, and what the pool took for it. */
+static CUresult undo(struct growing *growing, CUdeviceptr address, CUstream stream, bool per_thread) {
+    CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
+    CUstreamCaptureMode mode = streams_hide();
+    if (free != NULL)
+        free(address, stream);
+    if (HAS(cuMemPoolTrimTo))
+        DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
+    streams_unhide(mode);
+    growing_settle(growing);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult end(struct growth *growth, CUresult result, const CUdeviceptr *address, CUstream stream,
+                    bool per_thread) {
+    if (growth->growing == NULL || growing_end(growth))
+        return result;
+    if (result == CUDA_SUCCESS)
+        return undo(growth->growing, *address, stream, per_thread);
+    growing_settle(growth->growing);
+    return result;
+}
+
+#define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                                \
+    struct growth growth;                                                            \
+    CUresult result = begin(&growth, address, bytes, pool, stream, per_thread);      \
+    if (result != CUDA_SUCCESS)                                                      \
+        return result;                                                               \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;       \
+    return end(&growth, result, address, stream, per_thread)
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocAsync, NULL, false, address, bytes, stream);
+}
+
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, NULL, true, address, bytes, stream);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync, pool, false, address, bytes, pool, stream);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, pool, true, address, bytes, pool, stream);
+}
+
+/* What is no pool's is taken out here as by cuMemFree, should the driver accept it. */
+#define FREE_ASYNC(symbol)                                                         \
+    CUresult result = process_enter();                                             \
+    if (result != CUDA_SUCCESS)                                                    \
+        return result;                                                             \
+    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);             \
+    result = HAS(symbol) ? DRIVER(symbol)(address, stream) : CUDA_ERROR_NOT_FOUND; \
+    uncharge_end(holding, result == CUDA_SUCCESS);                                 \
+    return result
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    FREE_ASYNC(cuMemFreeAsync);
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    FREE_ASYNC(cuMemFreeAsync_ptsz);
+}
+
+/* Whether a pool of these properties takes device memory, and of which device. */
+static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
+    switch ((int)properties->location.type) {
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return false;
+    case CU_MEM_LOCATION_TYPE_DEVICE: *device = properties->location.id; return true;
+    default: /* managed memory without a home: on the device that is current */
+        if (!HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(device) != CUDA_SUCCESS)
+            *device = 0;
+        return true;
+    }
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    CUdevice device;
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
+    if (result != CUDA_SUCCESS || !of_device(properties, &device) || growing_pool(*pool, device, true) != NULL)
+        return result;
+    DRIVER(cuMemPoolDestroy)(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemPoolDestroy))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct growing *growing = growing_made(pool);
+    if (growing != NULL && !growing_destroy(growing))
+        return CUDA_SUCCESS;
+    result = DRIVER(cuMemPoolDestroy)(pool);
+    if (growing != NULL)
+        growing_destroyed(growing, result == CUDA_SUCCESS);
+    return result;
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolTrimTo) ? DRIVER(cuMemPoolTrimTo)(pool, keep) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        growing_refresh(-1);
+    return result;
+}
