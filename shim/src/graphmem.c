@@ -146,6 +146,12 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgrap
              parameters->alloc.poolProps.location.id, node, graph, after, edges, count, parameters);
 }
 
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *after,
+                                  const CUgraphEdgeData *edges, size_t count, CUgraphNodeParams *parameters) {
+    ADD_NODE(cuGraphAddNode_v3, parameters != NULL && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+             parameters->alloc.poolProps.location.id, node, graph, after, edges, count, parameters);
+}
+
 #define INSTANTIATE(symbol, ...)                                               \
     CUresult result = process_enter();                                         \
     if (result != CUDA_SUCCESS)                                                \
