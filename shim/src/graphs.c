@@ -8,6 +8,7 @@
 #include "graphs.h"
 
 #include "fastpath.h"
+#include "graphmem.h"
 
 enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 };
 
@@ -186,8 +187,9 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
     }
 }
 
+/* A graph may take memory when it is launched: that is reserved before the gate is entered. */
 #define LAUNCH_GRAPH(symbol, per_thread)                                          \
-    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                   \
+    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {          \
         struct slot *slot = gate_slot;                                            \
         struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);    \
         if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {          \
@@ -197,6 +199,15 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         }                                                                         \
         CUresult result = DRIVER(symbol)(exec, stream);                           \
         gate_leave_fast(slot, entry);                                             \
+        return result;                                                            \
+    } \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                   \
+        struct graphmem passing;                                                  \
+        CUresult result = graphmem_begin(&passing, exec);                         \
+        if (result == CUDA_SUCCESS) {                                             \
+            result = launch_##symbol(exec, stream);                               \
+            graphmem_end(&passing);                                               \
+        }                                                                         \
         return result;                                                            \
     }
 
