@@ -99,9 +99,9 @@ static void give_back(int place, uint64_t idle) {
 
 void credits_return(int place, uint64_t bytes) {
     struct gpus *gpus = &the_process->gpus;
-    struct gpu *gpu = gpu_at(place);
     if (place < 0 || bytes == 0)
         return;
+    struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     gpu->used -= bytes;
     uint64_t idle = gpu->credited - gpu->used;
@@ -115,9 +115,9 @@ void credits_return(int place, uint64_t bytes) {
 
 void credits_grow(int place, uint64_t bytes) {
     struct gpus *gpus = &the_process->gpus;
-    struct gpu *gpu = gpu_at(place);
     if (place < 0 || bytes == 0)
         return;
+    struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     uint64_t idle = gpu->credited - gpu->used, more = bytes > idle ? bytes - idle : 0;
     gpu->used += bytes;

@@ -128,12 +128,17 @@ static bool reserved(struct session *session, const struct shp_reserved *frame) 
 
 static bool recall(struct session *session, const struct shp_recall *frame) {
     struct gpus *gpus = &the_process->gpus;
-    growing_refresh(-1);
     lock(&gpus->lock);
     struct gpu *gpu = by_wire(gpus, frame->gpu);
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
         uint64_t given = credits_recall(place, frame->bytes);
+        if (given < frame->bytes) { /* what pools have given back to the device may be counted still */
+            unlock(&gpus->lock);
+            bool less = growing_refresh(place);
+            lock(&gpus->lock);
+            given += less && gpu->wire >= 0 ? credits_recall(place, frame->bytes - given) : 0;
+        }
         if (!session_release(session, place, given, SHP_RELEASE_RECALLED))
             gpu->credited += given; /* the daemon counts them still */
     }

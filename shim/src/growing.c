@@ -43,15 +43,10 @@ static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *byte
     return result == CUDA_SUCCESS;
 }
 
-/* Nothing any more: its place in the list stays, for the next. With the lock. */
-static bool vacant(const struct growing *growing) {
-    return growing->ending && growing->pool == NULL;
-}
-
 /* With the lock. */
 static struct growing *known(CUmemoryPool pool, CUdevice device) {
     for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
-        if (growing->pool == pool && !growing->ending && (pool != NULL || growing->device == device))
+        if (growing->pool == pool && growing->state == GROWING_LIVE && (pool != NULL || growing->device == device))
             return growing;
     return NULL;
 }
@@ -59,7 +54,7 @@ static struct growing *known(CUmemoryPool pool, CUdevice device) {
 /* With the lock. */
 static struct growing *fresh(void) {
     for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
-        if (vacant(growing) && growing->busy == 0)
+        if (growing->state == GROWING_VACANT && growing->busy == 0)
             return growing;
     struct growing *growing = slab_take(&memory()->growing_slab, sizeof *growing);
     if (growing != NULL) {
@@ -69,8 +64,8 @@ static struct growing *fresh(void) {
     return growing;
 }
 
-static struct growing *know(CUmemoryPool pool, CUdevice device, bool made) {
-    int place = gpus_place(&the_process->gpus, device);
+static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+    int place = origin == POOL_IMPORTED ? -1 : gpus_place(&the_process->gpus, device);
     begin();
     struct growing *growing = known(pool, device);
     if (growing == NULL && (growing = fresh()) != NULL) {
@@ -78,7 +73,7 @@ static struct growing *know(CUmemoryPool pool, CUdevice device, bool made) {
                                     .pool = pool,
                                     .device = device,
                                     .place = place,
-                                    .made = made,
+                                    .origin = origin,
                                     .calls = growing->calls + 1};
         if (pool == NULL)
             atomic_store(&memory()->graphs, true);
@@ -87,12 +82,12 @@ static struct growing *know(CUmemoryPool pool, CUdevice device, bool made) {
     return growing;
 }
 
-struct growing *growing_pool(CUmemoryPool pool, CUdevice device, bool made) {
-    return know(pool, device, made);
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+    return know(pool, device, origin);
 }
 
 struct growing *growing_graphs(CUdevice device) {
-    return know(NULL, device, false);
+    return know(NULL, device, POOL_FOUND);
 }
 
 /* Where a pool is that was not seen made; false: in the host's memory. */
@@ -120,20 +115,20 @@ struct growing *growing_find(CUmemoryPool pool, CUdevice device) {
     end();
     if (growing != NULL || !HAS(cuMemPoolGetAttribute))
         return growing;
-    return locate(pool, &device) ? know(pool, device, false) : NULL;
+    return locate(pool, &device) ? know(pool, device, POOL_FOUND) : NULL;
 }
 
 struct growing *growing_made(CUmemoryPool pool) {
     begin();
     struct growing *growing = pool != NULL ? known(pool, 0) : NULL;
     end();
-    return growing != NULL && growing->made ? growing : NULL;
+    return growing != NULL && growing->origin != POOL_FOUND ? growing : NULL;
 }
 
 struct growing *growing_next_graphs(const struct growing *after) {
     begin();
     struct growing *growing = after != NULL ? after->next : memory()->growing;
-    while (growing != NULL && (growing->pool != NULL || growing->ending))
+    while (growing != NULL && (growing->pool != NULL || growing->state != GROWING_LIVE))
         growing = growing->next;
     end();
     return growing;
@@ -187,6 +182,7 @@ bool growing_begin(struct growth *growth, struct growing *growing, uint64_t byte
     growing->busy++;
     growing->calls++;
     growing->counted += growth->reserved;
+    growing->pending += growth->reserved;
     bool watched = memory()->growing_watched;
     memory()->growing_watched = true;
     end();
@@ -209,30 +205,47 @@ struct found {
     uint64_t less, more;
 };
 
-/* Counts the driver's figure if no call is under way, nor was while it was read. */
+/* The driver may be asked about it until leave(). */
+static bool enter(struct growing *growing, uint32_t *calls, CUmemoryPool *pool) {
+    begin();
+    bool there = growing->state == GROWING_LIVE || growing->state == GROWING_LEFT;
+    if (there)
+        atomic_fetch_add(&growing->readers, 1);
+    *calls = growing->calls;
+    *pool = growing->pool;
+    end();
+    return there;
+}
+
+static void leave(struct growing *growing) {
+    if (atomic_fetch_sub(&growing->readers, 1) == 1)
+        sys_wake_all(&growing->readers);
+}
+
+/* Counts the driver's figure, and beside it what calls under way may yet take. Nothing if calls began or ended while it
+ * was read: they look themselves. */
 static struct found look(struct growing *growing) {
     struct found found = {0, 0};
+    uint32_t calls;
     uint64_t now;
-    begin();
-    uint32_t calls = growing->calls;
-    CUmemoryPool pool = growing->pool;
-    bool still = growing->busy == 0 && !vacant(growing);
-    end();
-    if (!still)
+    CUmemoryPool pool;
+    if (!enter(growing, &calls, &pool))
         return found;
     if (!figure(pool, growing->device, false, &now))
         now = 0;
     begin();
-    if (growing->busy == 0 && growing->calls == calls) {
-        learn(growing, now);
+    if (growing->calls == calls) {
+        if (growing->busy == 0)
+            learn(growing, now);
         if (now > growing->counted) {
             found.more = now - growing->counted;
-        } else {
-            found.less = growing->counted - now;
-            growing->counted = now;
+        } else if (now + growing->pending < growing->counted) {
+            found.less = growing->counted - now - growing->pending;
+            growing->counted -= found.less;
         }
     }
     end();
+    leave(growing);
     credits_return(growing->place, found.less);
     return found;
 }
@@ -250,6 +263,7 @@ bool growing_end(struct growth *growth) {
     begin();
     growing->busy--;
     growing->calls++;
+    growing->pending -= growth->reserved;
     end();
     struct found found = look(growing);
     if (found.more > 0 && !credits_reserve(growing->place, found.more))
@@ -258,56 +272,89 @@ bool growing_end(struct growth *growth) {
     return true;
 }
 
-bool growing_settle(struct growing *growing) {
+void growing_settle(struct growing *growing) {
     struct found found = look(growing);
     credits_grow(growing->place, found.more);
     count_more(growing, found.more);
-    return found.less > 0;
 }
 
-bool growing_destroy(struct growing *growing) {
-    uint64_t reserved = 0, none = 0;
-    CUmemoryPool pool = growing->pool, present;
+/* From one state to ENDING, once nobody reads its figures any more; false if another was faster. */
+static bool claim(struct growing *growing, enum growing_state from) {
     begin();
-    growing->ending = true;
+    bool claimed = growing->state == from;
+    if (claimed)
+        growing->state = GROWING_ENDING;
     end();
-    if (HAS(cuMemPoolTrimTo))
-        DRIVER(cuMemPoolTrimTo)(pool, 0);
-    if (!figure(pool, growing->device, false, &reserved) || reserved == 0)
-        return true;
-    DRIVER(cuMemPoolSetAttribute)(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
-    if (DRIVER(cuDeviceGetMemPool)(&present, growing->device) == CUDA_SUCCESS && present == pool &&
-        DRIVER(cuDeviceGetDefaultMemPool)(&present, growing->device) == CUDA_SUCCESS)
-        DRIVER(cuDeviceSetMemPool)(growing->device, present);
-    return false;
+    for (uint32_t readers; claimed && (readers = atomic_load(&growing->readers)) > 0;)
+        sys_wait(&growing->readers, readers, SYS_MS);
+    return claimed;
 }
 
-void growing_destroyed(struct growing *growing, bool done) {
-    uint64_t counted = 0;
+static void go_on_as(struct growing *growing, enum growing_state state) {
     begin();
-    growing->ending = done;
-    if (done) {
+    growing->state = state;
+    end();
+}
+
+/* What is claimed: whether nothing is left in it, after a trim. */
+static bool empty(const struct growing *growing) {
+    uint64_t reserved = 0;
+    if (HAS(cuMemPoolTrimTo))
+        DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
+    return !figure(growing->pool, growing->device, false, &reserved) || reserved == 0;
+}
+
+/* What is claimed ends; if the driver will not have it, it is as before. */
+static CUresult destroy(struct growing *growing, enum growing_state before) {
+    uint64_t counted = 0;
+    CUresult result = DRIVER(cuMemPoolDestroy)(growing->pool);
+    begin();
+    growing->state = before;
+    if (result == CUDA_SUCCESS) {
         counted = growing->counted;
         growing->counted = 0;
         growing->pool = NULL;
         growing->calls++;
+        growing->state = GROWING_VACANT;
     }
     end();
     credits_return(growing->place, counted);
+    return result;
 }
 
-/* Of a pool that the program has destroyed: whether it is empty by now, and gone. */
+/* The device's current pool is the default one again, as it is when the current one is destroyed. */
+static void put_away(const struct growing *growing) {
+    CUmemoryPool present;
+    uint64_t none = 0;
+    DRIVER(cuMemPoolSetAttribute)(growing->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &none);
+    if (DRIVER(cuDeviceGetMemPool)(&present, growing->device) == CUDA_SUCCESS && present == growing->pool &&
+        DRIVER(cuDeviceGetDefaultMemPool)(&present, growing->device) == CUDA_SUCCESS)
+        DRIVER(cuDeviceSetMemPool)(growing->device, present);
+}
+
+CUresult growing_destroy(struct growing *growing) {
+    CUresult result = CUDA_SUCCESS;
+    if (!claim(growing, GROWING_LIVE))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUstreamCaptureMode mode = streams_hide();
+    if (growing->place < 0 || empty(growing)) {
+        result = destroy(growing, GROWING_LIVE);
+    } else {
+        put_away(growing);
+        go_on_as(growing, GROWING_LEFT);
+    }
+    streams_unhide(mode);
+    return result;
+}
+
+/* Of a pool that the program has destroyed: if it is empty by now it goes. */
 static void finish(struct growing *growing) {
-    uint64_t reserved = 0;
-    CUmemoryPool pool = growing->pool;
-    if (pool == NULL)
+    if (!claim(growing, GROWING_LEFT))
         return;
-    if (HAS(cuMemPoolTrimTo))
-        DRIVER(cuMemPoolTrimTo)(pool, 0);
-    if (figure(pool, growing->device, false, &reserved) && reserved > 0)
-        return;
-    growing_destroyed(growing, true);
-    DRIVER(cuMemPoolDestroy)(pool);
+    CUstreamCaptureMode mode = streams_hide();
+    if (!empty(growing) || destroy(growing, GROWING_LEFT) != CUDA_SUCCESS)
+        go_on_as(growing, GROWING_LEFT);
+    streams_unhide(mode);
 }
 
 bool growing_refresh(int place) {
@@ -318,10 +365,16 @@ bool growing_refresh(int place) {
     for (struct growing *growing = first; growing != NULL; growing = growing->next) {
         if (growing->place < 0 || (place >= 0 && growing->place != place))
             continue;
+        begin();
         uint64_t before = growing->counted;
-        if (growing->ending)
+        bool left = growing->state == GROWING_LEFT;
+        end();
+        if (left)
             finish(growing);
-        less |= growing_settle(growing) || growing->counted < before;
+        growing_settle(growing);
+        begin();
+        less |= growing->counted < before;
+        end();
     }
     return less;
 }
@@ -337,7 +390,7 @@ uint64_t growing_step(uint64_t now) {
     begin();
     watched = false;
     for (const struct growing *growing = all->growing; growing != NULL; growing = growing->next)
-        watched |= growing->counted > 0 || growing->busy > 0;
+        watched |= growing->counted > 0 || growing->busy > 0 || growing->state == GROWING_LEFT;
     all->growing_watched = watched;
     end();
     all->next_look = now + GROWING_LOOK;

@@ -9,22 +9,38 @@
 #define SHAREPOD_GROWING_H
 
 #include <cuda.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "sys.h"
+
+enum growing_state {
+    GROWING_LIVE,
+    GROWING_LEFT,   /* destroyed by the program while allocations of it were left: the hook does it when it is empty */
+    GROWING_ENDING, /* the driver is being asked to destroy it: nobody else asks it for anything */
+    GROWING_VACANT  /* nothing any more: its place in the list stays, for the next */
+};
+
+enum pool_origin {
+    POOL_FOUND,   /* there without the program: a device's default pool, what it keeps for graphs */
+    POOL_MADE,    /* by the program */
+    POOL_IMPORTED /* of another process: nothing of it counts here */
+};
 
 struct growing {
     struct growing *next;
     CUmemoryPool pool; /* NULL: what the device keeps for graphs */
     CUdevice device;
     int place;         /* of its GPU; -1: none of the tenant's, or no GPU's memory */
-    bool made;         /* by the program */
-    bool ending;       /* destroyed by the program while allocations of it were left */
+    enum pool_origin origin;
+    enum growing_state state;
+    _Atomic uint32_t readers; /* of the driver's figures, without the lock */
     uint32_t busy;     /* calls under way */
     uint32_t calls;    /* calls begun and ended */
     uint32_t trims;    /* of what the device keeps for graphs */
     uint64_t counted;  /* bytes of credits in use for it */
+    uint64_t pending;  /* of these, what was reserved for calls under way */
     uint64_t last;     /* the driver's figure at the last look */
     uint64_t chunk;    /* it grows by multiples of this; 0: not seen yet */
     uint64_t refused_until;
@@ -37,14 +53,14 @@ struct growth {
 };
 
 /* Those that are known, made known if need be; NULL when the kernel gives no memory. */
-struct growing *growing_pool(CUmemoryPool pool, CUdevice device, bool made);
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin);
 struct growing *growing_graphs(CUdevice device);
 /* The next that stands for a device's graphs; `after` NULL: the first. */
 struct growing *growing_next_graphs(const struct growing *after);
 /* A pool that is known already, or becomes so: of the device that the driver says it is of, else of `device`. NULL for
  * one of host memory. */
 struct growing *growing_find(CUmemoryPool pool, CUdevice device);
-/* The one that the program made under that handle; NULL if it is none. */
+/* The one that the program made, or imported, under that handle; NULL if it is none. */
 struct growing *growing_made(CUmemoryPool pool);
 bool growing_any_graphs(void);
 
@@ -54,12 +70,11 @@ bool growing_begin(struct growth *growth, struct growing *growing, uint64_t byte
 /* After the call. False: it took more than there was; if the call can be undone it is to be undone and growing_settle
  * called, else growing_settle alone. */
 bool growing_end(struct growth *growth);
-/* Counts what the driver says now, whatever the limit; whether anything went back. */
-bool growing_settle(struct growing *growing);
-/* The program destroys the pool: true when the driver may do so at once, and growing_destroyed is to follow; else it is
- * done once it is empty. */
-bool growing_destroy(struct growing *growing);
-void growing_destroyed(struct growing *growing, bool done);
+/* Counts what the driver says now, whatever the limit. */
+void growing_settle(struct growing *growing);
+/* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy it
+ * when it is empty. */
+CUresult growing_destroy(struct growing *growing);
 
 /* Looks at all of a GPU (-1: of every one); whether anything went back. */
 bool growing_refresh(int place);

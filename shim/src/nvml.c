@@ -133,24 +133,14 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     struct process *process = __atomic_load_n(&the_process, __ATOMIC_ACQUIRE);
     int place = -1;
-    uint64_t idle = 0;
     if (process == NULL || !atomic_load(&process->session.ready))
         return false;
     lock(&process->gpus.lock);
     for (unsigned i = 0; i < process->gpus.count; i++)
-        if (memcmp(process->gpus.gpus[i].uuid, uuid, SHP_UUID_BYTES) == 0) {
+        if (memcmp(process->gpus.gpus[i].uuid, uuid, SHP_UUID_BYTES) == 0)
             place = (int)i;
-            idle = process->gpus.gpus[i].credited - process->gpus.gpus[i].used;
-        }
     unlock(&process->gpus.lock);
-    struct answer answer = {0};
-    if (place >= 0)
-        answer = session_ask(&process->session, SHP_MEMINFO, place, idle, SYS_SECOND);
-    if (answer.came) {
-        *limit = answer.limit;
-        *used = answer.used;
-    }
-    return answer.came;
+    return memory_view(place, limit, used);
 }
 
 /* The tenant's view; false where the driver's shall be shown. `used` comes in as the driver has it: without an agent

@@ -43,7 +43,7 @@ static CUresult begin(struct growth *growth, const void *address, size_t bytes, 
             growing = growing_find(pool, device);
     }
     streams_unhide(mode);
-    if (growing == NULL)
+    if (growing == NULL || growing->origin == POOL_IMPORTED)
         return CUDA_SUCCESS;
     return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), false) ? CUDA_SUCCESS
                                                                                            : CUDA_ERROR_OUT_OF_MEMORY;
@@ -133,7 +133,20 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
     CUresult result = process_enter();
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
-    if (result != CUDA_SUCCESS || !of_device(properties, &device) || growing_pool(*pool, device, true) != NULL)
+    if (result != CUDA_SUCCESS || !of_device(properties, &device) || growing_pool(*pool, device, POOL_MADE) != NULL)
+        return result;
+    DRIVER(cuMemPoolDestroy)(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *from, CUmemAllocationHandleType type,
+                                                   unsigned long long flags) {
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolImportFromShareableHandle)
+                     ? DRIVER(cuMemPoolImportFromShareableHandle)(pool, from, type, flags)
+                     : CUDA_ERROR_NOT_FOUND;
+    if (result != CUDA_SUCCESS || growing_pool(*pool, 0, POOL_IMPORTED) != NULL)
         return result;
     DRIVER(cuMemPoolDestroy)(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -144,12 +157,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     if (result != CUDA_SUCCESS || !HAS(cuMemPoolDestroy))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct growing *growing = growing_made(pool);
-    if (growing != NULL && !growing_destroy(growing))
-        return CUDA_SUCCESS;
-    result = DRIVER(cuMemPoolDestroy)(pool);
-    if (growing != NULL)
-        growing_destroyed(growing, result == CUDA_SUCCESS);
-    return result;
+    return growing != NULL ? growing_destroy(growing) : DRIVER(cuMemPoolDestroy)(pool);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
