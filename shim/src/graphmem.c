@@ -73,39 +73,41 @@ void graphmem_destroyed(CUgraphExec exec) {
         uncharge_end(uncharge_begin(HOLDING_GRAPH, key_of(exec, at->device)), true);
 }
 
-/* What the graph may take on a device; `backed`: it was launched already and nothing was trimmed since. */
-static uint64_t may_take(CUgraphExec exec, const struct growing *growing, bool *backed) {
+/* What the graph may take on a device, and whether it has it already: surely if it was launched and nothing was trimmed
+ * since. */
+static uint64_t may_take(CUgraphExec exec, const struct growing *growing, enum growing_reuse *reuse) {
     struct process *process = the_process;
     lock(&process->gpus.lock);
-    struct holding *holding =
-        holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
-    uint64_t bytes = holding ? holding->bytes : 0;
-    *backed = holding != NULL && holding->mark == growing->trims + 1ull;
-    if (holding != NULL)
-        holding->mark = growing->trims + 1ull;
+    struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
+    uint64_t mark = holding ? holding->mark : 0, bytes = holding ? holding->bytes : 0;
+    *reuse = mark == 0 ? REUSE_UNKNOWN : mark == growing->trims + 1ull ? REUSE_SURE : REUSE_LIKELY;
     unlock(&process->gpus.lock);
     return bytes;
 }
 
+static void note_launch(CUgraphExec exec, const struct growing *growing, bool launched) {
+    struct process *process = the_process;
+    lock(&process->gpus.lock);
+    struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
+    if (holding != NULL)
+        holding->mark = launched ? growing->trims + 1ull : 0;
+    unlock(&process->gpus.lock);
+}
+
 CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec) {
-    bool backed;
+    enum growing_reuse reuse;
     passing->count = 0;
+    passing->exec = exec;
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !growing_any_graphs())
         return result;
     for (struct growing *at = growing_next_graphs(NULL); at != NULL && passing->count < GRAPHMEM_DEVICES;
          at = growing_next_graphs(at)) {
-        uint64_t bytes = may_take(exec, at, &backed);
+        uint64_t bytes = may_take(exec, at, &reuse);
         if (bytes == 0)
             continue;
-        if (!growing_begin(&passing->growths[passing->count], at, bytes, backed)) {
-            graphmem_end(passing);
-            struct process *process = the_process;
-            lock(&process->gpus.lock);
-            struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, at->device));
-            if (holding != NULL)
-                holding->mark = 0;
-            unlock(&process->gpus.lock);
+        if (!growing_begin(&passing->growths[passing->count], at, bytes, reuse)) {
+            graphmem_end(passing, CUDA_ERROR_OUT_OF_MEMORY);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         passing->count++;
@@ -113,10 +115,14 @@ CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec) {
     return CUDA_SUCCESS;
 }
 
-void graphmem_end(struct graphmem *passing) {
-    for (unsigned i = 0; i < passing->count; i++)
-        if (!growing_end(&passing->growths[i]))
-            growing_settle(passing->growths[i].growing);
+void graphmem_end(struct graphmem *passing, CUresult result) {
+    for (unsigned i = 0; i < passing->count; i++) {
+        struct growth *growth = &passing->growths[i];
+        if (growth->growing != NULL)
+            note_launch(passing->exec, growth->growing, result == CUDA_SUCCESS);
+        if (!growing_end(growth))
+            growing_close(growth);
+    }
     passing->count = 0;
 }
 
@@ -196,7 +202,7 @@ static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GR
     result = graphmem_begin(&passing, *exec);
     if (result == CUDA_SUCCESS) {
         result = upload(*exec, parameters->hUploadStream);
-        graphmem_end(&passing);
+        graphmem_end(&passing, result);
     }
     if (result != CUDA_SUCCESS) {
         graphmem_destroyed(*exec);
@@ -221,7 +227,7 @@ static CUresult upload(CUresult (*call)(CUgraphExec, CUstream), CUgraphExec exec
     if (result != CUDA_SUCCESS)
         return result;
     result = call != NULL ? call(exec, stream) : CUDA_ERROR_NOT_FOUND;
-    graphmem_end(&passing);
+    graphmem_end(&passing, result);
     return result;
 }
 

@@ -16,13 +16,14 @@ enum { GRAPHMEM_DEVICES = 16 };
 
 struct graphmem {
     unsigned count;
+    CUgraphExec exec;
     struct growth growths[GRAPHMEM_DEVICES];
 };
 
 /* Around the driver's launch or upload. CUDA_ERROR_OUT_OF_MEMORY: it must not be made. Costs one load where no graph of
  * the process has memory nodes. */
 CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec);
-void graphmem_end(struct graphmem *passing);
+void graphmem_end(struct graphmem *passing, CUresult result);
 
 /* Some graph is about to get a node that allocates on that device. */
 void graphmem_expect(CUdevice device);

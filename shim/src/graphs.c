@@ -206,7 +206,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         CUresult result = graphmem_begin(&passing, exec);                         \
         if (result == CUDA_SUCCESS) {                                             \
             result = launch_##symbol(exec, stream);                               \
-            graphmem_end(&passing);                                               \
+            graphmem_end(&passing, result);                                             \
         }                                                                         \
         return result;                                                            \
     }

@@ -1,9 +1,8 @@
-/* See growing.h. */
+/* See growing.h. Which there are stands in growers.c. */
 #include "growing.h"
 
 #include "credits.h"
 #include "process.h"
-#include "slab.h"
 
 /* What pools were seen to grow by, and the least unit of physical memory. */
 #define CHUNK_MOST (32ull << 20)
@@ -43,101 +42,6 @@ static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *byte
     return result == CUDA_SUCCESS;
 }
 
-/* With the lock. */
-static struct growing *known(CUmemoryPool pool, CUdevice device) {
-    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
-        if (growing->pool == pool && growing->state == GROWING_LIVE && (pool != NULL || growing->device == device))
-            return growing;
-    return NULL;
-}
-
-/* With the lock. */
-static struct growing *fresh(void) {
-    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
-        if (growing->state == GROWING_VACANT && growing->busy == 0)
-            return growing;
-    struct growing *growing = slab_take(&memory()->growing_slab, sizeof *growing);
-    if (growing != NULL) {
-        growing->next = memory()->growing;
-        memory()->growing = growing;
-    }
-    return growing;
-}
-
-static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
-    int place = origin == POOL_IMPORTED ? -1 : gpus_place(&the_process->gpus, device);
-    begin();
-    struct growing *growing = known(pool, device);
-    if (growing == NULL && (growing = fresh()) != NULL) {
-        *growing = (struct growing){.next = growing->next,
-                                    .pool = pool,
-                                    .device = device,
-                                    .place = place,
-                                    .origin = origin,
-                                    .calls = growing->calls + 1};
-        if (pool == NULL)
-            atomic_store(&memory()->graphs, true);
-    }
-    end();
-    return growing;
-}
-
-struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
-    return know(pool, device, origin);
-}
-
-struct growing *growing_graphs(CUdevice device) {
-    return know(NULL, device, POOL_FOUND);
-}
-
-/* Where a pool is that was not seen made; false: in the host's memory. */
-static bool locate(CUmemoryPool pool, CUdevice *device) {
-    CUmemoryPool other;
-    int type = 0, id = 0, count = 0;
-    if (DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) == CUDA_SUCCESS) {
-        if (type == CU_MEM_LOCATION_TYPE_DEVICE &&
-            DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS)
-            *device = id;
-        return type != CU_MEM_LOCATION_TYPE_HOST && type != CU_MEM_LOCATION_TYPE_HOST_NUMA &&
-               type != CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
-    }
-    if (!HAS(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS || !HAS(cuDeviceGetDefaultMemPool))
-        return true;
-    for (CUdevice at = 0; at < count; at++)
-        if (DRIVER(cuDeviceGetDefaultMemPool)(&other, at) == CUDA_SUCCESS && other == pool)
-            *device = at;
-    return true;
-}
-
-struct growing *growing_find(CUmemoryPool pool, CUdevice device) {
-    begin();
-    struct growing *growing = known(pool, 0);
-    end();
-    if (growing != NULL || !HAS(cuMemPoolGetAttribute))
-        return growing;
-    return locate(pool, &device) ? know(pool, device, POOL_FOUND) : NULL;
-}
-
-struct growing *growing_made(CUmemoryPool pool) {
-    begin();
-    struct growing *growing = pool != NULL ? known(pool, 0) : NULL;
-    end();
-    return growing != NULL && growing->origin != POOL_FOUND ? growing : NULL;
-}
-
-struct growing *growing_next_graphs(const struct growing *after) {
-    begin();
-    struct growing *growing = after != NULL ? after->next : memory()->growing;
-    while (growing != NULL && (growing->pool != NULL || growing->state != GROWING_LIVE))
-        growing = growing->next;
-    end();
-    return growing;
-}
-
-bool growing_any_graphs(void) {
-    return atomic_load_explicit(&memory()->graphs, memory_order_relaxed);
-}
-
 /* Whether unused memory of it could serve the call. */
 static bool could_reuse(const struct growing *growing, uint64_t bytes) {
     uint64_t reserved, used;
@@ -145,7 +49,38 @@ static bool could_reuse(const struct growing *growing, uint64_t bytes) {
            figure(growing->pool, growing->device, true, &used) && reserved >= used && reserved - used >= bytes;
 }
 
-static bool reserve(struct growth *growth, bool reuse) {
+/* Gives back to the device what of it nothing uses; whether that was anything. */
+static bool trim(struct growing *growing) {
+    uint64_t before, after;
+    CUstreamCaptureMode mode = streams_hide();
+    bool known = figure(growing->pool, growing->device, false, &before);
+    if (growing->pool == NULL && HAS(cuDeviceGraphMemTrim))
+        DRIVER(cuDeviceGraphMemTrim)(growing->device);
+    else if (growing->pool != NULL && HAS(cuMemPoolTrimTo))
+        DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
+    bool less = figure(growing->pool, growing->device, false, &after) && known && after < before;
+    streams_unhide(mode);
+    if (less) {
+        begin();
+        growing->trims++;
+        end();
+        growing_settle(growing);
+    }
+    return less;
+}
+
+/* As the driver grows, or, since it may be content with less, as little as there has to be. */
+static bool reserve_new(struct growth *growth) {
+    uint64_t least = rounded(growth->bytes, CHUNK_LEAST);
+    if (credits_reserve(growth->growing->place, growth->reserved))
+        return true;
+    if (growth->reserved == least)
+        return false;
+    growth->reserved = least;
+    return credits_reserve(growth->growing->place, least);
+}
+
+static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
     struct growing *growing = growth->growing;
     begin();
     uint64_t chunk = growing->chunk, until = growing->refused_until;
@@ -153,30 +88,31 @@ static bool reserve(struct growth *growth, bool reuse) {
     growth->reserved = rounded(growth->bytes, chunk ? chunk : CHUNK_MOST);
     if (credits_take(growing->place, growth->reserved))
         return true;
-    bool asking = !reuse || (atomic_load(&the_process->session.ready) && sys_now() >= until);
-    if (asking && credits_reserve(growing->place, growth->reserved))
+    bool reuse = may_reuse == REUSE_SURE || could_reuse(growing, growth->bytes);
+    if (reuse && (!atomic_load(&the_process->session.ready) || sys_now() < until)) {
+        growth->reserved = 0;
         return true;
-    if (asking && chunk == 0) { /* it may be content with less */
-        growth->reserved = rounded(growth->bytes, CHUNK_LEAST);
-        if (credits_reserve(growing->place, growth->reserved))
-            return true;
     }
+    if (reserve_new(growth))
+        return true;
+    if (!reuse && trim(growing) && reserve_new(growth))
+        return true;
+    uint64_t there;
     growth->reserved = 0;
-    if (asking && reuse) {
-        begin();
-        growing->refused_until = sys_now() + REFUSED_TIME;
-        end();
-    }
-    return reuse;
+    begin();
+    growing->refused_until = sys_now() + REFUSED_TIME;
+    end();
+    return reuse || (may_reuse == REUSE_LIKELY && figure(growing->pool, growing->device, false, &there) &&
+                     there >= growth->bytes);
 }
 
-bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, bool may_reuse) {
+bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, enum growing_reuse may_reuse) {
     *growth = (struct growth){.growing = growing, .bytes = bytes};
     if (growing->place < 0) {
         growth->growing = NULL; /* of a GPU that is none of the tenant's */
         return gpus_ungated(&the_process->gpus);
     }
-    if (!reserve(growth, may_reuse || could_reuse(growing, bytes)))
+    if (!reserve(growth, may_reuse))
         return false;
     begin();
     growing->busy++;
@@ -200,82 +136,88 @@ static void learn(struct growing *growing, uint64_t now) {
     growing->last = now;
 }
 
-/* What a look found: how much went back, and how much more there is than is counted. */
-struct found {
-    uint64_t less, more;
-};
-
-/* The driver may be asked about it until leave(). */
-static bool enter(struct growing *growing, uint32_t *calls, CUmemoryPool *pool) {
+/* The driver's figure and the calls that were begun and ended before it was read; false: the pool is gone. */
+static bool read(struct growing *growing, uint32_t *calls, uint64_t *now) {
     begin();
+    CUmemoryPool pool = growing->pool;
     bool there = growing->state == GROWING_LIVE || growing->state == GROWING_LEFT;
-    if (there)
+    if (there) /* it is not destroyed meanwhile */
         atomic_fetch_add(&growing->readers, 1);
     *calls = growing->calls;
-    *pool = growing->pool;
     end();
-    return there;
-}
-
-static void leave(struct growing *growing) {
+    if (!there)
+        return false;
+    if (!figure(pool, growing->device, false, now))
+        *now = 0;
     if (atomic_fetch_sub(&growing->readers, 1) == 1)
         sys_wake_all(&growing->readers);
+    return true;
 }
 
-/* Counts the driver's figure, and beside it what calls under way may yet take. Nothing if calls began or ended while it
- * was read: they look themselves. */
-static struct found look(struct growing *growing) {
-    struct found found = {0, 0};
-    uint32_t calls;
-    uint64_t now;
-    CUmemoryPool pool;
-    if (!enter(growing, &calls, &pool))
-        return found;
-    if (!figure(pool, growing->device, false, &now))
-        now = 0;
-    begin();
-    if (growing->calls == calls) {
-        if (growing->busy == 0)
-            learn(growing, now);
-        if (now > growing->counted) {
-            found.more = now - growing->counted;
-        } else if (now + growing->pending < growing->counted) {
-            found.less = growing->counted - now - growing->pending;
-            growing->counted -= found.less;
-        }
-    }
-    end();
-    leave(growing);
-    credits_return(growing->place, found.less);
-    return found;
+/* Counts no more than the driver's figure and what calls under way may yet take; nothing if calls began or ended since
+ * that was read: they look themselves. Returns what is no longer counted. With the lock. */
+static uint64_t lower(struct growing *growing, uint32_t calls, uint64_t now) {
+    if (growing->calls != calls)
+        return 0;
+    if (growing->busy == 0)
+        learn(growing, now);
+    uint64_t most = now + growing->pending, less = growing->counted > most ? growing->counted - most : 0;
+    growing->counted -= less;
+    return less;
 }
 
-static void count_more(struct growing *growing, uint64_t more) {
-    begin();
+/* The call is over; `more`: credits that are in use for it now. With the lock. */
+static void finish_call(struct growth *growth, uint64_t more) {
+    struct growing *growing = growth->growing;
+    growing->busy--;
+    growing->calls++;
+    growing->pending -= growth->reserved;
     growing->counted += more;
-    end();
 }
 
 bool growing_end(struct growth *growth) {
     struct growing *growing = growth->growing;
+    uint64_t now = 0, less = 0;
+    uint32_t calls;
     if (growing == NULL)
         return true;
+    bool there = read(growing, &calls, &now);
     begin();
-    growing->busy--;
-    growing->calls++;
-    growing->pending -= growth->reserved;
+    uint64_t more = there && now > growing->counted ? now - growing->counted : 0;
     end();
-    struct found found = look(growing);
-    if (found.more > 0 && !credits_reserve(growing->place, found.more))
+    if (more > 0 && !credits_reserve(growing->place, more))
         return false;
-    count_more(growing, found.more);
+    begin();
+    bool alone = growing->calls == calls;
+    finish_call(growth, more);
+    if (there && alone)
+        less = lower(growing, growing->calls, now);
+    end();
+    credits_return(growing->place, less);
     return true;
 }
 
+void growing_close(struct growth *growth) {
+    begin();
+    finish_call(growth, 0);
+    end();
+    growing_settle(growth->growing);
+}
+
 void growing_settle(struct growing *growing) {
-    struct found found = look(growing);
-    credits_grow(growing->place, found.more);
-    count_more(growing, found.more);
+    uint32_t calls;
+    uint64_t now, more = 0;
+    if (!read(growing, &calls, &now))
+        return;
+    begin();
+    uint64_t less = lower(growing, calls, now);
+    if (growing->calls == calls && growing->busy == 0 && now > growing->counted) {
+        more = now - growing->counted;
+        growing->counted = now;
+    }
+    end();
+    credits_return(growing->place, less);
+    credits_grow(growing->place, more);
 }
 
 /* From one state to ENDING, once nobody reads its figures any more; false if another was faster. */

@@ -25,7 +25,7 @@ enum growing_state {
 enum pool_origin {
     POOL_FOUND,   /* there without the program: a device's default pool, what it keeps for graphs */
     POOL_MADE,    /* by the program */
-    POOL_IMPORTED /* of another process: nothing of it counts here */
+    POOL_ELSEWHERE /* of host memory, or of another process: nothing of it counts here */
 };
 
 struct growing {
@@ -64,13 +64,20 @@ struct growing *growing_find(CUmemoryPool pool, CUdevice device);
 struct growing *growing_made(CUmemoryPool pool);
 bool growing_any_graphs(void);
 
-/* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: what is reserved and unused
- * may serve it, whatever the figures say. */
-bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, bool may_reuse);
-/* After the call. False: it took more than there was; if the call can be undone it is to be undone and growing_settle
- * called, else growing_settle alone. */
+enum growing_reuse {
+    REUSE_UNKNOWN, /* if the driver's figures say that it has enough that is unused */
+    REUSE_LIKELY,  /* and where it has no less than that, used or not */
+    REUSE_SURE
+};
+
+/* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: whether what it has already may
+ * serve the call where nothing more is to be had. */
+bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, enum growing_reuse may_reuse);
+/* After the call. False: it took more than there was: then the call is undone, if it can be, and growing_close follows. */
 bool growing_end(struct growth *growth);
-/* Counts what the driver says now, whatever the limit. */
+/* Counts what was taken, whatever the limit. */
+void growing_close(struct growth *growth);
+/* Counts what the driver says now; more than before, whatever the limit, only while no call is under way. */
 void growing_settle(struct growing *growing);
 /* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy it
  * when it is empty. */

@@ -43,14 +43,15 @@ static CUresult begin(struct growth *growth, const void *address, size_t bytes, 
             growing = growing_find(pool, device);
     }
     streams_unhide(mode);
-    if (growing == NULL || growing->origin == POOL_IMPORTED)
+    if (growing == NULL || growing->origin == POOL_ELSEWHERE)
         return CUDA_SUCCESS;
-    return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), false) ? CUDA_SUCCESS
-                                                                                           : CUDA_ERROR_OUT_OF_MEMORY;
+    return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), REUSE_UNKNOWN)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* More was taken than there is: the allocation goes back, and what the pool took for it. */
-static CUresult undo(struct growing *growing, CUdeviceptr address, CUstream stream, bool per_thread) {
+static void undo(const struct growing *growing, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
     CUstreamCaptureMode mode = streams_hide();
     if (free != NULL)
@@ -58,8 +59,6 @@ static CUresult undo(struct growing *growing, CUdeviceptr address, CUstream stre
     if (HAS(cuMemPoolTrimTo))
         DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
     streams_unhide(mode);
-    growing_settle(growing);
-    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult end(struct growth *growth, CUresult result, const CUdeviceptr *address, CUstream stream,
@@ -67,9 +66,9 @@ static CUresult end(struct growth *growth, CUresult result, const CUdeviceptr *a
     if (growth->growing == NULL || growing_end(growth))
         return result;
     if (result == CUDA_SUCCESS)
-        return undo(growth->growing, *address, stream, per_thread);
-    growing_settle(growth->growing);
-    return result;
+        undo(growth->growing, *address, stream, per_thread);
+    growing_close(growth);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 #define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                                \
@@ -128,15 +127,22 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     }
 }
 
+/* Makes a pool known that the driver has just made; if there is no room for that, it goes again. */
+static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+    if (growing_pool(pool, device, origin) != NULL)
+        return CUDA_SUCCESS;
+    DRIVER(cuMemPoolDestroy)(pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
-    CUdevice device;
+    CUdevice device = 0;
     CUresult result = process_enter();
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
-    if (result != CUDA_SUCCESS || !of_device(properties, &device) || growing_pool(*pool, device, POOL_MADE) != NULL)
+    if (result != CUDA_SUCCESS)
         return result;
-    DRIVER(cuMemPoolDestroy)(*pool);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return known(*pool, device, of_device(properties, &device) ? POOL_MADE : POOL_ELSEWHERE);
 }
 
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *from, CUmemAllocationHandleType type,
@@ -146,10 +152,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *fro
         result = HAS(cuMemPoolImportFromShareableHandle)
                      ? DRIVER(cuMemPoolImportFromShareableHandle)(pool, from, type, flags)
                      : CUDA_ERROR_NOT_FOUND;
-    if (result != CUDA_SUCCESS || growing_pool(*pool, 0, POOL_IMPORTED) != NULL)
-        return result;
-    DRIVER(cuMemPoolDestroy)(*pool);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return result == CUDA_SUCCESS ? known(*pool, 0, POOL_ELSEWHERE) : result;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {

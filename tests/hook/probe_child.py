@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from memory_calls import MemoryCalls  # it lies beside this file
+
 CU_STREAM_NON_BLOCKING = 1
 
 _answering = threading.Lock()
@@ -59,7 +61,7 @@ def copy_3d(word: Any) -> Any:
     return type("Copy3D", (ctypes.Structure,), {"_fields_": fields})
 
 
-class Calls:
+class Calls(MemoryCalls):
     """The operations, by name. Each returns (CUresult, value)."""
 
     def __init__(self) -> None:

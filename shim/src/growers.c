@@ -1,0 +1,112 @@
+/* Which pools of memory there are, and which devices keep memory for graphs. See growing.h. */
+#include "growing.h"
+
+#include "process.h"
+#include "slab.h"
+
+static struct memory *memory(void) {
+    return &the_process->memory;
+}
+
+static void begin(void) {
+    lock(&the_process->gpus.lock);
+}
+
+static void end(void) {
+    unlock(&the_process->gpus.lock);
+}
+
+/* With the lock. */
+static struct growing *known(CUmemoryPool pool, CUdevice device) {
+    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
+        if (growing->pool == pool && growing->state == GROWING_LIVE && (pool != NULL || growing->device == device))
+            return growing;
+    return NULL;
+}
+
+/* With the lock. */
+static struct growing *fresh(void) {
+    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
+        if (growing->state == GROWING_VACANT && growing->busy == 0)
+            return growing;
+    struct growing *growing = slab_take(&memory()->growing_slab, sizeof *growing);
+    if (growing != NULL) {
+        growing->next = memory()->growing;
+        memory()->growing = growing;
+    }
+    return growing;
+}
+
+static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+    int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(&the_process->gpus, device);
+    begin();
+    struct growing *growing = known(pool, device);
+    if (growing == NULL && (growing = fresh()) != NULL) {
+        *growing = (struct growing){.next = growing->next,
+                                    .pool = pool,
+                                    .device = device,
+                                    .place = place,
+                                    .origin = origin,
+                                    .calls = growing->calls + 1};
+        if (pool == NULL)
+            atomic_store(&memory()->graphs, true);
+    }
+    end();
+    return growing;
+}
+
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+    return know(pool, device, origin);
+}
+
+struct growing *growing_graphs(CUdevice device) {
+    return know(NULL, device, POOL_FOUND);
+}
+
+/* Where a pool is that was not seen made; false: in the host's memory. */
+static bool locate(CUmemoryPool pool, CUdevice *device) {
+    CUmemoryPool other;
+    int type = 0, id = 0, count = 0;
+    if (DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) == CUDA_SUCCESS) {
+        if (type == CU_MEM_LOCATION_TYPE_DEVICE &&
+            DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS)
+            *device = id;
+        return type != CU_MEM_LOCATION_TYPE_HOST && type != CU_MEM_LOCATION_TYPE_HOST_NUMA &&
+               type != CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    }
+    if (!HAS(cuDeviceGetCount) || DRIVER(cuDeviceGetCount)(&count) != CUDA_SUCCESS || !HAS(cuDeviceGetDefaultMemPool))
+        return true;
+    for (CUdevice at = 0; at < count; at++)
+        if (DRIVER(cuDeviceGetDefaultMemPool)(&other, at) == CUDA_SUCCESS && other == pool)
+            *device = at;
+    return true;
+}
+
+struct growing *growing_find(CUmemoryPool pool, CUdevice device) {
+    begin();
+    struct growing *growing = known(pool, 0);
+    end();
+    if (growing != NULL || !HAS(cuMemPoolGetAttribute))
+        return growing;
+    return locate(pool, &device) ? know(pool, device, POOL_FOUND) : NULL;
+}
+
+struct growing *growing_made(CUmemoryPool pool) {
+    begin();
+    struct growing *growing = pool != NULL ? known(pool, 0) : NULL;
+    end();
+    return growing != NULL && growing->origin != POOL_FOUND ? growing : NULL;
+}
+
+struct growing *growing_next_graphs(const struct growing *after) {
+    begin();
+    struct growing *growing = after != NULL ? after->next : memory()->growing;
+    while (growing != NULL && (growing->pool != NULL || growing->state != GROWING_LIVE))
+        growing = growing->next;
+    end();
+    return growing;
+}
+
+bool growing_any_graphs(void) {
+    return atomic_load_explicit(&memory()->graphs, memory_order_relaxed);
+}

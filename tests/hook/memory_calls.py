@@ -1,0 +1,176 @@
+"""The probed process' calls that take device memory or give it back, beside plain linear memory.
+
+Handles and addresses come back as numbers. Each call returns (CUresult, value).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+DEVICE, HOST = 1, 2  # CU_MEM_LOCATION_TYPE_*
+
+
+class _Location(ctypes.Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+
+
+class _Physical(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("location", _Location), ("more", c_uint64 * 4)]
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int),
+        ("handles", c_int),
+        ("location", _Location),
+        ("security", c_void_p),
+        ("most", c_size_t),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 54),
+    ]
+
+
+class _AllocNode(ctypes.Structure):
+    _fields_ = [
+        ("pool", _Pool),
+        ("access", c_void_p),
+        ("access_count", c_size_t),
+        ("bytes", c_size_t),
+        ("address", c_uint64),
+    ]
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        ("width", c_size_t),
+        ("height", c_size_t),
+        ("depth", c_size_t),
+        ("format", c_int),
+        ("channels", c_uint),
+        ("flags", c_uint),
+    ]
+
+
+class MemoryCalls:
+    """To be mixed into the probe's calls, which have `cuda` and `handles`."""
+
+    handles: dict[str, c_void_p]
+
+    def cuda(self, name: str, *arguments: Any) -> int:
+        """Makes the call."""
+        raise NotImplementedError
+
+    # ---- arrays
+
+    def array(
+        self, width: int, height: int, depth: int = 0, flags: int = 0, levels: int = 0, channels: int = 4
+    ) -> tuple[int, Any]:
+        """Of floats; `levels` > 0: a mipmapped one."""
+        handle, shape = c_void_p(), _Shape(width, height, depth, 0x20, channels, flags)
+        if levels:
+            return self.cuda("cuMipmappedArrayCreate", byref(handle), byref(shape), c_uint(levels)), handle.value
+        return self.cuda("cuArray3DCreate_v2", byref(handle), byref(shape)), handle.value
+
+    def array_free(self, array: int, levels: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuMipmappedArrayDestroy" if levels else "cuArrayDestroy", c_void_p(array)), None
+
+    # ---- stream-ordered
+
+    def alloc_async(self, size: int, stream: str = "", pool: int = 0) -> tuple[int, Any]:
+        address, on = c_uint64(), self.handles.get(stream)
+        if pool:
+            code = self.cuda("cuMemAllocFromPoolAsync", byref(address), c_size_t(size), c_void_p(pool), on)
+        else:
+            code = self.cuda("cuMemAllocAsync", byref(address), c_size_t(size), on)
+        return code, address.value
+
+    def free_async(self, address: int, stream: str = "") -> tuple[int, Any]:
+        return self.cuda("cuMemFreeAsync", c_uint64(address), self.handles.get(stream)), None
+
+    def pool_create(self, most: int = 0, device: int = 0, where: int = DEVICE) -> tuple[int, Any]:
+        pool = c_void_p()
+        properties = _Pool(1, 0, _Location(where, device), None, most)
+        return self.cuda("cuMemPoolCreate", byref(pool), byref(properties)), pool.value
+
+    def pool_destroy(self, pool: int) -> tuple[int, Any]:
+        return self.cuda("cuMemPoolDestroy", c_void_p(pool)), None
+
+    def pool_default(self, device: int = 0) -> tuple[int, Any]:
+        pool = c_void_p()
+        return self.cuda("cuDeviceGetDefaultMemPool", byref(pool), device), pool.value
+
+    def pool_use(self, pool: int, device: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuDeviceSetMemPool", device, c_void_p(pool)), None
+
+    def pool_keep(self, pool: int, threshold: int) -> tuple[int, Any]:
+        """Sets the release threshold."""
+        return self.cuda("cuMemPoolSetAttribute", c_void_p(pool), 4, byref(c_uint64(threshold))), None
+
+    def pool_trim(self, pool: int, keep: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuMemPoolTrimTo", c_void_p(pool), c_size_t(keep)), None
+
+    # ---- virtual memory management
+
+    def physical(self, size: int, device: int = 0, where: int = DEVICE) -> tuple[int, Any]:
+        handle, properties = c_uint64(), _Physical(1, 1, _Location(where, device))
+        return self.cuda("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0)), handle.value
+
+    def physical_release(self, handle: int) -> tuple[int, Any]:
+        return self.cuda("cuMemRelease", c_uint64(handle)), None
+
+    def physical_of(self, address: int) -> tuple[int, Any]:
+        handle = c_uint64()
+        return self.cuda("cuMemRetainAllocationHandle", byref(handle), c_uint64(address)), handle.value
+
+    def physical_again(self, handle: int) -> tuple[int, Any]:
+        """Exports and imports it."""
+        descriptor, imported = c_int(-1), c_uint64()
+        code = self.cuda("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), 1, c_uint64(0))
+        code = code or self.cuda("cuMemImportFromShareableHandle", byref(imported), c_uint64(descriptor.value), 1)
+        return code, imported.value
+
+    def addresses(self, size: int) -> tuple[int, Any]:
+        address = c_uint64()
+        code = self.cuda("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
+        return code, address.value
+
+    def map(self, address: int, size: int, handle: int, offset: int = 0) -> tuple[int, Any]:
+        return self.cuda(
+            "cuMemMap", c_uint64(address), c_size_t(size), c_size_t(offset), c_uint64(handle), c_uint64(0)
+        ), None
+
+    def unmap(self, address: int, size: int) -> tuple[int, Any]:
+        return self.cuda("cuMemUnmap", c_uint64(address), c_size_t(size)), None
+
+    # ---- graphs
+
+    def memory_graph(self, name: str, *sizes: int, device: int = 0) -> tuple[int, Any]:
+        """An executable graph with one node for each allocation."""
+        graph, node, executable = c_void_p(), c_void_p(), c_void_p()
+        code = self.cuda("cuGraphCreate", byref(graph), 0)
+        for size in sizes:
+            parameters = _AllocNode(_Pool(1, 0, _Location(DEVICE, device)), None, 0, size, 0)
+            code = code or self.cuda("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(parameters))
+        code = code or self.cuda("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        self.handles[name] = executable
+        return code, None
+
+    def graph_upload(self, name: str, stream: str = "") -> tuple[int, Any]:
+        return self.cuda("cuGraphUpload", self.handles[name], self.handles.get(stream)), None
+
+    def graph_trim(self, device: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuDeviceGraphMemTrim", device), None
+
+    # ---- contexts
+
+    def context_limit(self, limit: int, value: int) -> tuple[int, Any]:
+        return self.cuda("cuCtxSetLimit", limit, c_size_t(value)), None
+
+    def memory_info_of(self, free: bool, total: bool) -> tuple[int, Any]:
+        """cuMemGetInfo with NULL in place of what is not wanted."""
+        amounts = c_size_t(), c_size_t()
+        return self.cuda(
+            "cuMemGetInfo_v2", byref(amounts[0]) if free else None, byref(amounts[1]) if total else None
+        ), [amounts[0].value, amounts[1].value]
