@@ -187,32 +187,46 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
     }
 }
 
+static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream) {
+    struct graphmem passing;
+    CUresult result = graphmem_begin(&passing, exec);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = launch(exec, stream);
+    graphmem_end(&passing, result);
+    return result;
+}
+
 /* A graph may take memory when it is launched: that is reserved before the gate is entered. */
-#define LAUNCH_GRAPH(symbol, per_thread)                                          \
-    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {          \
-        struct slot *slot = gate_slot;                                            \
-        struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);    \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {          \
-            if (entry != NULL)                                                    \
-                gate_retreat_fast(slot);                                          \
-            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);       \
-        }                                                                         \
-        CUresult result = DRIVER(symbol)(exec, stream);                           \
-        gate_leave_fast(slot, entry);                                             \
-        return result;                                                            \
-    } \
-    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                   \
-        struct graphmem passing;                                                  \
-        CUresult result = graphmem_begin(&passing, exec);                         \
-        if (result == CUDA_SUCCESS) {                                             \
-            result = launch_##symbol(exec, stream);                               \
-            graphmem_end(&passing, result);                                             \
-        }                                                                         \
-        return result;                                                            \
+#define LAUNCH_GRAPH(symbol, per_thread)                                              \
+    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {              \
+        struct slot *slot = gate_slot;                                                \
+        struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);        \
+        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {              \
+            if (entry != NULL)                                                        \
+                gate_retreat_fast(slot);                                              \
+            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);           \
+        }                                                                             \
+        CUresult result = DRIVER(symbol)(exec, stream);                               \
+        gate_leave_fast(slot, entry);                                                 \
+        return result;                                                                \
+    }                                                                                 \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                       \
+        return UNLIKELY(growing_any_graphs()) ? launch_with_memory(launch_##symbol, exec, stream) \
+                                              : launch_##symbol(exec, stream);        \
     }
 
 LAUNCH_GRAPH(cuGraphLaunch, false)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    forget(exec);
+    graphmem_destroyed(exec);
+    return HAS(cuGraphExecDestroy) ? DRIVER(cuGraphExecDestroy)(exec) : CUDA_ERROR_NOT_FOUND;
+}
 
 #define FORGETTING(symbol, parameters, ...)                                          \
     EXPORT CUresult symbol parameters {                                              \
@@ -223,7 +237,6 @@ LAUNCH_GRAPH(cuGraphLaunch_ptsz, true)
         return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;     \
     }
 
-FORGETTING(cuGraphExecDestroy, (CUgraphExec exec), exec)
 FORGETTING(cuGraphExecUpdate,
            (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *updated),
            exec, graph, node, updated)

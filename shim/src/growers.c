@@ -108,5 +108,6 @@ struct growing *growing_next_graphs(const struct growing *after) {
 }
 
 bool growing_any_graphs(void) {
-    return atomic_load_explicit(&memory()->graphs, memory_order_relaxed);
+    const struct process *process = the_process;
+    return process != NULL && atomic_load_explicit(&process->memory.graphs, memory_order_relaxed);
 }
