@@ -27,14 +27,12 @@ struct row {
 static const struct row rows[ENTRY_COUNT] = {
 #define WRAPPED(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_##class},
 #define CALLED(symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
-#define PENDING(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
 #include "entries.def"
 };
 
 #define WRAPPED(class, symbol, name, since, parameters) \
     _Static_assert(sizeof #symbol <= SYMBOL_BYTES, "SYMBOL_BYTES is too small");
 #define CALLED(symbol, name, since, parameters) WRAPPED(call, symbol, name, since, parameters)
-#define PENDING(class, symbol, name, since, parameters) WRAPPED(class, symbol, name, since, parameters)
 #include "entries.def"
 
 void *entries_driver[ENTRY_COUNT];

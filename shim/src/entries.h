@@ -15,7 +15,6 @@
 enum entry {
 #define WRAPPED(class, symbol, name, since, parameters) ENTRY_##symbol,
 #define CALLED(symbol, name, since, parameters) ENTRY_##symbol,
-#define PENDING(class, symbol, name, since, parameters) ENTRY_##symbol,
 #include "entries.def"
     ENTRY_COUNT
 };
@@ -23,7 +22,6 @@ enum entry {
 /* What cuda.h declares already, and what a newer one no longer does. */
 #define WRAPPED(class, symbol, name, since, parameters) CUresult symbol parameters;
 #define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
-#define PENDING(class, symbol, name, since, parameters) CUresult symbol parameters;
 #include "entries.def"
 
 extern void *entries_driver[ENTRY_COUNT];

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from . import wheels
-from .classes import CLASSES_FILE, ClassError, classify, read_rules
+from .classes import CLASSES_FILE, WRAPPED, ClassError, classify, read_rules
 from .headers import HeaderError, read, union
 from .render import TABLE_FILE, render
 
@@ -40,9 +40,8 @@ def main() -> int:
         )
         return 1
     TABLE_FILE.write_text(text, encoding="utf-8")
-    wrapped = [one for one in classified if one.kind not in ("pass", "call")]
-    pending = sum(one.pending for one in wrapped)
-    print(f"{TABLE_FILE.name}: {len(classified)} entry points, {len(wrapped) - pending} wrapped, {pending} pending")
+    wrapped = sum(one.kind in WRAPPED for one in classified)
+    print(f"{TABLE_FILE.name}: {len(classified)} entry points, {wrapped} wrapped")
     return 0
 
 

@@ -16,7 +16,7 @@ from .headers import EntryPoint
 
 CLASSES_FILE = Path(__file__).with_name("classes.txt")
 WRAPPED = ("gate", "memory", "observe", "resolve")
-_BLOCK = re.compile(r"^(gate|memory|observe|resolve|pass|call|pending):\s+(\S.*)$")
+_BLOCK = re.compile(r"^(gate|memory|observe|resolve|pass|call):\s+(\S.*)$")
 _BY_FULL_NAME = re.compile(
     r"Launch|Alloc|Free|Mem(?!PerBlock|Config)|Cpy|Copy|Prefetch|Discard|Graph(?!ics)|Array(?:Create|Destroy)|Array3D|Pool|Ipc|Import|Extern|"
     r"Multicast|CtxCreate|CtxDestroy|CtxSetLimit|Retain|Release|Reset|Capture|Load|Execut|Decompress|GetProc|GetExport"
@@ -44,8 +44,6 @@ class Classified:
     entry: EntryPoint
     kind: str
     """One of WRAPPED, or pass or call."""
-    pending: bool
-    """Of one of WRAPPED, and not wrapped yet."""
     why: str
 
 
@@ -81,7 +79,7 @@ def classify(entries: Iterable[EntryPoint], rules: Sequence[Rule]) -> list[Class
     entries = list(entries)
     wrong: list[str] = []
     used: set[Rule] = set()
-    named = [rule for rule in rules if rule.kind not in ("call", "pending")]
+    named = [rule for rule in rules if rule.kind != "call"]
     classified = []
     for entry in entries:
         hits = [rule for rule in named if _covers(rule, entry.name)]
@@ -91,14 +89,11 @@ def classify(entries: Iterable[EntryPoint], rules: Sequence[Rule]) -> list[Class
             wrong.append(_complaint(entry, hits, chosen))
             continue
         kind = chosen[0].kind
-        called = _marks(rules, "call", entry)
-        pending = [mark for mark in _marks(rules, "pending", entry) if kind in WRAPPED or "*" not in mark.pattern]
-        used.update((*chosen, *called, *pending))
+        called = [rule for rule in rules if rule.kind == "call" and rule.pattern == entry.symbol]
+        used.update((*chosen, *called))
         if called and kind != "pass":
             wrong.append(f"line {called[0].line}: {entry.symbol} is of class {kind}: the hook can call it anyway")
-        if pending and kind not in WRAPPED:
-            wrong.append(f"line {pending[0].line}: {entry.symbol} is of class {kind}: it needs no wrapper")
-        classified.append(Classified(entry, "call" if called else kind, bool(pending), chosen[0].why))
+        classified.append(Classified(entry, "call" if called else kind, chosen[0].why))
     wrong += [f"line {rule.line}: no entry point is called {rule.pattern}" for rule in rules if rule not in used]
     if wrong:
         raise ClassError("\n".join(dict.fromkeys(wrong)))
@@ -107,13 +102,6 @@ def classify(entries: Iterable[EntryPoint], rules: Sequence[Rule]) -> list[Class
 
 def _covers(rule: Rule, text: str) -> bool:
     return rule.pattern == text or ("*" in rule.pattern and fnmatchcase(text, rule.pattern))
-
-
-def _marks(rules: Sequence[Rule], kind: str, entry: EntryPoint) -> list[Rule]:
-    marks = [rule for rule in rules if rule.kind == kind]
-    if kind == "call":
-        return [rule for rule in marks if rule.pattern == entry.symbol]
-    return [rule for rule in marks if _covers(rule, entry.symbol) or _covers(rule, entry.name)]
 
 
 def _complaint(entry: EntryPoint, hits: Sequence[Rule], chosen: Sequence[Rule]) -> str:

@@ -16,23 +16,19 @@ _HEAD = """\
  *
  * WRAPPED(class, symbol, name, since, parameters)   exported by the hook
  * CALLED(symbol, name, since, parameters)           the hook calls it, programs reach the driver's own
- * PENDING(class, symbol, name, since, parameters)   to be wrapped, programs reach the driver's own meanwhile
  * PASSED(symbol, name, since, parameters)           programs reach the driver's own
  *
  * `name` is what cuGetProcAddress calls it, `since` the version of CUDA from which it hands this form out (11020 is
  * 11.2). A _ptds or _ptsz form takes the per-thread default stream. What the classes mean, and why an entry point is of
  * its class, says shim/table/classes.txt.
  *
- * Whoever includes this file defines what they need of the four.
+ * Whoever includes this file defines what they need of the three.
  */
 #ifndef WRAPPED
 #define WRAPPED(class, symbol, name, since, parameters)
 #endif
 #ifndef CALLED
 #define CALLED(symbol, name, since, parameters)
-#endif
-#ifndef PENDING
-#define PENDING(class, symbol, name, since, parameters)
 #endif
 #ifndef PASSED
 #define PASSED(symbol, name, since, parameters)
@@ -44,11 +40,10 @@ _TAIL = """
 // clang-format on
 #undef WRAPPED
 #undef CALLED
-#undef PENDING
 #undef PASSED
 """
 _ROW = re.compile(
-    r"^(?:(?P<marked>WRAPPED|PENDING)\((?P<kind>\w+), |(?P<plain>CALLED|PASSED)\()"
+    r"^(?:WRAPPED\((?P<kind>\w+), |(?P<plain>CALLED|PASSED)\()"
     r"(?P<symbol>\w+), (?P<name>\w+), (?P<since>\d+), \((?P<parameters>.*)\)\)$",
     re.MULTILINE,
 )
@@ -60,11 +55,15 @@ class Row:
 
     kind: str
     """gate, memory, observe, resolve, call or pass."""
-    wrapped: bool
     symbol: str
     name: str
     since: int
     parameters: str
+
+    @property
+    def wrapped(self) -> bool:
+        """Exported by the hook."""
+        return self.kind in WRAPPED
 
 
 def render(classified: Iterable[Classified], releases: Sequence[int]) -> str:
@@ -79,7 +78,7 @@ def _row(one: Classified) -> str:
     entry = one.entry
     rest = f"{entry.symbol}, {entry.name}, {entry.since}, ({entry.parameters}))"
     if one.kind in WRAPPED:
-        return f"{'PENDING' if one.pending else 'WRAPPED'}({one.kind}, {rest}"
+        return f"WRAPPED({one.kind}, {rest}"
     return f"{'CALLED' if one.kind == 'call' else 'PASSED'}({rest}"
 
 
@@ -88,7 +87,6 @@ def read_table(path: Path = TABLE_FILE) -> list[Row]:
     return [
         Row(
             kind=match["kind"] or ("call" if match["plain"] == "CALLED" else "pass"),
-            wrapped=match["marked"] == "WRAPPED",
             symbol=match["symbol"],
             name=match["name"],
             since=int(match["since"]),
