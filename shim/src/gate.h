@@ -34,6 +34,7 @@ struct slot_stream {
     uint32_t born;   /* which context of that handle, see struct known_context: its events go with it */
     uint32_t allowed, spare; /* launches without a wait after the last wait in vain; those left of them */
     uint64_t waited; /* when the last wait for a fence ended */
+    uint64_t took;   /* how long the last window took */
     CUevent events[FENCES];
     uint64_t ahead; /* when the graphs launched in this opening are expected to end; see graphs.c */
     uint64_t last;  /* how long the last of them is expected to take */

@@ -30,6 +30,7 @@ static void adapt(struct slot *slot, struct slot_stream *entry, uint64_t now) {
     uint64_t took = now - entry->waited, window = entry->window, deadline = atomic_load(&the_process->gate.deadline);
     entry->waited = now;
     entry->ahead = least(entry->ahead, now + entry->last * window);
+    entry->took = took;
     atomic_store_explicit(&slot->ends, now + took, memory_order_relaxed);
     if (took > 5 * SYS_MS && window > 1)
         entry->window /= 2;
@@ -40,6 +41,13 @@ static void adapt(struct slot *slot, struct slot_stream *entry, uint64_t now) {
     uint64_t left = deadline > now + took ? deadline - now - took : 0, fits = left * window / (took + 1);
     if (fits < entry->window) /* the next fence comes sooner; what the window has learned stays */
         entry->count = (uint16_t)(entry->window - (fits > 0 ? fits : 1));
+}
+
+/* One more window is unfinished, behind those that are already; it is taken to be as long as the last one was. */
+static void expect(struct slot *slot, uint64_t took) {
+    uint64_t ends = atomic_load_explicit(&slot->ends, memory_order_relaxed), now = sys_now();
+    if (took > 0)
+        atomic_store_explicit(&slot->ends, (ends > now ? ends : now) + took, memory_order_relaxed);
 }
 
 /* Whether the work before the event has finished; not so if the wait reached one of its bounds. */
@@ -72,6 +80,7 @@ void meter_launched(struct slot *slot, struct slot_stream *entry) {
     if (*event == NULL)
         *event = streams_make_event(entry->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     if (*event != NULL && DRIVER(cuEventRecord)(*event, stream) == CUDA_SUCCESS) {
+        expect(slot, entry->took);
         if (entry->fences == 0) {
             entry->waited = sys_now();
             entry->fences = 1;

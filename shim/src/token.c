@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "limits.h"
+#include "meter.h"
 #include "process.h"
 
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
@@ -41,6 +42,7 @@ static void close(struct token *token, uint64_t now) {
     token->state = TOKEN_CLOSING;
     token->close_until = now + (grace_ms ? grace_ms : 1000) * SYS_MS;
     token->drain_started = now;
+    token->expected = 0;
     token->next_poll = now;
 }
 
@@ -59,6 +61,9 @@ void token_granted(struct token *token, const struct shp_grant *grant) {
     uint64_t deadline =
         grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
     bool metered = (grant->flags & SHP_GRANT_METERED) != 0;
+    if ((grant->flags & SHP_GRANT_RENEWS) && (token->state != TOKEN_HELD || token->grant_id != grant->grant_id))
+        return; /* it has crossed with DRAINED */
+    token->announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0;
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
@@ -194,6 +199,18 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     return least(token->deadline, token->next_look);
 }
 
+/* Says when what is left is expected to have ended, so that the next grant can be on its way by then. */
+static void announce(struct token *token, uint64_t now) {
+    struct shp_draining frame;
+    token->expected = meter_expected_end(&the_process->gate);
+    if (token->local || !token->announce || token->expected <= now)
+        return;
+    memset(&frame, 0, sizeof frame);
+    frame.grant_id = token->grant_id;
+    frame.expected_ns = token->expected - now;
+    session_send(&the_process->session, &frame, SHP_DRAINING, sizeof frame);
+}
+
 static uint64_t step_closing(struct token *token, uint64_t now) {
     struct process *process = the_process;
     if (!gate_clear(&process->gate) && now < token->close_until)
@@ -201,7 +218,16 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     token->drained_launches = gate_launches(&process->gate);
     drain_begin(&process->streams);
     token->state = TOKEN_DRAINING;
+    if (!drain_poll(&process->streams))
+        announce(token, now);
     return now;
+}
+
+/* Looks closer around the moment at which the work is expected to end. */
+static uint64_t next_poll(const struct token *token, uint64_t now) {
+    uint64_t since = token->expected > token->drain_started ? token->expected : token->drain_started,
+             off = now > since ? now - since : since - now;
+    return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
 static void finish(struct token *token, uint64_t now) {
@@ -228,7 +254,7 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll)
         return token->next_poll;
     if (!drain_poll(&process->streams)) {
-        token->next_poll = now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
+        token->next_poll = next_poll(token, now);
         return token->next_poll;
     }
     if (gate_launches(&process->gate) != token->drained_launches) { /* one that slept in a full queue came through */

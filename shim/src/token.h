@@ -18,6 +18,7 @@ struct token {
     enum token_state state;
     bool local; /* by the file `limits`, no daemon */
     bool metered;
+    bool announce; /* DRAINING may be sent */
     bool idle;  /* given back because nothing was launched */
     bool quiet; /* nothing launched since the last look, and events are recorded behind what was */
     uint64_t grant_id;
@@ -28,6 +29,7 @@ struct token {
     uint64_t next_look;
     uint64_t close_until; /* waits no longer for threads inside a launch */
     uint64_t drain_started;
+    uint64_t expected; /* when the drain is expected to end; 0: not known */
     uint64_t next_poll;
     uint64_t drained_launches; /* that the recorded events are behind */
     /* Without a daemon. */

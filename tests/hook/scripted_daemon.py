@@ -22,6 +22,7 @@ from sharepod.protocol import (
     ClientFrame,
     DaemonFrame,
     Drained,
+    Draining,
     GpuTerms,
     Grant,
     Hello,
@@ -42,7 +43,7 @@ from sharepod.protocol import (
     parse_client,
 )
 
-Got = TypeVar("Got", Hello, Want, Drained, Reserve, Release, MemInfo)
+Got = TypeVar("Got", Hello, Want, Draining, Drained, Reserve, Release, MemInfo)
 
 GRACE_MS = 1000
 

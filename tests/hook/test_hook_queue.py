@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from sharepod.protocol import Drained, Want
+from sharepod.protocol import Drained, Draining, Grant, Want
 
 from hook.conftest import GPU_0, Tenant
 
@@ -164,3 +164,32 @@ def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int
         overruns.append((daemon.times(client, Drained)[turn] - sent) / 1e6 - 60)
         daemon.wait_asked(client, turn + 2)
     assert min(overruns) < 4 * streams * kernel_us / 1000 + 1, overruns
+
+
+def test_a_hook_says_when_its_last_work_will_have_ended_if_the_daemon_listens(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    tenant.loop("--kernel-us", "50000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 300, metered=True)
+    daemon.next_frame(client, Drained)
+    assert daemon.frames(client, Draining) == []
+    grant = Grant(7, 300_000_000, 1, metered=True, announce=True)
+    daemon.send(client, grant)
+    said = daemon.next_frame(client, Draining)
+    assert said.grant_id == daemon.next_frame(client, Drained, 1).grant_id == 7
+    assert 0 < said.expected_ns <= 100_000_000 + 100_000_000, "two kernels, of which a busy machine sees the end late"
+    took = daemon.times(client, Drained)[1] - daemon.times(client, Draining)[0]
+    assert said.expected_ns <= took + 50_000_000, "at most one of them too much"
+
+
+def test_new_terms_of_a_grant_that_is_drained_open_nothing(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    tenant.loop("--kernel-us", "1000")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    grant = daemon.grant(client, 20, metered=True)
+    daemon.next_frame(client, Drained)
+    daemon.send(client, Grant(grant.grant_id, 20_000_000, 1, metered=True, renews=True))
+    following = daemon.grant(client, 20, metered=True)
+    assert daemon.next_frame(client, Drained, 1).grant_id == following.grant_id

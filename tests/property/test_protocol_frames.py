@@ -41,6 +41,7 @@ from_clients = st.one_of(
     ),
     st.builds(protocol.Want, mask),
     st.builds(protocol.Drained, u64, u64, st.booleans(), st.booleans()),
+    st.builds(protocol.Draining, u64, u64),
     st.builds(protocol.Reserve, u32, gpu, size, st.booleans()),
     st.builds(protocol.Reserve, u32, gpu, size, grown=st.booleans()),
     st.builds(protocol.Release, gpu, size, st.booleans()),
@@ -49,7 +50,7 @@ from_clients = st.one_of(
 from_daemon = st.one_of(
     st.builds(protocol.Welcome, u32, gpus, u32),
     st.builds(protocol.Limits, gpus, u32),
-    st.builds(protocol.Grant, u64, u64, mask, st.booleans()),
+    st.builds(protocol.Grant, u64, u64, mask, st.booleans(), st.booleans(), st.booleans()),
     st.builds(protocol.Revoke, u64),
     st.builds(protocol.Reserved, u32, gpu, st.integers(0, 1 << 62)),
     st.builds(protocol.Recall, gpu, size),

@@ -33,6 +33,8 @@ class Program:
     start_ns: int = 0
     burst_ns: int = 0
     pause_ns: int = 0
+    graphs: bool = False
+    """Each kernel is a graph, whose length the hook has learned."""
     hang_at_ns: int | None = None
     """From the first grant after this moment it does not drain until `hang_until_ns`."""
     hang_until_ns: int = 0
@@ -44,6 +46,8 @@ class Program:
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     wanted_at: int | None = None
+    announced: bool = False
+    """Its gate has closed, and it has said when its last work ends."""
 
     def held(self, begin: int, end: int) -> int:
         """Nanoseconds of holding within an interval."""
@@ -58,7 +62,14 @@ class Simulation:
     """`run` once; then read the programs' spans."""
 
     def __init__(
-        self, programs: list[Program], config: Config | None = None, *, hand_off_ns: int = 0, gap_ns: int = 0
+        self,
+        programs: list[Program],
+        config: Config | None = None,
+        *,
+        hand_off_ns: int = 0,
+        gap_ns: int = 0,
+        announces: bool = False,
+        guess: float = 1.0,
     ) -> None:
         self.scheduler = Scheduler(config)
         self.programs = {program.id: program for program in programs}
@@ -66,10 +77,16 @@ class Simulation:
         """How much longer than its kernels a hold lasts."""
         self.gap_ns = gap_ns
         """How long after a drain the next grant takes effect."""
+        self.announces = announces
+        """Programs say, when their gate closes, how long their last work will take."""
+        self.guess = guess
+        """How much longer they say than it takes."""
         self.now = 0
         self.overdue: set[str] = set()
-        self.overdue_seen = 0
         self.renewals = 0
+        self.busy_until: dict[str, int] = {}
+        """By GPU, when the last work of those whose gate has closed ends."""
+        self.overdue_seen = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -127,7 +144,8 @@ class Simulation:
             self._end(program, self.now + grant.quantum_ns)
             return
         assert program.grant is None, "granted twice"
-        program.grant, program.granted_at, program.ends_at = grant, self.now, None
+        begin = max([self.now, *(self.busy_until.get(gpu, 0) for gpu in program.gpus)])
+        program.grant, program.granted_at, program.ends_at = grant, begin, None
         if program.wanted_at is not None:
             program.waits.append(self.now - program.wanted_at)
             program.wanted_at = None
@@ -137,31 +155,42 @@ class Simulation:
         elif grant.quantum_ns:
             self._end(program, self.now + grant.quantum_ns)
         elif program.burst_ns:
-            self._end(program, self.now + program.work_ns)
+            self._end(program, begin + program.work_ns)
 
     def _end(self, program: Program, close: int) -> None:
-        """The gate closes at `close`: the kernel then running ends, and so does the hold."""
+        """The gate closes at `close`: the kernel then running ends, and so does the hold. A graph is not begun unless
+        it will have ended by then, or is the first."""
         run = close - program.granted_at
-        kernels = max(1, -(-run // program.kernel_ns))
+        kernels = max(1, run // program.kernel_ns if program.graphs else -(-run // program.kernel_ns))
         if program.burst_ns:
             kernels = min(kernels, max(1, -(-program.work_ns // program.kernel_ns)))
-        self._schedule_drain(
-            program, max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns)
-        )
+        ends = max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns)
+        self._schedule_drain(program, ends, close)
 
-    def _schedule_drain(self, program: Program, time: int) -> None:
+    def _schedule_drain(self, program: Program, time: int, close: int | None = None) -> None:
         if program.ends_at is not None and program.ends_at <= time:
             return
         program.ends_at = time
         grant = program.grant
         assert grant is not None
+        if self.announces and close is not None and close < time:
+            self.at(max(self.now, close), lambda: self._announce(program, grant.grant_id, time))
         self.at(time, lambda: self._drain(program, grant.grant_id, time))
+
+    def _announce(self, program: Program, grant_id: int, time: int) -> None:
+        if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
+            return
+        program.announced = True
+        for gpu in program.gpus:
+            self.busy_until[gpu] = time
+        self.scheduler.draining(self.now, program.id, expected_ns=int((time - self.now) * self.guess))
 
     def _drain(self, program: Program, grant_id: int, time: int) -> None:
         if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
             return
         program.grant = None
         self.overdue.discard(program.id)
+        program.announced = False
         program.spans.append((program.granted_at, self.now))
         wanting = True
         if program.burst_ns:
@@ -176,7 +205,7 @@ class Simulation:
     def _check(self) -> None:
         holders: dict[str, str] = {}
         for program in self.programs.values():
-            if program.grant is None or program.id in self.overdue:
+            if program.grant is None or program.id in self.overdue or program.announced:
                 continue
             assert self.scheduler.holding(program.id) == program.grant.grant_id
             for gpu in program.gpus:

@@ -82,6 +82,27 @@ async def test_one_token_goes_round(tenants: Tenants) -> None:
     b.close()
 
 
+async def test_the_next_is_granted_before_the_last_work_of_all_the_holders_processes_ends(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    sibling = await Client.connect(tenants.directory("a"))
+    grant = await a.granted()
+    assert grant.announce
+    assert (await sibling.granted()).grant_id == grant.grant_id
+    b.send(protocol.Want(1))
+    sibling.send(protocol.Draining(grant.grant_id, 0))
+    a.send(protocol.Draining(grant.grant_id + 1, 0))
+    assert await b.nothing_comes(0.05)
+    a.send(protocol.Draining(grant.grant_id, 0))
+    following = await b.expect(protocol.Grant)
+    assert following.grant_id != grant.grant_id
+    a.send(protocol.Drained(grant.grant_id, wanting=True))
+    sibling.send(protocol.Drained(grant.grant_id))
+    b.send(protocol.Drained(following.grant_id))
+    assert (await a.expect(protocol.Grant)).grant_id not in (grant.grant_id, following.grant_id)
+    for client in (a, b, sibling):
+        client.close()
+
+
 async def test_a_holder_without_quantum_is_revoked_when_another_wants(tenants: Tenants) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     grant = await b.granted()

@@ -232,6 +232,8 @@ class ServedTenant:
                 if frame.gpu_mask >> len(self.row.gpus):
                     raise ProtocolError(f"gpu_mask {frame.gpu_mask:#x} names a GPU that is not the tenant's")
                 self._tokens.want(self.row.id, client)
+            case protocol.Draining():
+                self._tokens.draining(self.row.id, client, frame)
             case protocol.Drained():
                 self._tokens.drained(self.row.id, client, frame)
             case protocol.Reserve() | protocol.Release() | protocol.MemInfo():

@@ -47,6 +47,8 @@ class _Token:
     """Processes that were told of a grant and have not drained, and the grant that each was told of last."""
     unheard: set[int] = field(default_factory=set)
     """Pids that have not drained either, and have lost the connection on which they would say so."""
+    ending: dict[TokenClient, int] = field(default_factory=dict)
+    """Of those that have not drained, when the last work of each is expected to have ended, where it said so."""
     grant_id: int | None = None
     hinted: bool = False
     wanted_at: int | None = None
@@ -115,6 +117,18 @@ class Tokens:
             self._scheduler.attend(self._clock(), tenant_id, present=present)
             self._pump()
 
+    def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
+        """A process has closed its gate, and says when its last work is expected to have ended. Once all have, the next
+        tenant may be granted before. Who says so and goes on is charged until it has drained."""
+        token = self._tokens[tenant_id]
+        if token.undrained.get(client) != frame.grant_id:
+            return
+        now = self._clock()
+        token.ending[client] = now + frame.expected_ns
+        if not token.unheard and token.ending.keys() >= token.undrained.keys():
+            self._scheduler.draining(now, tenant_id, expected_ns=max(token.ending.values()) - now)
+            self._pump()
+
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
         """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
         ours."""
@@ -126,6 +140,7 @@ class Tokens:
                 self.want(tenant_id, client)
             return
         token.undrained.pop(client, None)
+        token.ending.pop(client, None)
         token.unheard.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
@@ -139,6 +154,7 @@ class Tokens:
         token.wanting.discard(client)
         if client in token.undrained:
             del token.undrained[client]
+            token.ending.pop(client, None)
             if alive:
                 token.unheard.add(client.pid)
             self._maybe_drained(tenant_id, token)
@@ -200,7 +216,7 @@ class Tokens:
             if isinstance(action, Grant):
                 if action.grant_id == token.grant_id:  # it goes on
                     for client in list(token.undrained):
-                        self._tell(token, client, action)
+                        self._tell(token, client, action, renews=True)
                     continue
                 granted = True
                 token.grant_id = action.grant_id
@@ -231,9 +247,13 @@ class Tokens:
         return granted
 
     @staticmethod
-    def _tell(token: _Token, client: TokenClient, grant: Grant) -> None:
+    def _tell(token: _Token, client: TokenClient, grant: Grant, *, renews: bool = False) -> None:
         token.undrained[client] = grant.grant_id
-        client.send(protocol.Grant(grant.grant_id, grant.quantum_ns, token.gpu_mask, grant.metered))
+        token.ending.pop(client, None)
+        frame = protocol.Grant(
+            grant.grant_id, grant.quantum_ns, token.gpu_mask, grant.metered, announce=grant.metered, renews=renews
+        )
+        client.send(frame)
 
     def _hint_neighbours(self, tenant_id: str) -> None:
         """Hints go up at once and come down by a sweep."""

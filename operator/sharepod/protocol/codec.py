@@ -21,6 +21,7 @@ from .frames import (
     ClientFrame,
     DaemonFrame,
     Drained,
+    Draining,
     Frame,
     GpuTerms,
     Grant,
@@ -187,6 +188,14 @@ def _write_drained(raw: _Raw, frame: Drained) -> None:
     raw.flags = (_lib.SHP_DRAINED_WANT if frame.wanting else 0) | (_lib.SHP_DRAINED_IDLE if frame.idle else 0)
 
 
+def _read_draining(raw: _Raw) -> Draining:
+    return Draining(raw.grant_id, raw.expected_ns)
+
+
+def _write_draining(raw: _Raw, frame: Draining) -> None:
+    raw.grant_id, raw.expected_ns = frame.grant_id, frame.expected_ns
+
+
 def _read_reserve(raw: _Raw) -> Reserve:
     flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER | _lib.SHP_RESERVE_GROWN)
     handover, grown = bool(flags & _lib.SHP_RESERVE_HANDOVER), bool(flags & _lib.SHP_RESERVE_GROWN)
@@ -257,13 +266,21 @@ def _read_limits(raw: _Raw) -> Limits:
 
 
 def _read_grant(raw: _Raw) -> Grant:
-    flags = _flags(raw.flags, _lib.SHP_GRANT_METERED)
-    return Grant(raw.grant_id, raw.quantum_ns, _mask(raw.gpu_mask), bool(flags))
+    flags = _flags(raw.flags, _lib.SHP_GRANT_METERED | _lib.SHP_GRANT_ANNOUNCE | _lib.SHP_GRANT_RENEWS)
+    return Grant(
+        raw.grant_id,
+        raw.quantum_ns,
+        _mask(raw.gpu_mask),
+        bool(flags & _lib.SHP_GRANT_METERED),
+        bool(flags & _lib.SHP_GRANT_ANNOUNCE),
+        bool(flags & _lib.SHP_GRANT_RENEWS),
+    )
 
 
 def _write_grant(raw: _Raw, frame: Grant) -> None:
     raw.grant_id, raw.quantum_ns, raw.gpu_mask = frame.grant_id, frame.quantum_ns, frame.gpu_mask
-    raw.flags = _lib.SHP_GRANT_METERED if frame.metered else 0
+    raw.flags = (_lib.SHP_GRANT_METERED if frame.metered else 0) | (_lib.SHP_GRANT_ANNOUNCE if frame.announce else 0)
+    raw.flags |= _lib.SHP_GRANT_RENEWS if frame.renews else 0
 
 
 def _read_revoke(raw: _Raw) -> Revoke:
@@ -317,6 +334,7 @@ def _write_refused(raw: _Raw, frame: Refused) -> None:
 _TABLE: tuple[tuple[type[Frame], int, str, Callable[[_Raw], Frame], Callable[[_Raw, Any], None]], ...] = (
     (Hello, _lib.SHP_HELLO, "shp_hello", _read_hello, _write_hello),
     (Want, _lib.SHP_WANT, "shp_want", _read_want, _write_want),
+    (Draining, _lib.SHP_DRAINING, "shp_draining", _read_draining, _write_draining),
     (Drained, _lib.SHP_DRAINED, "shp_drained", _read_drained, _write_drained),
     (Reserve, _lib.SHP_RESERVE, "shp_reserve", _read_reserve, _write_reserve),
     (Release, _lib.SHP_RELEASE, "shp_release", _read_release, _write_release),

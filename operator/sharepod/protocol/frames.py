@@ -56,6 +56,13 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    grant_id: int
+    expected_ns: int
+    """Until the GPU has finished, as the hook guesses."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reserve:
     seq: int
     gpu: int
@@ -112,6 +119,10 @@ class Grant:
     quantum_ns: int
     gpu_mask: int
     metered: bool
+    announce: bool = False
+    """`Draining` may be sent under it."""
+    renews: bool = False
+    """New terms of one that is held: who has drained it meanwhile does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,6 @@ class Refused:
     text: str
 
 
-ClientFrame = Hello | Want | Drained | Reserve | Release | MemInfo
+ClientFrame = Hello | Want | Draining | Drained | Reserve | Release | MemInfo
 DaemonFrame = Welcome | Grant | Revoke | Reserved | Recall | Memory | Limits | Refused
 Frame = ClientFrame | DaemonFrame

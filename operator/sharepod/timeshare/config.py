@@ -46,6 +46,15 @@ class Config:
     renew_ahead_ns: int = 2_500_000
     """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
 
+    hand_off_ns: int = 500_000
+    """So long before the last work of a holder is expected to end the next is granted."""
+
+    cut_every_ns: int = 50 * _MS
+    """The quantum of a holder is cut for those who wake with credit no more often than this, on each GPU."""
+
+    cut_burst_ns: int = 500 * _MS
+    """After a while without cuts they may follow each other until they are so much ahead of that."""
+
     resume_ns: int = 50 * _MS
     """Who waits for its ceiling waits until it can run for so long."""
 

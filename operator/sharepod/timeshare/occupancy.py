@@ -1,7 +1,8 @@
 """Who is on which GPU, and who pays for it.
 
-Guarantees: each nanosecond of a GPU is charged as held once, to its holder or, where it has none, to the overdue one,
-oldest first. An overdue tenant owes all the time until it drains besides.
+Guarantees: each nanosecond of a GPU is charged as held once. First pays who yields it (its last work is ending, and the
+next was granted meanwhile), then its holder, and where it has none the overdue one, oldest first. An overdue tenant
+owes all the time until it drains besides.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class Occupancy:
     def __init__(self) -> None:
         self.sharing: dict[str, list[Tenant]] = {}
         self.holder: dict[str, Tenant] = {}
+        self._yielding: dict[str, Tenant] = {}
         self._overdue: dict[str, list[Tenant]] = {}
 
     def add(self, tenant: Tenant) -> None:
@@ -39,6 +41,12 @@ class Occupancy:
             assert gpu not in self.holder, "a GPU has one holder"
             self.holder[gpu] = tenant
 
+    def give_way(self, tenant: Tenant) -> None:
+        """The next may hold its GPUs while its last work ends."""
+        for gpu in tenant.gpus:
+            del self.holder[gpu]
+            self._yielding[gpu] = tenant
+
     def overtake(self, tenant: Tenant) -> None:
         """It does not drain: others go on, and it pays where nobody else does."""
         self._leave(tenant)
@@ -52,6 +60,10 @@ class Occupancy:
             overdue = self._overdue.get(gpu, [])
             if tenant in overdue:
                 overdue.remove(tenant)
+
+    def may_give_way(self, tenant: Tenant) -> bool:
+        """Whether it holds its GPUs and nobody yields one of them already."""
+        return all(self.holder.get(gpu) is tenant and gpu not in self._yielding for gpu in tenant.gpus)
 
     def contended(self, tenant: Tenant) -> bool:
         """Whether what it holds is kept from, or was taken by, another."""
@@ -94,16 +106,19 @@ class Occupancy:
 
     def _leave(self, tenant: Tenant) -> None:
         for gpu in tenant.gpus:
-            if self.holder.get(gpu) is tenant:
-                del self.holder[gpu]
+            for places in (self.holder, self._yielding):
+                if places.get(gpu) is tenant:
+                    del places[gpu]
 
     def _present(self, gpu: str) -> Iterator[Tenant]:
         yield from self._overdue.get(gpu, ())
-        if gpu in self.holder:
-            yield self.holder[gpu]
+        for places in (self.holder, self._yielding):
+            if gpu in places:
+                yield places[gpu]
 
     def _charged_to(self, gpu: str) -> Tenant | None:
-        if gpu in self.holder:
-            return self.holder[gpu]
-        overdue = self._overdue.get(gpu)
-        return overdue[0] if overdue else None
+        payer = self._yielding.get(gpu) or self.holder.get(gpu)
+        if payer is None:
+            overdue = self._overdue.get(gpu)
+            return overdue[0] if overdue else None
+        return payer

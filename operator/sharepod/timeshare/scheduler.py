@@ -1,15 +1,18 @@
 """Who holds the token of which GPU, and for how long.
 
 Guarantees:
-- A GPU has one holder, except that a holder which has not drained a grace period after its quantum is overtaken.
-- Each nanosecond of a GPU counts as used once: by its holder, or where it has none by the overdue one, oldest first.
-  An overdue tenant owes all the time until it drains besides; nobody else's share or ceiling changes by that.
+- A GPU has one holder, except that a holder which has not drained a grace period after its quantum is overtaken, and
+  that one which says when its last work will have ended gives way to the next a hand-off's time before.
+- Each nanosecond of a GPU counts as used once. A tenant pays until it has drained, whatever it said before; an overdue
+  one owes all the time until then, and nobody else's share or ceiling changes by that.
 - A tenant with several GPUs gets all of them in one grant or none. The GPUs that it waits for are kept for it once it
   is its turn, and are meanwhile given only to those who are due to be done when it can start.
 - A tenant starts only if its ceiling leaves room for a least quantum, and is given no longer than it leaves room for.
   Order: tenants that wake with credit; those with a positive assured bucket, most owed first; borrowers in proportion
   to their request; best effort.
 - A holder whose turn it is again when its quantum ends goes on without draining.
+- For one that wakes with credit a holder keeps the token for the least quantum only, as long as that does not happen so
+  often that hand-offs would eat what is shared.
 
 Every method takes the present time in nanoseconds of any clock that never goes back. After any of them call `tick`
 and carry out what it returns; call it again at `next_deadline` at the latest.
@@ -23,11 +26,12 @@ from .account import Account, AccountState, Usage
 from .actions import Action, Grant, Overdue, Revoke
 from .config import Config
 from .occupancy import Occupancy
-from .placing import Turn, affected, crowds, plan
-from .state import Hold, Tenant, floors_of, order_key, write_off
+from .placing import Turn, affected
+from .state import Hold, Tenant
+from .turns import Turns
 
-_DRAIN_GUESS_NS = 1_000_000
-"""How soon a holder past its deadline is taken to drain: only used to plan around it."""
+_NOTICE_NS = 1_000_000
+"""A holder whose quantum becomes shorter is told so if more than this is left of it."""
 
 
 class Scheduler:
@@ -37,15 +41,17 @@ class Scheduler:
         self._config = config or Config()
         self._tenants: dict[str, Tenant] = {}
         self._gpus = Occupancy()
-        self._floors: dict[tuple[str, bool], int] = {}
+        self._turns = Turns(self._config, self._gpus)
         self._grants = 0
         self._holding: dict[str, Tenant] = {}
+        self._cuts: dict[str, int] = {}
+        """Per GPU, until when the holds that were cut for those who woke are paid for."""
         self._throttled: dict[str, Tenant] = {}
         self._now = 0
         self._stale: set[str] = set()
         """GPUs for which it may be someone's turn."""
-        self._due: list[Action] = []
-        """What the next tick returns besides."""
+        self._due: list[Grant] = []
+        """New terms of what is held, to be told by the next tick."""
 
     # ---- what the outside tells
 
@@ -101,8 +107,8 @@ class Scheduler:
         self._stop_waiting(tenant)
         for gpu in tenant.gpus:
             if gpu not in self._gpus.sharing:
-                self._floors.pop((gpu, False), None)
-                self._floors.pop((gpu, True), None)
+                self._turns.forget(gpu)
+                self._cuts.pop(gpu, None)
         del self._tenants[tenant_id]
         self._due = [action for action in self._due if action.tenant != tenant_id]
         self._stale.update(tenant.gpus)
@@ -147,6 +153,14 @@ class Scheduler:
             if left > 0 or hold.deadline is None:
                 self._due.append(Grant(holder.id, hold.grant_id, left, True))
 
+    def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
+        """The tenant's gate is closed, and what is left of its grant's work is expected to take so long: the next is
+        granted as much sooner as a hand-off takes. It pays until it has drained."""
+        now = self._advance_clock(now)
+        hold = self._tenants[tenant_id].hold
+        if hold is not None and not hold.overdue and not hold.yielded:
+            hold.ending, hold.gives_way_at = True, now + max(0, expected_ns - self._config.hand_off_ns)
+
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
         """All GPU work of the tenant's grant has ended; `wanting`: it has more. Without a grant this is `want` or
         nothing."""
@@ -158,7 +172,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._gpus.settle_around(now, tenant)
-        self._close_account(tenant, hold)
+        self._turns.forgive(tenant, hold.charged_ns)
         self._gpus.free(tenant)
         self._holding.pop(tenant_id, None)
         tenant.hold = None
@@ -176,19 +190,22 @@ class Scheduler:
     def tick(self, now: int) -> list[Action]:
         """Everything that is due at `now`. Cheap when nothing is."""
         now = self._advance_clock(now)
-        actions, self._due = self._due, []
+        actions: list[Action] = [renewal for renewal in self._due if self.holding(renewal.tenant) == renewal.grant_id]
+        self._due = []
         for tenant in list(self._holding.values()):
             hold = tenant.hold
             assert hold is not None, "a holder holds"
+            if hold.gives_way_at is not None and now >= hold.gives_way_at:
+                self._give_way(now, tenant, hold)
             if hold.deadline is None or now < self._look_at(hold):
                 continue
-            if not hold.considered and not hold.revoked:
+            if not hold.considered and not hold.revoked and not hold.ending:
                 hold.considered = True
                 if now < hold.deadline:
                     actions.extend(self._renew(now, tenant, hold))
             if now < hold.deadline:
                 continue
-            if hold.shortened and not hold.revoked:
+            if hold.shortened and not hold.revoked and not hold.ending:
                 hold.revoked = True
                 actions.append(Revoke(tenant.id, hold.grant_id))
             if now >= hold.deadline + self._config.grace_ns:
@@ -207,9 +224,12 @@ class Scheduler:
         times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
         for tenant in self._holding.values():
             hold = tenant.hold
-            if hold is None or hold.deadline is None:
+            assert hold is not None, "a holder holds"
+            if hold.gives_way_at is not None and self._gpus.may_give_way(tenant):
+                times.append(hold.gives_way_at)
+            if hold.deadline is None:
                 continue
-            if hold.revoked or (hold.considered and not hold.shortened):
+            if hold.ending or hold.revoked or (hold.considered and not hold.shortened):
                 times.append(hold.deadline + self._config.grace_ns)
             else:
                 times.append(hold.deadline if hold.considered else self._look_at(hold))
@@ -242,7 +262,7 @@ class Scheduler:
     def remaining(self, now: int, tenant_id: str) -> Grant | None:
         """The grant that the tenant may still launch under, with the quantum that is left; None if there is none."""
         hold = self._tenants[tenant_id].hold
-        if hold is None or hold.overdue or hold.revoked:
+        if hold is None or hold.overdue or hold.revoked or hold.ending:
             return None
         if hold.deadline is None:
             return Grant(tenant_id, hold.grant_id, 0, hold.bounded)
@@ -277,7 +297,7 @@ class Scheduler:
         tenant.asleep_since = None
         tenant.woke = woke and tenant.account.assured > 0
         if woke or tenant.account.grants == 0:
-            self._join(tenant)
+            self._turns.join(tenant)
         self._classify(now, tenant)
 
     def _stop_waiting(self, tenant: Tenant) -> None:
@@ -285,16 +305,6 @@ class Scheduler:
         tenant.waiting_since, tenant.woke = None, False
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
-
-    def _join(self, tenant: Tenant) -> None:
-        """Who did not compete meanwhile has saved up no claim on what is idle."""
-        for gpu in tenant.gpus:
-            tenant.virtual[gpu] = max(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort))
-
-    def _floor(self, gpu: str, best_effort: bool) -> int:
-        """The virtual time that a tenant which joins the borrowers of this GPU starts at."""
-        floors_of(self._gpus.sharing[gpu], gpu, self._floors)
-        return self._floors[gpu, best_effort]
 
     def _classify(self, now: int, tenant: Tenant) -> None:
         """Whether a waiting tenant can run or is held back by its ceiling. Its account is settled."""
@@ -305,7 +315,7 @@ class Scheduler:
         patience = tenant.waiting_since + config.debt_ns if tenant.hold is not None else None
         if account.fits(resume if tenant.throttled else config.quantum_min_ns) or (patience and now >= patience):
             if tenant.throttled:
-                self._join(tenant)
+                self._turns.join(tenant)
             tenant.throttled, tenant.throttled_until = False, None
             self._throttled.pop(tenant.id, None)
             self._shorten_holds(now, tenant.gpus, tenant)
@@ -324,12 +334,17 @@ class Scheduler:
             return hold.deadline
         return hold.deadline - min(self._config.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
 
-    def _close_account(self, tenant: Tenant, hold: Hold) -> None:
-        """At the end of a hold: what goes beyond the most that can be owed is forgiven."""
-        tenant.account.settle_debt(hold.charged_ns)
-        for gpu in tenant.gpus:
-            allowed = max(self._config.debt_ns, hold.charged_ns * 1000 // tenant.weight)
-            tenant.virtual[gpu] = min(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort) + allowed)
+    def _give_way(self, now: int, tenant: Tenant, hold: Hold) -> None:
+        """Lets the next in while the tenant's last work ends, unless its own turn is the next. One at a time on a
+        GPU."""
+        if not self._gpus.may_give_way(tenant):
+            return
+        hold.gives_way_at = None
+        if self._turns.next_of(now, tenant) is None:
+            self._gpus.settle_around(now, tenant)
+            hold.yielded = True
+            self._gpus.give_way(tenant)
+            self._stale.update(tenant.gpus)
 
     def _overtake(self, now: int, tenant: Tenant, hold: Hold) -> None:
         self._gpus.settle_around(now, tenant)
@@ -343,26 +358,33 @@ class Scheduler:
         """A holder that someone waits for keeps the token no longer than the quantum for that many.
 
         Once someone comes who has credit it keeps the token for the least quantum only, if it holds on borrowed time or
-        is owed less by more than a quantum.
+        is owed less by more than a quantum; for one that wakes with credit always, as long as that is not too often.
         """
         owed = waiter.account.owed_ns() if waiter is not None and waiter.account.assured > 0 else None
         for gpu in gpus:
             holder = self._gpus.holder.get(gpu)
             if holder is None or holder.hold is None or self._unlimited(now, holder):
                 continue
-            hold, quantum = holder.hold, self._quantum(holder, crowds(holder.gpus, self._gpus.sharing))
+            hold, quantum, cut = holder.hold, self._turns.quantum(holder), False
             if owed is not None and (not hold.assured or owed - holder.account.owed_ns() > quantum):
                 quantum = self._config.quantum_min_ns
+            elif waiter is not None and waiter.woke and self._cuts.get(gpu, now) <= now + self._config.cut_burst_ns:
+                quantum, cut = self._config.quantum_min_ns, True
             deadline = max(now, hold.granted_at + quantum)
             if hold.deadline is None or hold.deadline - deadline >= self._config.quantum_min_ns:
+                if cut:
+                    self._cuts[gpu] = max(now, self._cuts.get(gpu, now)) + self._config.cut_every_ns
                 self._gpus.settle(now, holder)
-                hold.deadline, hold.shortened, hold.considered = deadline, True, False
+                self._shorten(now, holder, hold, deadline)
 
-    def _quantum(self, tenant: Tenant, crowd: dict[str, int]) -> int:
-        """For as many as compete with it, and no longer than its ceiling allows. `crowd`: how many those are, by GPU,
-        itself among them."""
-        quantum, room = self._config.quantum(max(crowd[gpu] for gpu in tenant.gpus)), tenant.account.room_ns()
-        return quantum if room is None else max(self._config.quantum_min_ns, min(quantum, room))
+    def _shorten(self, now: int, tenant: Tenant, hold: Hold, deadline: int) -> None:
+        """The holder is told at once, so that its queue is short by then; where there is no time for that, it is told to
+        drain when it is due."""
+        hold.deadline, hold.considered = deadline, False
+        hold.shortened = deadline - now < _NOTICE_NS
+        if not hold.shortened and not hold.revoked and not hold.ending:
+            hold.bounded = True
+            self._due.append(Grant(tenant.id, hold.grant_id, deadline - now, True))
 
     def _accompanied(self, tenant: Tenant) -> bool:
         return any(other.present for gpu in tenant.gpus for other in self._gpus.sharing[gpu] if other is not tenant)
@@ -379,65 +401,27 @@ class Scheduler:
         holder = self._gpus.holder
         if all(len(tenant.gpus) == 1 and tenant.gpus[0] in holder for tenant in waiting):
             return []
-        return [self._grant(now, turn) for turn in self._turns(now, waiting)]
-
-    def _turns(self, now: int, waiting: list[Tenant], again: Tenant | None = None) -> list[Turn]:
-        """Whose turn begins now. `again`: a holder that is looked at as if it had drained and waited."""
-        gpus, competing = self._gpus, waiting if again is None else [*waiting, again]
-        wanted = {gpu for tenant in competing for gpu in tenant.gpus}
-        held = {gpu: gpus.holder[gpu] for gpu in wanted if gpu in gpus.holder and gpus.holder[gpu] is not again}
-        for tenant in competing:
-            gpus.settle(now, tenant)
-        for tenant in dict.fromkeys(held.values()):
-            gpus.settle(now, tenant)
-        write_off({gpu: gpus.sharing[gpu] for gpu in wanted}, self._config.assured_burst_ns)
-        for gpu in wanted:
-            floors_of(gpus.sharing[gpu], gpu, self._floors)
-        since = {tenant.id: now if tenant.waiting_since is None else tenant.waiting_since for tenant in competing}
-        competing = sorted(competing, key=lambda tenant: order_key(tenant, self._floors, since[tenant.id]))
-        crowd = crowds(wanted, gpus.sharing)
-        return plan(
-            competing,
-            {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
-            now=now,
-            quantum=lambda tenant: self._quantum(tenant, crowd),
-            shortest_ns=self._config.quantum_min_ns,
-        )
-
-    def _next_turn(self, now: int, tenant: Tenant) -> Turn | None:
-        """The turn that a holder would get if it had drained now and wanted more."""
-        waiting = [other for other in affected(tenant.gpus, self._gpus.sharing) if other is not tenant]
-        self._gpus.settle(now, tenant)
-        if not tenant.account.fits(self._config.quantum_min_ns):
-            return None
-        return next((turn for turn in self._turns(now, waiting, tenant) if turn.tenant is tenant), None)
+        return [self._grant(now, turn) for turn in self._turns.begin(now, waiting)]
 
     def _renew(self, now: int, tenant: Tenant, hold: Hold) -> list[Action]:
         """Lets a holder go on whose turn it is again."""
-        turn = self._next_turn(now, tenant)
+        turn = self._turns.next_of(now, tenant)
         if turn is None:
             return []
         assert hold.deadline is not None, "it has a quantum"
         self._gpus.settle_around(now, tenant)
-        self._close_account(tenant, hold)
+        self._turns.forgive(tenant, hold.charged_ns)
         hold.granted_at, hold.deadline = hold.deadline, hold.deadline + turn.quantum_ns
         hold.assured = tenant.account.assured > 0
         hold.shortened = hold.considered = False
         hold.charged_ns = 0
         return [Grant(tenant.id, hold.grant_id, hold.deadline - now, hold.bounded)]
 
-    def _expected_end(self, now: int, holder: Tenant) -> int:
-        hold = holder.hold
-        assert hold is not None, "a GPU's holder holds"
-        if hold.deadline is None:
-            return now + self._config.quantum_max_ns
-        return max(hold.deadline, now + _DRAIN_GUESS_NS)
-
     def _grant(self, now: int, turn: Turn) -> Grant:
         tenant = turn.tenant
         if tenant.hold is not None:  # overdue: what it has on its GPUs is part of this turn from now on
             self._gpus.settle_around(now, tenant)
-            self._close_account(tenant, tenant.hold)
+            self._turns.forgive(tenant, tenant.hold.charged_ns)
             self._gpus.free(tenant)
         self._gpus.settle_on(now, tenant.gpus)
         unlimited = self._unlimited(now, tenant) and not turn.lent

@@ -29,6 +29,12 @@ class Hold:
     considered: bool = False
     """It was looked at whether it goes on after the quantum."""
     revoked: bool = False
+    ending: bool = False
+    """Its gate is closed, its last work is ending: nobody joins it, and it does not go on."""
+    gives_way_at: int | None = None
+    """From then on the next may be granted."""
+    yielded: bool = False
+    """The next may have been granted."""
     overdue: bool = False
     charged_ns: int = 0
 

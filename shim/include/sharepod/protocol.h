@@ -34,6 +34,7 @@ enum shp_type {
     SHP_RESERVE = 4,  /* asks for bytes of device memory; answered by RESERVED with the same seq */
     SHP_RELEASE = 5,  /* gives credited bytes back */
     SHP_MEMINFO = 6,  /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
+    SHP_DRAINING = 7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows; see SHP_GRANT_ANNOUNCE */
 
     /* daemon to client */
     SHP_WELCOME = 64, /* answers HELLO; carries the hints page as SCM_RIGHTS */
@@ -57,7 +58,9 @@ enum { SHP_GPU_MEMORY_ENFORCED = 1 /* else counted, never refused */ };
 
 /* Flags of shp_grant.flags */
 enum {
-    SHP_GRANT_METERED = 1 /* others wait or the ceiling binds: keep the queue of unfinished GPU work bounded */
+    SHP_GRANT_METERED = 1,  /* others wait or the ceiling binds: keep the queue of unfinished GPU work bounded */
+    SHP_GRANT_ANNOUNCE = 2, /* DRAINING may be sent under this grant: the next one can be on its way before DRAINED */
+    SHP_GRANT_RENEWS = 4    /* new terms of a grant that is held: who has drained it meanwhile does nothing */
 };
 
 /* Flags of shp_drained.flags */
@@ -117,6 +120,13 @@ struct shp_drained {
     uint64_t launches; /* launches that passed during the grant: a statistic, not trusted */
     uint32_t flags;
     uint32_t reserved;
+};
+
+struct shp_draining {
+    struct shp_header header;
+    uint64_t grant_id;
+    uint64_t expected_ns; /* from sending: when the GPU is expected to have finished. The sender is charged until DRAINED,
+                             whatever it says here */
 };
 
 struct shp_reserve {

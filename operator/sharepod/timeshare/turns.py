@@ -1,0 +1,95 @@
+"""Whose turn is next, and for how long.
+
+Guarantees: tenants that wake with credit come first; then those with a positive assured bucket, most owed first;
+borrowers in proportion to their request; best effort. A tenant gets all its GPUs or none, and is given no longer than
+its ceiling leaves room for.
+"""
+
+from __future__ import annotations
+
+from .config import Config
+from .occupancy import Occupancy
+from .placing import Turn, affected, crowds, plan
+from .state import Tenant, floors_of, order_key, write_off
+
+_DRAIN_GUESS_NS = 1_000_000
+"""How soon a holder past its deadline is taken to drain: only used to plan around it."""
+
+
+class Turns:
+    """Decides and changes nothing but accounts, which it settles, and the virtual time at which borrowers join."""
+
+    def __init__(self, config: Config, gpus: Occupancy) -> None:
+        self._config = config
+        self._gpus = gpus
+        self._floors: dict[tuple[str, bool], int] = {}
+
+    def forget(self, gpu: str) -> None:
+        """Nobody is on this GPU any more."""
+        self._floors.pop((gpu, False), None)
+        self._floors.pop((gpu, True), None)
+
+    def join(self, tenant: Tenant) -> None:
+        """Who did not compete meanwhile has saved up no claim on what is idle."""
+        for gpu in tenant.gpus:
+            tenant.virtual[gpu] = max(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort))
+
+    def forgive(self, tenant: Tenant, held_ns: int) -> None:
+        """At the end of a hold that was charged `held_ns`: what goes beyond the most that can be owed is forgiven."""
+        tenant.account.settle_debt(held_ns)
+        for gpu in tenant.gpus:
+            allowed = max(self._config.debt_ns, held_ns * 1000 // tenant.weight)
+            tenant.virtual[gpu] = min(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort) + allowed)
+
+    def begin(self, now: int, waiting: list[Tenant], again: Tenant | None = None) -> list[Turn]:
+        """The turns that begin now. `again`: a holder that is looked at as if it had drained and waited."""
+        gpus, competing = self._gpus, waiting if again is None else [*waiting, again]
+        wanted = {gpu for tenant in competing for gpu in tenant.gpus}
+        held = {gpu: gpus.holder[gpu] for gpu in wanted if gpu in gpus.holder and gpus.holder[gpu] is not again}
+        for tenant in competing:
+            gpus.settle(now, tenant)
+        for tenant in dict.fromkeys(held.values()):
+            gpus.settle(now, tenant)
+        write_off({gpu: gpus.sharing[gpu] for gpu in wanted}, self._config.assured_burst_ns)
+        for gpu in wanted:
+            floors_of(gpus.sharing[gpu], gpu, self._floors)
+        since = {tenant.id: now if tenant.waiting_since is None else tenant.waiting_since for tenant in competing}
+        competing = sorted(competing, key=lambda tenant: order_key(tenant, self._floors, since[tenant.id]))
+        crowd = crowds(wanted, gpus.sharing)
+        return plan(
+            competing,
+            {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
+            now=now,
+            quantum=lambda tenant: self._length(tenant, crowd),
+            shortest_ns=self._config.quantum_min_ns,
+        )
+
+    def next_of(self, now: int, tenant: Tenant) -> Turn | None:
+        """The turn that a holder would get if it had drained now and wanted more."""
+        waiting = [other for other in affected(tenant.gpus, self._gpus.sharing) if other is not tenant]
+        self._gpus.settle(now, tenant)
+        if not tenant.account.fits(self._config.quantum_min_ns):
+            return None
+        return next((turn for turn in self.begin(now, waiting, tenant) if turn.tenant is tenant), None)
+
+    def quantum(self, tenant: Tenant) -> int:
+        """How long the tenant may hold among those who compete with it now."""
+        return self._length(tenant, crowds(tenant.gpus, self._gpus.sharing))
+
+    def _length(self, tenant: Tenant, crowd: dict[str, int]) -> int:
+        """For as many as compete with it, and no longer than its ceiling allows. `crowd`: how many those are, by GPU,
+        itself among them."""
+        quantum, room = self._config.quantum(max(crowd[gpu] for gpu in tenant.gpus)), tenant.account.room_ns()
+        return quantum if room is None else max(self._config.quantum_min_ns, min(quantum, room))
+
+    def _floor(self, gpu: str, best_effort: bool) -> int:
+        """The virtual time that a tenant which joins the borrowers of this GPU starts at."""
+        floors_of(self._gpus.sharing[gpu], gpu, self._floors)
+        return self._floors[gpu, best_effort]
+
+    def _expected_end(self, now: int, holder: Tenant) -> int:
+        hold = holder.hold
+        assert hold is not None, "a GPU's holder holds"
+        if hold.deadline is None:
+            return now + self._config.quantum_max_ns
+        return max(hold.deadline, now + _DRAIN_GUESS_NS)
