@@ -151,6 +151,12 @@ class Client:
         """Whether the next thing is the end of the connection."""
         return await self.receive() is None
 
+    async def told_to_end(self) -> int:
+        """The id of the grant that shall end soon: by new terms, or at once."""
+        frame = await self.receive(TIMEOUT_S)
+        assert isinstance(frame, protocol.Revoke) or (isinstance(frame, protocol.Grant) and frame.renews), frame
+        return frame.grant_id
+
     async def granted(self) -> protocol.Grant:
         """Asks for the token and gets it."""
         self.send(protocol.Want(1))

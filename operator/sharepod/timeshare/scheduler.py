@@ -378,8 +378,8 @@ class Scheduler:
                 self._shorten(now, holder, hold, deadline)
 
     def _shorten(self, now: int, tenant: Tenant, hold: Hold, deadline: int) -> None:
-        """The holder is told at once, so that its queue is short by then; where there is no time for that, it is told to
-        drain when it is due."""
+        """The holder is told at once, so that its queue is short by then; where that is too late, it is revoked when it
+        is due."""
         hold.deadline, hold.considered = deadline, False
         hold.shortened = deadline - now < _NOTICE_NS
         if not hold.shortened and not hold.revoked and not hold.ending:

@@ -113,6 +113,9 @@ static void take(struct tenant *tenant, uint64_t hold) {
     uint64_t time = now();
     if (frame.header.type == SHP_REVOKE && group->holder == tenant) {
         group->until = time;
+    } else if (frame.header.type == SHP_GRANT && (frame.grant.flags & SHP_GRANT_RENEWS)) {
+        if (group->holder == tenant && tenant->grant_id == frame.grant.grant_id && hold == 0)
+            group->until = time + frame.grant.quantum_ns;
     } else if (frame.header.type == SHP_GRANT) {
         if (group->drained != 0)
             sample(time - group->drained);
