@@ -11,7 +11,7 @@ BIN := .venv/bin
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
-SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py) setup.py
+SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py operator/native/*) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
@@ -33,7 +33,7 @@ venv: .venv/installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[operator,agent,dev]'
 	@touch $@
 
-shim: build/shim.built ## the hook and the wire binding
+shim: build/shim.built ## the hook, the wire binding, placement's inner loops
 
 build/shim.built: .venv/installed $(SHIM_SOURCES)
 	@mkdir -p build
@@ -82,10 +82,10 @@ bench-handoff: shim doubles ## how long the token takes from tenant to tenant, a
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py
 
-bench-packing: .venv/installed ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
+bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
 	@$(BIN)/python benchmarks/packing.py $(if $(TRACE),--trace $(TRACE)) $(PACKING_ARGS)
 
-bench-placement: .venv/installed ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
+bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 	@$(BIN)/python benchmarks/placement.py
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
@@ -100,4 +100,4 @@ bench-gpu: gpu-kit ## the GPU kit on the fake driver: its tables, marked so
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info
 	find operator tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/agent/hook/libsharepod.so
+	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/placement/_scores.* operator/sharepod/agent/hook/libsharepod.so

@@ -1,4 +1,5 @@
-"""Builds what is not Python: the wire binding (cffi) and the hook (a shared object, preloaded into tenants' programs).
+"""Builds what is not Python: the wire binding and placement's inner loops (cffi), and the hook (a shared object,
+preloaded into tenants' programs).
 
 `pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place.
 The project's metadata stands in pyproject.toml.
@@ -140,6 +141,6 @@ class Build(build):  # type: ignore[misc]
 
 
 setup(
-    cffi_modules=["shim/wire_build.py:ffi"],
+    cffi_modules=["shim/wire_build.py:ffi", "operator/native/scores_build.py:ffi"],
     cmdclass={"build": Build, "build_hook": BuildHook},
 )

@@ -33,10 +33,10 @@ class Columns:
 
     `room`: CPU and memory for one more pod, -1 where the node takes none; `cpu`: what is free of it.
     `free`: thousandths that a share could have, -1 where the cell takes none; `by_memory`: no more than free memory in
-    proportion allows; `plain`: the same, where there is no exclusion label.
-    `time`, `memory`: thousandths that are free, as indexes from 0 to 1000; `level`: the smaller of them.
-    `like`: equal for cells that are alike; `first`: of such cells of a node, the first; `state`: equal for nodes with
-    the same CPU and cells.
+    proportion allows; `bytes`: free memory; `label`: see EMPTY and PLAIN.
+    `time`, `memory`: thousandths that are free, as indexes from 0 to 1000.
+    `like`: equal for cells that are alike, -1 where a cell takes no shares, 0 where there is none; `state`: equal for
+    nodes with the same CPU and cells.
     `stamp`: when the row last changed; `fixed`: when what does not depend on tenants did,
     `last_fixed`: for the last time.
     """
@@ -60,7 +60,7 @@ class Columns:
     def sizes(self) -> list[int]:
         return list(self._sizes)
 
-    def label(self, key: LabelKey) -> int:
+    def label_number(self, key: LabelKey) -> int:
         """The number of cells all of whose tenants have this exclusion label; -1: there are none."""
         return self._labels.get(frozenset((key,)), -1)
 
@@ -112,15 +112,12 @@ class Columns:
         self.free = np.full(cells, -1, dtype=np.int64)
         self.bytes = np.zeros(cells, dtype=np.int64)
         self.by_memory = np.full(cells, -1, dtype=np.int64)
-        self.plain = np.full(cells, -1, dtype=np.int64)
         self.time = np.zeros(cells, dtype=np.int64)
         self.memory = np.zeros(cells, dtype=np.int64)
-        self.level = np.zeros(cells, dtype=np.int64)
         self.size = np.zeros(cells, dtype=np.int64)
         self.model = np.zeros(cells, dtype=np.int64)
-        self.held = np.zeros(cells, dtype=np.int64)
+        self.label = np.zeros(cells, dtype=np.int64)
         self.tenants = np.zeros(cells, dtype=np.int64)
-        self.first = np.zeros(cells, dtype=bool)
         self.like = np.zeros(cells, dtype=np.int64)
         self.cpu = np.zeros(count, dtype=np.float32)
         self.room = np.full((count, 2), -1, dtype=np.int64)
@@ -143,11 +140,9 @@ class Columns:
             self.apart.get(key, _NO_SLOT).pop((slot, cell), None)
         self._apart_of[slot] = ()
         if node is None or state is None:
-            self.free[slot] = -1
-            self.first[slot] = False
-            self.by_memory[slot] = self.plain[slot] = -1
+            self._clear_cells(slot, 0)
             self.room[slot] = -1
-            self.time[slot] = self.memory[slot] = self.level[slot] = 0
+            self.cpu[slot] = 0.0
             return
         taken = node.taken()
         self.cpu[slot] = taken.free.cpu_milli
@@ -157,10 +152,21 @@ class Columns:
             self.room[slot] = -1
         self._read_cells(slot, node)
 
+    def _clear_cells(self, slot: int, start: int) -> None:
+        """There is no GPU from this cell on."""
+        for column, value in (
+            (self.free, -1),
+            (self.by_memory, -1),
+            (self.time, 0),
+            (self.memory, 0),
+            (self.tenants, 0),
+            (self.like, 0),
+        ):
+            column[slot, start:] = value
+
     def _read_cells(self, slot: int, node: NodeAccount) -> None:
         models, sizes, labels = self._models, self._sizes, self._labels
-        free, left, by_memory, plain, time, memory, size, model, held, tenants, first, like = ([] for _ in range(12))
-        seen: set[int] = set()
+        free, left, by_memory, time, memory, size, model, label_of, tenants, like = ([] for _ in range(10))
         for cell, gpu in enumerate(node.gpus):
             state = gpu.state
             shared = state.available and state.held and gpu.kept_for is None and not gpu.exclusive
@@ -183,42 +189,32 @@ class Columns:
             free.append(milli)
             left.append(amount)
             by_memory.append(min(milli, most))
-            plain.append(min(milli, most) if label <= PLAIN else -1)
             time.append(milli_index)
             memory.append(share)
             size.append(of_size)
             model.append(of_model)
-            held.append(label)
+            label_of.append(label)
             tenants.append(gpu.tenants)
-            first.append(alike not in seen)
             like.append(alike)
-            seen.add(alike)
             for key in gpu.apart:
                 self.apart.setdefault(key, {})[slot, cell] = None
                 self._apart_of[slot] = (*self._apart_of[slot], (key, cell))
         count = len(free)
         if count < self.width:
-            self.free[slot, count:] = -1
-            self.time[slot, count:] = 0
-            self.first[slot, count:] = False
-            self.by_memory[slot, count:] = self.plain[slot, count:] = -1
-            self.memory[slot, count:] = 0
+            self._clear_cells(slot, count)
         for column, values in (
             (self.free, free),
             (self.bytes, left),
             (self.by_memory, by_memory),
-            (self.plain, plain),
             (self.time, time),
             (self.memory, memory),
             (self.size, size),
             (self.model, model),
-            (self.held, held),
+            (self.label, label_of),
             (self.tenants, tenants),
-            (self.first, first),
             (self.like, like),
         ):
             column[slot, :count] = values
-        np.minimum(self.time[slot], self.memory[slot], out=self.level[slot])
         self.node_model[slot] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
         self.state[slot] = hash((int(self.node_model[slot]), int(self.cpu[slot]), *sorted(like)))
 

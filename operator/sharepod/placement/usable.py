@@ -52,31 +52,31 @@ class UsableCapacity:
         self.shares = np.array([shares[known] for known in self.classes], dtype=np.float64)
         self.models, self.sizes = len(models), len(sizes)
         kinds = list(dict.fromkeys(_kind(known) for known in self.classes))
-        self._kinds = len(kinds)
-        self.width = 2 * self._kinds + 1
+        self.kinds = len(kinds)
+        self.width = 2 * self.kinds + 1
         number = {kind: index for index, kind in enumerate(kinds)}
         self._kind = np.array([number[_kind(known)] for known in self.classes], dtype=np.intp)
-        self._cpu = np.array([max(kind.cpu, 1) for kind in kinds], dtype=np.float32)
+        self.cpu = np.array([max(kind.cpu, 1) for kind in kinds], dtype=np.float32)
         taken = np.array([kind.count * kind.milli for kind in kinds], dtype=np.float32)
-        self._by_copies = ((1.0 - mix) * taken).astype(np.float32)
+        self.by_copies = ((1.0 - mix) * taken).astype(np.float32)
         self._taken = taken[self._kind]
-        self._mix = np.float32(mix)
+        self.mix = np.float32(mix)
         # Thirds have to add up to no less than one.
-        self._parts = np.array([(1.0 + 1e-6) / kind.count for kind in kinds], dtype=np.float32)
+        self.parts = np.array([(1.0 + 1e-6) / kind.count for kind in kinds], dtype=np.float32)
         self.gap_loss = _gap_loss([known.milli for known in self.classes], self.shares).astype(np.float32)
 
         steps = np.arange(WHOLE_GPU + 1)
-        self._time_fits = _fits(steps, [kind.milli for kind in kinds])
+        self.time_fits = _fits(steps, [kind.milli for kind in kinds])
         needs = [[max(memory_share(kind.memory, kind.milli, size), 1) for kind in kinds] for size in sizes or (1,)]
-        self._in_proportion = self._cells(self._time_fits, steps)
-        self._memory_fits: Floats | None = None
+        self.in_proportion = self._cells(self.time_fits, steps)
+        self.memory_fits: Floats | None = None
         if any(kind.memory >= 0 for kind in kinds):
-            self._memory_fits = np.stack([_fits(steps, of_size) for of_size in needs])
+            self.memory_fits = np.stack([_fits(steps, of_size) for of_size in needs])
 
         fits = [[not known.models or model in known.models for known in self.classes] for model in models]
         fits.append([not known.models for known in self.classes])
         self._fits = np.array(fits, dtype=np.float64).reshape(len(models) + 1, len(self.classes))
-        self._weights = self._by_kind(self.shares)
+        self.weights = self._by_kind(self.shares)
 
     def weigh_by_scarcity(self, copies: Floats, idle: float) -> None:
         """`copies` that fit into the whole cluster, for each class; `idle`: all free thousandths."""
@@ -84,56 +84,56 @@ class UsableCapacity:
         weights = self.shares * idle / (np.maximum(room, SCARCE_AT_MOST * idle) + self._taken)
         total = weights.sum()
         if total > 0:
-            self._weights = self._by_kind(weights * (self.shares.sum() / total))
+            self.weights = self._by_kind(weights * (self.shares.sum() / total))
 
     def _by_kind(self, weights: Floats) -> Floats:
         """Weights of classes as (models + 1, kinds); the last is for models that were not known."""
-        result = np.zeros((self._kinds, len(self._fits)))
+        result = np.zeros((self.kinds, len(self._fits)))
         np.add.at(result, self._kind, (self._fits * weights).T)
         return np.ascontiguousarray(result.T, dtype=np.float32)
 
     def _cells(self, fits: Floats, time: Ints) -> Floats:
-        suited = (fits >= 1) * (self._mix * time[..., None].astype(np.float32))
+        suited = (fits >= 1) * (self.mix * time[..., None].astype(np.float32))
         loss = self.gap_loss[time][..., None]
-        result: Floats = np.concatenate((fits * self._parts, suited, loss), axis=-1)
+        result: Floats = np.concatenate((fits * self.parts, suited, loss), axis=-1)
         return result
 
     @property
     def proportional(self) -> bool:
         """Every request asks for memory in proportion to its time, so that the smaller of the two says it all."""
-        return self._memory_fits is None
+        return self.memory_fits is None
 
     def levels(self, level: Ints) -> Floats:
         """As `cells`, where all is `proportional`."""
-        result: Floats = self._in_proportion[level]
+        result: Floats = self.in_proportion[level]
         return result
 
     def cells(self, time: Ints, memory: Ints, size: Ints) -> Floats:
         """What cells hold: how many of each kind fit, as parts of the GPUs that one takes; their time where one fits;
         their gap loss. Shape of `time` + (width,)."""
-        if self._memory_fits is None:
+        if self.memory_fits is None:
             return self.levels(np.minimum(time, memory))
-        return self._cells(np.minimum(self._time_fits[time], self._memory_fits[size, memory]), time)
+        return self._cells(np.minimum(self.time_fits[time], self.memory_fits[size, memory]), time)
 
     def copies(self, held: Floats, cpu: Floats) -> Floats:
         """How many of each kind (nodes, kinds) fit beside the CPU."""
-        copies = cpu[:, None] / self._cpu
-        np.minimum(copies, held[:, : self._kinds], out=copies)
-        result: Floats = np.floor(copies, out=copies)
+        copies = cpu[:, None] / self.cpu
+        np.minimum(copies, held[:, : self.kinds], out=copies)
+        result: Floats = np.floor(np.maximum(copies, 0.0, out=copies), out=copies)
         return result
 
     def value(self, held: Floats, cpu: Floats, model: Ints) -> Floats:
         """Usable capacity of nodes, from the sums of what their cells hold."""
         copies = self.copies(held, cpu)
-        worth = (copies >= 1) * held[:, self._kinds : -1]
-        worth += copies * self._by_copies
-        worth *= self._weights[model]
+        worth = (copies >= 1) * held[:, self.kinds : -1]
+        worth += copies * self.by_copies
+        worth *= self.weights[model]
         result: Floats = worth.sum(axis=1)
         return result
 
     def room(self, copies: Floats, model: Ints) -> Floats:
         """`copies` of nodes added up over those whose model each class takes."""
-        of_model = np.zeros((len(self._fits), self._kinds))
+        of_model = np.zeros((len(self._fits), self.kinds))
         np.add.at(of_model, model, copies)
         result: Floats = (of_model[:, self._kind] * self._fits).sum(axis=0)
         return result
