@@ -15,7 +15,7 @@ SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
-	bench-packing bench-placement bench-refusals gpu-kit bench-gpu clean
+	bench-packing bench-placement bench-refusals soak-agent gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py
+
+soak-agent: shim doubles ## twenty minutes of trouble for an agent and its tenants, from a printed seed; SEED= repeats a run
+	@$(BIN)/python benchmarks/soak_agent.py
 
 gpu-kit: shim doubles ## build/gpu-kit.tar.gz: measures SharePod on a machine with an NVIDIA GPU, without Kubernetes or network
 	@$(BIN)/python benchmarks/gpu/bundle.py

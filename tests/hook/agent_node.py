@@ -118,10 +118,15 @@ class Node:
         return self.directory / "state" / "tenants" / tenant_id
 
     def launch(
-        self, tenant_id: str, *arguments: str, label: str | None = None, gpus: Sequence[str] = GPUS[:1]
+        self,
+        tenant_id: str,
+        *arguments: str,
+        label: str | None = None,
+        gpus: Sequence[str] = GPUS[:1],
+        quiet: bool = False,
     ) -> Program:
         """Runs launchloop under the tenant's hook, on the tenant's GPUs. `label`: what its device time is counted
-        under."""
+        under. `quiet`: what it says of errors is not shown."""
         environment = dict(os.environ) | {
             "LD_LIBRARY_PATH": str(FAKE_CUDA),
             "LD_PRELOAD": str(self.path(tenant_id) / "libsharepod.so"),
@@ -129,7 +134,7 @@ class Node:
             "FAKE_CUDA_VISIBLE": ",".join(gpus),
             "FAKE_CUDA_LABEL": label or tenant_id,
         }
-        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment)
+        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
         self._programs.append(program)
         return program
 
@@ -176,8 +181,11 @@ class Node:
 class Program:
     """A program under the hook; every line that it prints is a JSON report."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> None:
+        errors = subprocess.DEVNULL if quiet else None
+        self.process = subprocess.Popen(
+            command, env=dict(environment), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
 
     def report(self) -> dict[str, Any]:
         """The next report, when it comes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from harness import floods
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod import protocol
@@ -19,61 +19,7 @@ from sharepod.agent.refusals import Refusal
 from sharepod.agent.tenants import Tenants
 from unit.agent_client import Client, row, settings_in, tenants_with
 
-PROGRAM = """
-import itertools, socket, struct, sys
-from sharepod import protocol
-
-def connect():
-    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    s.connect("agent.sock")
-    return s
-
-def greeted():
-    s = connect()
-    s.send(protocol.encode(protocol.Hello(1, 1)))
-    s.recv(2000)
-    return s
-
-def frames():
-    s, frame = greeted(), protocol.encode(protocol.Want(1))
-    while True:
-        s.send(frame)
-
-def questions():
-    s, frame = greeted(), protocol.encode(protocol.MemInfo(1, 0))
-    while True:
-        s.send(frame)
-
-def garbage():
-    while True:
-        s = connect()
-        s.send(b"\\xff" * 700)
-        s.close()
-
-def connects():
-    while True:
-        connect().close()
-
-def mute():
-    kept = [connect() for _ in range(200)]
-    while True:
-        connect().close()
-
-def stolen():
-    s = greeted()
-    while True:
-        socket.send_fds(s, [protocol.encode(protocol.MemInfo(1, 0))], [0, 1, 2])
-        s.recv(2000)
-
-print("begins", flush=True)
-while True:
-    try:
-        globals()[sys.argv[1]]()
-    except OSError:
-        pass
-"""
-
-FLOODS = {
+REFUSED = {
     "frames": Refusal.FLOOD,
     "questions": Refusal.UNREAD,
     "garbage": Refusal.MALFORMED,
@@ -87,9 +33,7 @@ FLOODS = {
 async def flooding(tenants: Tenants, how: str) -> AsyncIterator[None]:
     there = tenants.directory("bad")
     assert there is not None
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, how), cwd=there, stdout=asyncio.subprocess.PIPE
-    )
+    program = await asyncio.create_subprocess_exec(*floods.command(how), cwd=there, stdout=asyncio.subprocess.PIPE)
     try:
         assert program.stdout is not None
         assert await asyncio.wait_for(program.stdout.readline(), 20) == b"begins\n"
@@ -111,7 +55,7 @@ async def answer_times(client: Client, count: int) -> list[float]:
     return took
 
 
-@pytest.mark.parametrize("how", FLOODS)
+@pytest.mark.parametrize("how", floods.KINDS)
 async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +67,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
         alone = await answer_times(honest, 100)
         async with flooding(tenants, how):
             beside = await answer_times(honest, 100)
-            why = FLOODS[how]
+            why = REFUSED[how]
             async with asyncio.timeout(20):
                 while why is not None and not tenants.refusals[why]:
                     await answer_times(honest, 10)
