@@ -127,16 +127,22 @@ class Node:
     ) -> Program:
         """Runs launchloop under the tenant's hook, on the tenant's GPUs. `label`: what its device time is counted
         under. `quiet`: what it says of errors is not shown."""
-        environment = dict(os.environ) | {
+        environment = self.environment(tenant_id, label=label, gpus=gpus)
+        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
+        self._programs.append(program)
+        return program
+
+    def environment(
+        self, tenant_id: str, *, label: str | None = None, gpus: Sequence[str] = GPUS[:1]
+    ) -> dict[str, str]:
+        """Of a program under the tenant's hook."""
+        return dict(os.environ) | {
             "LD_LIBRARY_PATH": str(FAKE_CUDA),
             "LD_PRELOAD": str(self.path(tenant_id) / "libsharepod.so"),
             "FAKE_CUDA_STATE": str(self.state),
             "FAKE_CUDA_VISIBLE": ",".join(gpus),
             "FAKE_CUDA_LABEL": label or tenant_id,
         }
-        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
-        self._programs.append(program)
-        return program
 
     def devices(self) -> State:
         """What each program got, as the devices saw it."""

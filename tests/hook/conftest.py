@@ -72,9 +72,16 @@ def hasty_hook_file() -> Path:
 
 
 def terms(
-    gpu: str = GPU_0, *, request: int = 500, limit: int = 1000, memory: int = TENANT_MEMORY, enforced: bool = True
+    gpu: str = GPU_0,
+    *,
+    request: int = 500,
+    limit: int = 1000,
+    memory: int = TENANT_MEMORY,
+    enforced: bool = True,
+    context_kib: int = 0,
 ) -> GpuTerms:
-    return GpuTerms(bytes.fromhex(gpu.removeprefix("GPU-").replace("-", "")), request, limit, memory, enforced)
+    uuid = bytes.fromhex(gpu.removeprefix("GPU-").replace("-", ""))
+    return GpuTerms(uuid, request, limit, memory, enforced, context_kib)
 
 
 @dataclass

@@ -6,6 +6,7 @@ Handles and addresses come back as numbers. Each call returns (CUresult, value).
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -53,6 +54,10 @@ class _Shape(ctypes.Structure):
     ]
 
 
+class _Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
 class MemoryCalls:
     """To be mixed into the probe's calls, which have `cuda` and `handles`."""
 
@@ -89,9 +94,9 @@ class MemoryCalls:
     def free_async(self, address: int, stream: str = "") -> tuple[int, Any]:
         return self.cuda("cuMemFreeAsync", c_uint64(address), self.handles.get(stream)), None
 
-    def pool_create(self, most: int = 0, device: int = 0, where: int = DEVICE) -> tuple[int, Any]:
+    def pool_create(self, most: int = 0, device: int = 0, where: int = DEVICE, handles: int = 0) -> tuple[int, Any]:
         pool = c_void_p()
-        properties = _Pool(1, 0, _Location(where, device), None, most)
+        properties = _Pool(1, handles, _Location(where, device), None, most)
         return self.cuda("cuMemPoolCreate", byref(pool), byref(properties)), pool.value
 
     def pool_destroy(self, pool: int) -> tuple[int, Any]:
@@ -162,6 +167,34 @@ class MemoryCalls:
 
     def graph_trim(self, device: int = 0) -> tuple[int, Any]:
         return self.cuda("cuDeviceGraphMemTrim", device), None
+
+    # ---- other processes' memory
+
+    def ipc_handle(self, address: int) -> tuple[int, Any]:
+        """In hexadecimal."""
+        handle = _Handle()
+        return self.cuda("cuIpcGetMemHandle", byref(handle), c_uint64(address)), bytes(handle).hex()
+
+    def ipc_open(self, handle: str) -> tuple[int, Any]:
+        address = c_uint64()
+        of = _Handle.from_buffer_copy(bytes.fromhex(handle))
+        return self.cuda("cuIpcOpenMemHandle_v2", byref(address), of, c_uint(1)), address.value
+
+    def ipc_close(self, address: int) -> tuple[int, Any]:
+        return self.cuda("cuIpcCloseMemHandle", c_uint64(address)), None
+
+    def pool_export(self, pool: int) -> tuple[int, Any]:
+        """The number of a descriptor."""
+        descriptor = c_int(-1)
+        code = self.cuda("cuMemPoolExportToShareableHandle", byref(descriptor), c_void_p(pool), 1, c_uint64(0))
+        return code, descriptor.value
+
+    def pool_import(self, pid: int, descriptor: int) -> tuple[int, Any]:
+        """From a descriptor of another process."""
+        imported, own = c_void_p(), os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+        code = self.cuda("cuMemPoolImportFromShareableHandle", byref(imported), c_void_p(own), 1, c_uint64(0))
+        os.close(own)
+        return code, imported.value
 
     # ---- contexts
 

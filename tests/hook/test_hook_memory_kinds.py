@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hook.conftest import DEVICE_MEMORY, GPU_0, MIB, TENANT_MEMORY, MakeTenant, Tenant, terms
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, Tenant, terms
+from hook.fakecuda import create_state
 from hook.probe import OUT_OF_MEMORY
 from hook.scripted_daemon import ScriptedDaemon
 
@@ -281,3 +282,88 @@ def test_no_argument_of_memory_info_is_needed(ledgers: MakeLedgers) -> None:
     probe = ledgers().probe
     assert probe.call("memory_info_of", False, True).code == 0
     assert probe.ok("memory_info_of", True, False)[0] == TENANT_MEMORY
+
+
+@pytest.mark.parametrize("create", ["context_create", "own_context"])
+def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant, create: str) -> None:
+    """Once for each process and GPU, before the first context; back with the last."""
+    tenant = make_tenant(terms(context_kib=100 << 10))
+    create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
+    daemon, first, second, third = tenant.daemon(), *(tenant.probe(f"p{n}") for n in range(3))
+    for probe in (first, second):
+        probe.ok("init")
+        probe.ok(create, *["one"] * (create == "own_context"))
+        probe.ok("own_context", "more")
+    assert daemon.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)
+    assert third.call("init").code == 0
+    assert third.call("own_context", "one").code == OUT_OF_MEMORY
+    for probe in (first, second):
+        assert probe.call("alloc", 57 * MIB).code == OUT_OF_MEMORY
+    first.ok("context_destroy", "more")
+    assert daemon.used(0) == 200 * MIB
+    if create == "own_context":
+        first.ok("context_destroy", "one")
+    else:
+        first.ok("context_release")
+    daemon.wait(lambda: daemon.used(0) == 100 * MIB, "what the context took")
+    third.ok("own_context", "one")
+
+
+def test_what_another_process_made_counts_there_alone(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    other = books.tenant.probe("other")
+    other.start_cuda()
+    address = books.probe.ok("alloc", 100 * MIB)
+    opened = other.ok("ipc_open", books.probe.ok("ipc_handle", address))
+    other.ok("alloc", 156 * MIB)
+    assert books.daemon.used(0) == 256 * MIB == books.tenant.read().client("other").usage[GPU_0].memory + books.taken()
+    other.ok("ipc_close", opened)
+    assert books.daemon.used(0) == 256 * MIB
+    books.probe.ok("free", address)
+    other.ok("alloc", 90 * MIB)
+
+
+def test_an_imported_pool_is_not_counted_again(ledgers: MakeLedgers) -> None:
+    books = ledgers(FAKE_CUDA_POOL_CHUNK=str(PAGE))
+    probe, other = books.probe, books.tenant.probe("other")
+    other.start_cuda()
+    pool = probe.ok("pool_create", 0, 0, 1, 1)
+    imported = other.ok("pool_import", probe.pid, probe.ok("pool_export", pool))
+    probe.ok("alloc_async", 10 * MIB, "", pool)
+    assert other.call("alloc_async", MIB, "", imported).code not in (0, OUT_OF_MEMORY), "the driver's word"
+    assert books.same() == 10 * MIB
+    other.ok("pool_destroy", imported)
+    other.ok("alloc_async", MIB, "", other.ok("pool_create"))
+    assert books.counted() == books.taken() + books.tenant.read().client("other").usage[GPU_0].memory
+
+
+def test_a_lowered_limit_says_so_and_refuses(ledgers: MakeLedgers, capfd: pytest.CaptureFixture[str]) -> None:
+    books = ledgers()
+    address = books.probe.ok("alloc", 200 * MIB)
+    books.daemon.change_limits([terms(memory=100 * MIB)])
+    books.tenant.until(lambda: books.probe.ok("total_memory") == 100 * MIB, "the lowered limit")
+    assert "below what this process uses" in capfd.readouterr().err
+    assert books.probe.call("alloc", 1).code == OUT_OF_MEMORY
+    assert books.probe.ok("memory_info") == [0, 100 * MIB]
+    books.probe.ok("free", address)
+    books.probe.ok("alloc", 100 * MIB)
+    assert books.same() == 100 * MIB
+
+
+def test_idle_credits_go_back(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    books.probe.ok("free", books.probe.ok("alloc", 10 * MIB))
+    assert books.daemon.used(0) > 0
+    books.daemon.wait(lambda: books.daemon.used(0) == 0, "the idle credits")
+
+
+def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTenant) -> None:
+    books = Ledgers(make_tenant(terms(memory=MIB, enforced=False)))
+    probe = books.probe
+    probe.ok("array", 512, 300)
+    probe.ok("physical", 100 * MIB)
+    probe.ok("alloc_async", MIB)
+    probe.ok("memory_graph", "g", 50 * MIB)
+    probe.ok("graph_upload", "g")
+    probe.ok("context_limit", 2, 24 * MIB)
+    books.daemon.wait(lambda: books.taken() <= books.daemon.used(0) < books.taken() + 33 * MIB, "all to be counted")
