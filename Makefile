@@ -8,6 +8,10 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Most tests mostly wait, so three workers share them; what must stay together is one group (a file of tests/cluster, what
+# needs the real node). Tests that measure time are marked `alone` and come after the others, one by one.
+SHARED := --numprocesses 3 --dist loadgroup --no-loadscope-reorder -m "not alone" tests/node tests/cluster tests/hook tests/unit \
+	tests/property
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -15,7 +19,7 @@ SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
-	bench-packing bench-placement bench-refusals soak-agent gpu-kit bench-gpu clean
+	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,8 +60,13 @@ cluster: .venv/installed ## builds the test cluster's programs into the cache (o
 demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
 	@$(BIN)/python demo/run.py
 
-test: shim doubles cluster ## all tests
+test: shim doubles cluster ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
+ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	@trap "exit 130" INT; status=0; $(BIN)/python -m pytest $(SHARED) || status=1; \
+	$(BIN)/python -m pytest -m alone || status=1; exit $$status
+endif
 
 lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
@@ -87,6 +96,12 @@ bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trac
 
 bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 	@$(BIN)/python benchmarks/placement.py
+
+bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
+	@$(BIN)/python benchmarks/burst.py
+
+bench-chaos: shim cluster ## 2,000 SharePods on 1,000 nodes, the operator killed ten times (3 minutes); SEED=
+	@$(BIN)/python benchmarks/chaos.py
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py

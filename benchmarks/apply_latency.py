@@ -44,15 +44,12 @@ def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
     watch = api.watch(path, resourceVersion=api.get(path)["metadata"]["resourceVersion"], timeout=600)
 
     def run() -> None:
-        try:
-            for event in watch:
-                now = time.monotonic()
-                pod = event["object"]
-                seen.made.setdefault(pod["metadata"]["name"], now)
-                if pod["spec"].get("nodeName"):
-                    seen.bound.setdefault(pod["metadata"]["name"], now)
-        except AttributeError:  # closed while reading
-            return
+        for event in watch:
+            now = time.monotonic()
+            pod = event["object"]
+            seen.made.setdefault(pod["metadata"]["name"], now)
+            if pod["spec"].get("nodeName"):
+                seen.bound.setdefault(pod["metadata"]["name"], now)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

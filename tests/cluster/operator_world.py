@@ -42,8 +42,11 @@ class World:
     again.
     """
 
-    def __init__(self, cluster: Cluster, kubelets: FakeKubelets, agents: FakeAgents) -> None:
+    def __init__(
+        self, cluster: Cluster, kubelets: FakeKubelets, agents: FakeAgents, times: Mapping[str, str] = TIMES
+    ) -> None:
         self.cluster = cluster
+        self.times = times
         self.api = cluster.api
         self.kubelets = kubelets
         self.agents = agents
@@ -62,7 +65,7 @@ class World:
     # The operator's process
 
     def start_operator(self, name: str = "operator", **env: str) -> Service:
-        self.operator = self.installation.start_operator(name, env=TIMES | env)
+        self.operator = self.installation.start_operator(name, env={**self.times, **env})
         return self.operator
 
     def metric(self, name: str, operator: str = "operator") -> float:
@@ -192,14 +195,18 @@ def condition_of(seen: Object, kind: str) -> Object:
 
 
 @contextmanager
-def a_world() -> Iterator[World]:
-    """A cluster with SharePod installed and its operator acting."""
+def a_world(
+    *, times: Mapping[str, str] = TIMES, agent_lease: int = AGENT_LEASE, agent_renew: float = 0.5, pace: float = 0.0
+) -> Iterator[World]:
+    """A cluster with SharePod installed and its operator acting. `times`: the operator's settings; the others are of
+    the agents.
+    """
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FakeKubelets(cluster.api) as kubelets,
-        FakeAgents(cluster.api, duration=AGENT_LEASE, renew=0.5) as agents,
+        FakeAgents(cluster.api, duration=agent_lease, renew=agent_renew, pace=pace) as agents,
     ):
-        world = World(cluster, kubelets, agents)
+        world = World(cluster, kubelets, agents, times)
         world.start_operator()
         yield world
         assert not kubelets.failures

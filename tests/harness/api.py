@@ -159,7 +159,8 @@ class Watch:
             raise ApiError(f"GET {target}", self._response.status, self._response.read())
 
     def __iter__(self) -> Iterator[Object]:
-        with suppress(OSError, http.client.HTTPException, ValueError):
+        # AttributeError: http.client's, where another thread closes the connection that is being read
+        with suppress(OSError, http.client.HTTPException, ValueError, AttributeError):
             while line := self._response.readline():
                 yield json.loads(line)
 

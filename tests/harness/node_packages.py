@@ -14,8 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from .cache import acquire, cache_dir
 from .errors import NodeUnavailableError
 from .process import alive
 
@@ -111,10 +113,20 @@ def why_no_node() -> str | None:
 
 
 def install_packages() -> None:
-    """Install what is missing with apt-get, a line of progress each 10 s. Errors: NodeUnavailableError."""
-    missing = missing_packages()
-    if not missing:
+    """Install what is missing with apt-get, a line of progress each 10 s. One process at a time: the others wait, and
+    find it done. Errors: NodeUnavailableError.
+    """
+    if not missing_packages():
         return
+    lock = acquire(cache_dir() / "packages.lock", what="installing packages", timeout=2 * _APT_TIMEOUT)
+    try:
+        if missing := missing_packages():
+            _install(missing)
+    finally:
+        os.close(lock)
+
+
+def _install(missing: Sequence[str]) -> None:
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
     if _apt(command, "installing " + " ".join(missing)) is not None:
         _apt(["apt-get", "update"], "updating the package lists")

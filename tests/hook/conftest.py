@@ -5,6 +5,7 @@ Everything is built once per session into build/; nothing outlives a test.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -32,7 +33,38 @@ DEVICE_MEMORY = 1024 * MIB
 TENANT_MEMORY = 256 * MIB
 
 
+_BESIDE_OTHERS = {
+    "test_fakecuda_calls",
+    "test_fakecuda_memory",
+    "test_gpu_kit",
+    "test_hook_capture",
+    "test_hook_memory",
+    "test_hook_nvml",
+    "test_resolution",
+    "test_table",
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the hook measure time unless their file is known to be indifferent to what runs beside it."""
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        if item.path.stem in _BESIDE_OTHERS:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        else:
+            item.add_marker(pytest.mark.alone)
+
+
 def _build_hook(target: Path, *, define: str = "") -> Path:
+    BUILD.mkdir(exist_ok=True)
+    with (BUILD / "hook.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at the same time
+        return _built(target, define)
+
+
+def _built(target: Path, define: str) -> Path:
     sources = [ROOT / "setup.py", Path(__file__), *(ROOT / "shim").rglob("*.[ch]"), *(ROOT / "shim").rglob("*.def")]
     if target.is_file() and target.stat().st_mtime > max(source.stat().st_mtime for source in sources):
         return target

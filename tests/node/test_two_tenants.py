@@ -20,6 +20,8 @@ from harness.machines import IMAGE, RealNode
 from harness.node import BASE_IMAGE
 from harness.services import Service
 
+pytestmark = pytest.mark.alone
+
 NAMESPACE = "team-a"
 GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/{NAMESPACE}/sharepods"

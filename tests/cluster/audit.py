@@ -1,0 +1,155 @@
+"""Watches the ledgers and the Pods of a cluster and keeps whatever breaks a promise, at whatever moment it was so.
+
+Guarantees: every version of every GPUNode that the API server had is judged, not only the last one, as long as the
+watch was never cut (`gaps` counts how often it was). What is found is kept until it is asked for.
+
+- A GPU is over-committed when the rows of a ledger give away more than 1000 thousandths of its time, or more than its
+  memory.
+- A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from types import TracebackType
+from typing import Self
+
+from harness.api import Api, ApiError, Object, Watch
+from sharepod.api.objects import TENANT_LABEL
+
+from .fake_agents import GPUNODES
+
+PODS = "/api/v1/pods"
+
+
+class Audit:
+    """Use it in a `with` block, from before the first SharePod on. `memory`: bytes of each GPU."""
+
+    def __init__(self, api: Api, *, memory: int) -> None:
+        self._api = api
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._watches: dict[str, Watch] = {}
+        self._threads = [threading.Thread(target=self._follow, args=(path,), daemon=True) for path in (GPUNODES, PODS)]
+        self._listed = threading.Barrier(3)
+        self._rows: dict[str, dict[str, Object]] = {}  # node: tenant: row
+        self._pods: dict[str, Object] = {}  # uid: Pod
+        self.over_committed: dict[str, str] = {}
+        """GPU: what was given away of it when it was too much."""
+        self.bound: defaultdict[str, set[str]] = defaultdict(set)
+        """Tenant: the Pods of it that were ever bound."""
+        self.reserved: set[str] = set()
+        """The tenants that ever had a row."""
+        self.most: Counter[str] = Counter()
+        """GPU: the most tenants that it ever had."""
+        self.longest_silence = 0.0
+        """Seconds; the longest time between two first rows, while `expecting`."""
+        self.expecting = False
+        self._last = time.monotonic()
+        self.gaps = 0
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        self._listed.wait(30)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        for watch in list(self._watches.values()):
+            watch.close()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    # What is asked
+
+    def rows(self) -> list[tuple[str, Object]]:
+        """Node and row of all ledgers, as of now."""
+        with self._lock:
+            return [(node, row) for node, rows in self._rows.items() for row in rows.values()]
+
+    def pods(self) -> list[Object]:
+        """The Pods of tenants, as of now."""
+        with self._lock:
+            return list(self._pods.values())
+
+    @property
+    def doubled(self) -> list[str]:
+        """Tenants that had more than one bound Pod."""
+        with self._lock:
+            return sorted(tenant for tenant, pods in self.bound.items() if len(pods) > 1)
+
+    # What is seen
+
+    def _follow(self, path: str) -> None:
+        first = True
+        while not self._stopped.is_set():
+            try:
+                listed = self._api.get(path)
+                self._begin(path, listed["items"])
+                watch = self._api.watch(path, resourceVersion=listed["metadata"]["resourceVersion"], timeout=3600)
+                self._watches[path] = watch
+                if first:
+                    first = False
+                    self._listed.wait(30)
+                for event in watch:
+                    if event["type"] == "ERROR":
+                        break
+                    self._see(path, event["object"], gone=event["type"] == "DELETED")
+                watch.close()
+            except (OSError, ApiError):
+                pass
+            if not self._stopped.wait(0.1):
+                self.gaps += 1
+
+    def _begin(self, path: str, items: list[Object]) -> None:
+        with self._lock:
+            (self._rows if path == GPUNODES else self._pods).clear()
+        for item in items:
+            self._see(path, item, gone=False)
+
+    def _see(self, path: str, item: Object, *, gone: bool) -> None:
+        with self._lock:
+            if path == GPUNODES:
+                self._judge(item, gone)
+                return
+            tenant = item["metadata"].get("labels", {}).get(TENANT_LABEL)
+            if tenant is None:
+                return
+            uid = item["metadata"]["uid"]
+            if gone:
+                self._pods.pop(uid, None)
+            else:
+                self._pods[uid] = item
+            if item["spec"].get("nodeName"):
+                self.bound[tenant].add(uid)
+
+    def _judge(self, gpunode: Object, gone: bool) -> None:
+        name = gpunode["metadata"]["name"]
+        rows = [] if gone else gpunode["spec"].get("tenants") or []
+        self._rows[name] = {row["id"]: row for row in rows}
+        time_of: Counter[str] = Counter()
+        memory_of: Counter[str] = Counter()
+        tenants_of: Counter[str] = Counter()
+        for row in rows:
+            for gpu in row["gpus"]:
+                time_of[gpu] += row["requestMilli"]
+                memory_of[gpu] += row["memory"]
+                tenants_of[gpu] += 1
+        for gpu, milli in time_of.items():
+            self.most[gpu] = max(self.most[gpu], tenants_of[gpu])
+            if milli > 1000 or memory_of[gpu] > self._memory:
+                self.over_committed[gpu] = (
+                    f"{milli} thousandths and {memory_of[gpu]} bytes to {tenants_of[gpu]} tenants"
+                )
+        if fresh := self._rows[name].keys() - self.reserved:
+            now = time.monotonic()
+            if self.expecting:
+                self.longest_silence = max(self.longest_silence, now - self._last)
+            self._last = now
+            self.reserved |= fresh

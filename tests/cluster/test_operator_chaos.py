@@ -1,0 +1,41 @@
+"""Bursts that just fit, and an operator that is killed all the time: short runs of `make bench-burst` and `make
+bench-chaos`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import chaos
+from .audit import Audit
+from .burst import SHAREPODS, Burst, Round
+from .operator_world import GIB, World, a_world
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        yield running
+
+
+@pytest.fixture
+def audit(world: World) -> Iterator[Audit]:
+    with Audit(world.api, memory=16 * GIB) as following:
+        yield following
+        assert following.gaps == 0
+
+
+def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: World, audit: Audit) -> None:
+    burst = Burst(world, audit)
+    for _ in range(10):
+        assert burst.round() == Round(placed=SHAREPODS, most_on_a_gpu=2, over_committed=0)
+    assert audit.doubled == []
+
+
+def test_killed_at_random_the_operator_loses_doubles_and_overcommits_nothing(world: World, audit: Audit) -> None:
+    asked = chaos.Asked(sharepods=60, nodes=30, kills=2, seed=1, deleted=6, timeout=60)
+    outcome = chaos.run(world, audit, asked)
+    wrong = (outcome.lost, outcome.doubled, outcome.over_committed, outcome.left)
+    assert (outcome.running, outcome.kills, wrong) == (54, 2, (0, 0, 0, 0)), outcome
