@@ -7,35 +7,33 @@ concluded from it.
 
 from __future__ import annotations
 
-import datetime
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from sharepod.api.gpunode import Mode, TenantState, TenantStatus
-from sharepod.api.sharepod import KIND, GpuRequest
+from sharepod.api.gpunode import TenantState
+from sharepod.api.sharepod import KIND
 from sharepod.api.units import TenantId
 from sharepod.placement.model import Outlook
 
-from . import lifecycle, metrics, status
-from .announce import announce
+from . import lifecycle, metrics
 from .binder import POD_TERMINATING, Binder
-from .client import SHAREPODS, Client, ConflictError, Json, NotFoundError
+from .client import SHAREPODS, Client, NotFoundError
 from .events import Events
 from .evictor import Evictor
-from .facts import GpuNodeFacts, PodFacts, SharePodFacts
+from .facts import PodFacts, SharePodFacts
 from .ledger import LedgerWriter
 from .lifecycle import Finish, Held, View
 from .loop import PlacementLoop
 from .model import Model
 from .notes import Note, Notes
 from .proofs import Proofs
+from .resizing import asks_for_another_share
 from .settings import Settings
+from .statuswriter import StatusWriter, seen_by_agent
 from .workqueue import Queue
 
 _LOOK_AGAIN = 1.0
-_MINOR = {"conditions", "usage", "observedGeneration"}
-_CALM = 1.0  # where only these change, a status is written at most so often
 _LONGEST_PAUSE = 600.0
 
 log = logging.getLogger(__name__)
@@ -69,6 +67,7 @@ class Tenants:
         self._clock = clock
         self._evictor = Evictor(client, events, settings, clock)
         self.queue: Queue[str] = Queue("tenant", self._work, settings.writers)
+        self._status = StatusWriter(model, client, events, settings, clock, look_at=self.queue.add_after)
 
     async def run(self) -> None:
         """Works until cancelled."""
@@ -90,7 +89,7 @@ class Tenants:
             return
         view = self._view(tenant, note)
         if view.sharepod is not None and not view.sharepod.deleting and not self._undecided(view, note, step):
-            await self._show(view, view.sharepod, note, finish)
+            await self._status.show(view, view.sharepod, note, finish)
             if finish is None:
                 await self._watch(view, view.sharepod, note)
 
@@ -261,39 +260,13 @@ class Tenants:
     def _resize_or_leave(self, view: View, tenant: str, note: Note) -> None:
         """Has the loop decide about another share while one is asked for; else it waits for nothing."""
         sharepod = view.sharepod
-        if sharepod is not None and sharepod.request is not None and self._resizing(view, sharepod.request, note):
+        if sharepod is not None and asks_for_another_share(self._model, view, note):
             in_use = note.resize_refusal is not None and note.resize_refusal.outlook is Outlook.IN_USE
             self.loop.want_resize(tenant, changed=in_use or note.resize_asked != sharepod.generation)
             note.resize_asked = sharepod.generation
         else:
             note.resize_refusal = None
             self.loop.leave(tenant)
-
-    def _resizing(self, view: View, asked: GpuRequest, note: Note) -> bool:
-        """Whether another share is asked for than is granted. That a GPU's memory is reported otherwise asks for
-        nothing: memory by default changes with the SharePod alone.
-        """
-        if len(view.held) != 1 or view.held[0].written is None or view.held[0].releasing:
-            return False
-        row, sharepod = view.held[0].wanted, view.sharepod
-        if row.mode is Mode.EXCLUSIVE or sharepod is None or sharepod.ended or sharepod.deleting:
-            return False
-        if (row.request, row.limit) != (asked.request, asked.limit):
-            return True
-        memory = asked.memory
-        if memory is None:
-            gpunode = self._model.gpunodes.named(view.held[0].node)
-            sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
-            if len(sizes) < len(row.gpus):
-                return False
-            memory = min(asked.memory_on(size) for size in sizes)
-            if note.memory_settled is None:  # since this process began: what the status says was seen to
-                refused = any(item.type == "Resized" and item.status == "False" for item in sharepod.status.conditions)
-                note.memory_settled = -1 if refused else sharepod.status.observed_generation or -1
-            if memory == row.memory:
-                note.memory_settled = sharepod.generation
-            return note.memory_settled != sharepod.generation
-        return memory != row.memory
 
     async def _take_back(self, view: View, note: Note, step: lifecycle.TakeBack) -> None:
         pod = step.pod
@@ -324,81 +297,11 @@ class Tenants:
 
     async def _watch(self, view: View, sharepod: SharePodFacts, note: Note) -> None:
         """Ends the Pod where its share is not enforced and the policy says so."""
-        again = await self._evictor.look(sharepod, view.pod, self._seen(view), note)
+        again = await self._evictor.look(sharepod, view.pod, seen_by_agent(self._model, view), note)
         if again is not None:
             self.queue.add_after(sharepod.uid, again)
         elif note.eviction is not None and note.eviction.done is not None:
             self.queue.add(sharepod.uid)  # to show it
-
-    def _seen(self, view: View) -> TenantStatus | None:
-        """What the agent of its node says of it."""
-        for held in view.held:
-            gpunode = self._model.gpunodes.named(held.node) if held.written is not None else None
-            for seen in gpunode.status.tenants if gpunode is not None else ():
-                if held.written is not None and seen.id == held.written.id:
-                    return seen
-        return None
-
-    # Showing
-
-    async def _show(self, view: View, sharepod: SharePodFacts, note: Note, finish: Finish | None) -> None:
-        held = next((held for held in view.held if held.written is not None), None)
-        gpunode = self._model.gpunodes.named(held.node) if held is not None else None
-        cleared = sharepod.status.pod_uid in note.returned
-        now = self._clock()
-        usage_due = note.usage_written is None or now >= note.usage_written + self._settings.usage_interval
-        resizing = sharepod.request is not None and self._resizing(view, sharepod.request, note)
-        picture = status.Picture(
-            view=view,
-            node=held.node if held is not None else None,
-            row=held.written if held is not None else None,
-            report=gpunode.status if gpunode is not None else None,
-            refusal=note.refusal,
-            resize_refusal=note.resize_refusal,
-            resizing=resizing,
-            blocked=note.blocked,
-            usage_due=usage_due,
-            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-        wanted = status.compose(sharepod, picture, finish)
-        if cleared:
-            wanted = wanted.model_copy(update={"pod_uid": None, "pod_name": None})
-        changes = status.difference(sharepod.raw_status, wanted)
-        if not usage_due and held is not None and self._usage_waits(held, gpunode, sharepod):
-            self.queue.add_after(sharepod.uid, (note.usage_written or now) + self._settings.usage_interval - now)
-        if not changes:
-            return
-        if changes.keys() <= _MINOR and note.status_written is not None and now < note.status_written + _CALM:
-            self.queue.add_after(sharepod.uid, note.status_written + _CALM - now)
-            return
-        log.debug("status of %s/%s: %s", sharepod.namespace, sharepod.name, changes)
-        metadata: Json = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
-        try:
-            answer = await self._client.patch_status(
-                SHAREPODS, sharepod.name, {"metadata": metadata, "status": changes}, sharepod.namespace
-            )
-        except (ConflictError, NotFoundError):
-            await self._read_sharepod(sharepod)
-            self.queue.add(sharepod.uid)
-            return
-        note.status_written = now
-        if "usage" in changes:
-            note.usage_written = now
-        self._model.put_sharepod(answer)
-        announce(self._events, sharepod, wanted, finish, note, self._seen(view))
-
-    def _usage_waits(self, held: Held, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts) -> bool:
-        seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)
-        usage = sharepod.status.usage
-        return seen is not None and (
-            usage is None or (usage.held_milli, usage.memory) != (seen.held_milli, seen.memory)
-        )
-
-    async def _read_sharepod(self, sharepod: SharePodFacts) -> None:
-        try:
-            self._model.put_sharepod(await self._client.get(SHAREPODS, sharepod.name, sharepod.namespace))
-        except NotFoundError:
-            self._model.drop_sharepod(sharepod.uid)
 
 
 def _as_evicted(pod: PodFacts | None, note: Note) -> PodFacts | None:
