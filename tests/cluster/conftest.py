@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness.build import programs
 from harness.cluster import Cluster
+from harness.installation import install
 
 _KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
 _HERE = Path(__file__).parent
@@ -20,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several workers share the tests, those of one file stay together: they share a cluster."""
     for item in items:
         if _HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            stem = item.path.stem
+            item.add_marker(pytest.mark.xdist_group("admission" if stem.startswith("test_admission") else stem))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -48,3 +50,19 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
     yield start
     for running in reversed(started):
         running.stop()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Cluster]:
+    """For the tests of admission: a control plane with all of manifests/ but the workloads; nothing schedules here."""
+    with Cluster(scheduler=False) as cluster:
+        cluster.await_service_account("default", "default")
+        install(cluster)
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def alice(server: Cluster) -> Path:
+    """A user who may edit namespace default."""
+    server.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", "--namespace=default")
+    return server.user_kubeconfig("alice")

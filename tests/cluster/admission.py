@@ -1,0 +1,44 @@
+"""What the tests of admission share: where objects lie, a SharePod to apply, the words of a refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.api import Api, ApiError, Object
+from harness.cluster import Cluster
+from harness.installation import NAMESPACE
+
+from .malformed import CONTAINER
+
+GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def sharepod(
+    name: str, gpu: dict[str, Any] | None = None, annotations: dict[str, str] | None = None, **spec: Any
+) -> Object:
+    metadata: Object = {"name": name, "namespace": "default"}
+    if annotations:
+        metadata["annotations"] = annotations
+    body: Object = {"containers": [dict(CONTAINER)], **spec}
+    if gpu is not None:
+        body["gpu"] = gpu
+    return {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod", "metadata": metadata, "spec": body}
+
+
+def refusal(api: Api, *request: Any, **options: Any) -> str:
+    """The message with which a patch is refused."""
+    with pytest.raises(ApiError) as refused:
+        api.patch(*request, **options)
+    return refused.value.message
+
+
+def as_user(server: Cluster, kubeconfig: Path, *arguments: str, body: Object | None = None) -> tuple[int, str]:
+    answer = server.kubectl(
+        *arguments, kubeconfig=kubeconfig, input=None if body is None else json.dumps(body), check=False
+    )
+    return answer.returncode, answer.stdout + answer.stderr

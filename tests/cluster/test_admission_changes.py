@@ -1,0 +1,73 @@
+"""What of a SharePod may change once it exists."""
+
+from __future__ import annotations
+
+import pytest
+from harness.api import JSON_PATCH, ApiError
+from harness.cluster import Cluster
+from harness.installation import SHAREPODS
+
+from .admission import refusal, sharepod
+
+
+def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -> None:
+    path = f"{SHAREPODS}/change"
+    server.api.create(SHAREPODS, sharepod("change", {"request": 0.3, "affinity": "a"}, nodeSelector={"a": "b"}))
+    changed = server.api.patch(path, {"spec": {"gpu": {"request": 0.4, "limit": 0.8, "memory": "2Gi"}}})
+    assert changed["spec"]["gpu"]["limit"] == 0.8
+    server.api.patch(path, {"spec": {"gpu": {"limit": None}}})
+    server.api.patch(path, {"spec": {"gpu": {"count": 1}}})  # what it is by default
+    server.api.patch(path, {"metadata": {"labels": {"a": "b"}, "annotations": {"note": "x"}}})
+    for field, value in {
+        "count": 2,
+        "mode": "Exclusive",
+        "affinity": "b",
+        "antiAffinity": "c",
+        "placement": "Spread",
+    }.items():
+        cleared = {"request": None, "limit": None, "memory": None} if field == "mode" else {}
+        message = refusal(server.api, path, {"spec": {"gpu": {field: value, **cleared}}})
+        assert f"spec.gpu.{field}: cannot be changed" in message
+        assert "delete the SharePod and create it anew" in message
+    assert "spec.gpu.affinity: cannot be changed" in refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}})
+    assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": {"a": "c"}}})
+    assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": None}})
+    assert "spec.hostNetwork: cannot be changed" in refusal(server.api, path, {"spec": {"hostNetwork": True}})
+    message = refusal(
+        server.api,
+        path,
+        [{"op": "replace", "path": "/spec/containers/0/image", "value": "other"}],
+        content_type=JSON_PATCH,
+    )
+    assert "spec.containers: cannot be changed" in message
+    assert "spec.gpu: cannot be added to or taken from" in refusal(
+        server.api, path, {"metadata": {"annotations": {"gemini/gpu_request": "0.5"}}, "spec": {"gpu": None}}
+    )
+
+
+def test_annotations_for_request_limit_and_memory_may_change_and_no_others(server: Cluster) -> None:
+    path = f"{SHAREPODS}/annotated"
+    server.api.create(SHAREPODS, sharepod("annotated", annotations={"gemini/gpu_request": "0.5", "gemini/GPUID": "a"}))
+    server.api.patch(path, {"metadata": {"annotations": {"gemini/gpu_request": "0.6", "gemini/gpu_limit": "0.9"}}})
+    for change in ({"gemini/GPUID": "b"}, {"gemini/GPUID": None}, {"gemini/sched_exclusion": "x"}):
+        message = refusal(server.api, path, {"metadata": {"annotations": change}})
+        assert f"metadata.annotations[{next(iter(change))}]: cannot be changed" in message
+
+
+def test_a_raise_of_an_annotation_is_checked_like_a_new_one(server: Cluster) -> None:
+    path = f"{SHAREPODS}/raised"
+    server.api.create(SHAREPODS, sharepod("raised", annotations={"gemini/gpu_request": "0.5"}))
+    message = refusal(server.api, path, {"metadata": {"annotations": {"gemini/gpu_request": "1.5"}}})
+    assert "metadata.annotations[gemini/gpu_request]: 1.5 is more than one GPU" in message
+
+
+def test_no_policy_keeps_a_finalizer_from_being_removed(server: Cluster) -> None:
+    path = f"{SHAREPODS}/finalized"
+    body = sharepod("finalized", {"request": 0.5})
+    body["metadata"]["finalizers"] = ["example.com/wait"]
+    server.api.create(SHAREPODS, body)
+    server.api.delete(path)
+    server.api.patch(path, {"metadata": {"annotations": {"gemini/gpu_request": "wrong"}, "finalizers": None}})
+    with pytest.raises(ApiError) as gone:
+        server.api.get(path)
+    assert gone.value.code == 404

@@ -1,0 +1,97 @@
+"""Policies on pods: our volume, our label, their controller, their debug containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.api import ApiError, Object
+from harness.cluster import Cluster
+from harness.installation import NAMESPACE
+
+from .admission import PODS, as_user, refusal
+from .malformed import CONTAINER
+
+
+def volume_pod(name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "containers": [dict(CONTAINER)],
+            "volumes": [{"name": "mine", "csi": {"driver": "gpu.sharepod.dev", "readOnly": True}}],
+        },
+    }
+
+
+def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Cluster, alice: Path) -> None:
+    code, said = as_user(server, alice, "apply", "-f", "-", body=volume_pod("forged"))
+    assert code != 0
+    assert "spec.volumes[mine]" in said
+    assert "create a SharePod in place of this pod" in said
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    operator.create(PODS, volume_pod("made"))
+
+
+def test_debug_containers_of_our_pods_get_no_gpu(server: Cluster) -> None:
+    server.api.create(PODS, volume_pod("debugged"))
+    plain = volume_pod("plain")
+    plain["spec"].pop("volumes")
+    server.api.create(PODS, plain)
+
+    def debug(pod: str, *env: dict[str, str]) -> None:
+        container = {"name": f"debug-{len(env)}", "image": "cuda", "env": list(env)}
+        server.api.patch(
+            f"{PODS}/{pod}/ephemeralcontainers",
+            {"spec": {"ephemeralContainers": [container]}},
+            content_type="application/strategic-merge-patch+json",
+        )
+
+    debug("plain")
+    for env in ((), ({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},)):
+        with pytest.raises(ApiError) as refused:
+            debug("debugged", *env)
+        assert "--env=NVIDIA_VISIBLE_DEVICES=void" in refused.value.message
+    debug("debugged", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"})
+    debug("debugged", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "b"})
+
+
+def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server: Cluster, alice: Path) -> None:
+    body = volume_pod("labelled")
+    body["spec"].pop("volumes")
+    body["metadata"]["labels"] = {"sharepod.dev/tenant": "someone"}
+    code, said = as_user(server, alice, "apply", "-f", "-", body=body)
+    assert code != 0
+    assert "metadata.labels[sharepod.dev/tenant]: is put on the pods of SharePods alone" in said
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    operator.create(PODS, body)
+    for value in ("another", None):
+        message = refusal(server.api, f"{PODS}/labelled", {"metadata": {"labels": {"sharepod.dev/tenant": value}}})
+        assert "cannot be changed; delete the SharePod to end this pod" in message
+    server.api.patch(f"{PODS}/labelled", {"metadata": {"labels": {"app": "x"}}})
+    code, said = as_user(server, alice, "run", "unlabelled", "--image=x")
+    assert code == 0, said
+    code, said = as_user(server, alice, "label", "pod", "unlabelled", "sharepod.dev/tenant=someone")
+    assert code != 0
+    assert "cannot be changed" in said
+
+
+def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) -> None:
+    def owners(uid: str) -> list[dict[str, object]]:
+        return [{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": uid, "controller": True}]
+
+    owner = server.api.create(
+        "/api/v1/namespaces/default/configmaps",
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}},
+    )
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    body = volume_pod("owned")
+    body["spec"].pop("volumes")
+    body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "ownerReferences": owners(owner["metadata"]["uid"])}
+    operator.create(PODS, body)
+    merge = {"metadata": {"ownerReferences": owners("victim")}}
+    assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
+    server.api.patch(f"{PODS}/owned", {"metadata": {"labels": {"app": "x"}}})
+    server.api.patch(f"{PODS}/owned", {"metadata": {"ownerReferences": None}})
+    assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
