@@ -8,10 +8,9 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Most tests mostly wait, so three workers share them; what must stay together is one group (a file of tests/cluster, what
-# needs the real node). Tests that measure time are marked `alone` and come after the others, one by one.
-SHARED := --numprocesses 3 --dist loadgroup --no-loadscope-reorder -m "not alone" tests/node tests/cluster tests/hook tests/unit \
-	tests/property
+# Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
+# one by one.
+SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 

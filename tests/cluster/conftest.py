@@ -16,15 +16,6 @@ _KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
 _HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several workers share the tests, those of one file stay together: they share a cluster."""
-    for item in items:
-        if _HERE in item.path.parents:
-            stem = item.path.stem
-            item.add_marker(pytest.mark.xdist_group("admission" if stem.startswith("test_admission") else stem))
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the programs before the first test's clock starts: the first time it takes minutes."""
     if not session.config.option.collectonly and any(_HERE in item.path.parents for item in session.items):

@@ -45,15 +45,10 @@ _BESIDE_OTHERS = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of the hook measure time unless their file is known to be indifferent to what runs beside it."""
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
-            continue
-        if item.path.stem in _BESIDE_OTHERS:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        else:
+        if Path(__file__).parent in item.path.parents and item.path.stem not in _BESIDE_OTHERS:
             item.add_marker(pytest.mark.alone)
 
 

@@ -20,11 +20,8 @@ _HERE = Path(__file__).parent
 _KEEP_LOGS = bool(os.environ.get("KEEP_LOGS"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if _HERE in item.path.parents]
-    for item in mine:
-        item.add_marker(pytest.mark.xdist_group("node"))  # there is one node: workers would wait for each other
     if mine and (reason := why_no_node()) is not None:
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -15,6 +15,7 @@ from sharepod.controller.lifecycle import NEVER_BOUND, NODE_GONE, RESERVATION_LO
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, Nodes
 from sharepod.controller.notes import Note, Notes
 from sharepod.controller.proofs import Proofs
+from sharepod.controller.resizing import asks_for_another_share
 from sharepod.controller.settings import Settings
 from sharepod.controller.tenants import Tenants
 
@@ -120,9 +121,8 @@ def test_memory_by_default_is_not_resized_because_a_gpu_is_reported_otherwise() 
     for seen, asked in ((1, False), (None, True)):
         status = {"observedGeneration": seen} if seen else {}
         sharepod = sharepod_facts(sharepod_object(status=status), PODS)
-        assert sharepod.request is not None
         known = view(sharepod=sharepod, held=(held(),))
-        assert operator.tenants._resizing(known, sharepod.request, Note()) is asked
+        assert asks_for_another_share(operator.model, known, Note()) is asked
 
 
 async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:

@@ -1,0 +1,34 @@
+"""Which tests stay together where several workers share them (`pytest --numprocesses`).
+
+Tests of tests/cluster and tests/hook stay with their file, which shares what it has started; so do all tests of
+admission, and all that need the machine's one real node. Every other test goes wherever there is room.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+try:
+    from xdist.scheduler import LoadScopeScheduling
+except ImportError:  # then nothing is shared
+    LoadScopeScheduling = object
+
+
+class Together(LoadScopeScheduling):
+    """Hands out tests in the order in which they were found, those that belong together to one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        if path.startswith("tests/node/"):
+            return "node"
+        if path.startswith("tests/cluster/test_admission"):
+            return "admission"
+        return path if path.startswith(("tests/cluster/", "tests/hook/")) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
+    config.option.loadscopereorder = False
+    return Together(config, log)
