@@ -36,9 +36,13 @@ TENANT_MEMORY = 256 * MIB
 _BESIDE_OTHERS = {
     "test_fakecuda_calls",
     "test_fakecuda_memory",
+    "test_fakecuda_sharing",
+    "test_fakenvml",
     "test_gpu_kit",
     "test_hook_capture",
     "test_hook_memory",
+    "test_hook_memory_kinds",
+    "test_hook_memory_shared",
     "test_hook_nvml",
     "test_resolution",
     "test_table",
