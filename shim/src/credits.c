@@ -11,6 +11,7 @@
 /* Credits are asked for in multiples of this, so that small allocations seldom ask. */
 #define CREDIT_STEP (2ull << 20)
 #define CREDITS_IDLE_MOST (32ull << 20)
+#define RESERVE_MOST (1ull << 46) /* no GPU has as much: the daemon is not asked for it */
 #define CREDITS_IDLE_TIME SYS_SECOND
 
 static uint64_t rounded(uint64_t bytes, uint64_t step) {
@@ -54,11 +55,11 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
     *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-    if (!taken && !gpu->enforced && gpu->wire < 0) { /* counted, never refused: the daemon hears of it when it is back */
+    if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) { /* counted, never refused: the daemon hears of it when it is back */
         gpu->credited += *missing;
         taken = take(gpu, bytes);
     }
-    *hopeless = gpu->enforced && bytes > gpu->memory;
+    *hopeless = bytes > RESERVE_MOST || (gpu->enforced && bytes > gpu->memory);
     unlock(&gpus->lock);
     return taken;
 }

@@ -214,6 +214,28 @@ def test_a_pool_of_the_programs_own_counts_until_its_last_allocation_is_gone(led
     assert books.same() == 200 * MIB
 
 
+def test_threads_that_use_one_pool_at_once_stay_within_the_limit(ledgers: MakeLedgers) -> None:
+    books = ledgers(FAKE_CUDA_POOL_CHUNK=str(PAGE))
+    probe, pool = books.probe, books.probe.ok("pool_default")
+    probe.ok("pool_keep", pool, 1 << 40)
+    names = [f"t{n}" for n in range(6)]
+    for name in names:
+        probe.ok("context_use", thread=name)
+        probe.ok("stream", name, thread=name)
+    results = [(name, probe.post("alloc_async", 10 * MIB, name, thread=name)) for _ in range(6) for name in names]
+    made = [(name, future.result(20).value) for name, future in results if future.result(20).code == 0]
+    assert len(made) == 25
+    assert books.same() == 250 * MIB
+    for name, address in made:
+        probe.post("free_async", address, name, thread=name)
+    again = [probe.post("alloc_async", 4 * MIB, name, thread=name) for name in names]
+    assert [future.result(20).code for future in again] == [0] * 6
+    for name in names:
+        probe.ok("stream_sync", name, thread=name)
+    probe.ok("pool_trim", pool)
+    assert books.same() == 24 * MIB
+
+
 def test_graphs_reserve_their_memory_before_the_launch(ledgers: MakeLedgers) -> None:
     books = ledgers()
     probe = books.probe
@@ -367,3 +389,6 @@ def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTena
     probe.ok("graph_upload", "g")
     probe.ok("context_limit", 2, 24 * MIB)
     books.daemon.wait(lambda: books.taken() <= books.daemon.used(0) < books.taken() + 33 * MIB, "all to be counted")
+    for size in (1 << 46, (1 << 64) - 1):
+        assert probe.call("alloc", size).code == OUT_OF_MEMORY, "more than any GPU has is asked of nobody"
+    assert len(books.daemon.clients) == 1
