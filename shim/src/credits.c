@@ -70,13 +70,14 @@ bool credits_reserve(int place, uint64_t bytes) {
     for (;;) {
         if (try_take(place, bytes, &missing, &hopeless))
             return true;
-        uint64_t now = sys_now();
+        uint64_t now = sys_now(), more = rounded(missing, CREDIT_STEP);
         if (deadline == 0)
             deadline = now + SHAREPOD_MEMORY_WAIT_MS * SYS_MS;
         if (hopeless || now >= deadline)
             return false;
-        struct answer answer = session_ask(&the_process->session, SHP_RESERVE, place,
-                                           exact ? missing : rounded(missing, CREDIT_STEP), deadline - now);
+        exact = exact || more == missing;
+        struct answer answer = session_ask(&the_process->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
+                                           exact ? missing : more, deadline - now);
         /* Credits that came are in hand by now: another thread may be faster, then ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
@@ -87,6 +88,21 @@ bool credits_reserve(int place, uint64_t bytes) {
         if (exact) /* unless another thread has freed some meanwhile */
             return credits_take(place, bytes);
         exact = true;
+    }
+}
+
+bool credits_reserve_ahead(int place, uint64_t bytes) {
+    uint64_t missing;
+    bool hopeless;
+    for (;;) {
+        if (try_take(place, bytes, &missing, &hopeless))
+            return true;
+        if (hopeless || !atomic_load(&the_process->session.ready))
+            return false;
+        struct answer answer =
+            session_ask(&the_process->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
+        if (!answer.came || answer.status != SHP_RESERVE_OK)
+            return false;
     }
 }
 
@@ -187,7 +203,7 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used) {
     unlock(&process->gpus.lock);
     if (!enforced)
         return false;
-    struct answer answer = session_ask(&process->session, SHP_MEMINFO, place, idle, SYS_SECOND);
+    struct answer answer = session_ask(&process->session, SHP_MEMINFO, 0, place, idle, SYS_SECOND);
     if (answer.came) {
         *limit = answer.limit;
         *used = answer.used;

@@ -14,7 +14,9 @@
 /* In use from now on, if the credits in hand or the daemon give them. Waits for the daemon: for its answer, and for one
  * that is away up to SHAREPOD_MEMORY_WAIT_MS. */
 bool credits_reserve(int place, uint64_t bytes);
-/* The same from the credits in hand alone. */
+/* More than the call needs: only if it is to be had at once, without calling back what siblings have idle. */
+bool credits_reserve_ahead(int place, uint64_t bytes);
+/* From the credits in hand alone. */
 bool credits_take(int place, uint64_t bytes);
 /* In use already, whatever the limit. */
 void credits_grow(int place, uint64_t bytes);

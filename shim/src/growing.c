@@ -72,10 +72,8 @@ static bool trim(struct growing *growing) {
 /* As the driver grows, or, since it may be content with less, as little as there has to be. */
 static bool reserve_new(struct growth *growth) {
     uint64_t least = rounded(growth->bytes, CHUNK_LEAST);
-    if (credits_reserve(growth->growing->place, growth->reserved))
+    if (growth->reserved > least && credits_reserve_ahead(growth->growing->place, growth->reserved))
         return true;
-    if (growth->reserved == least)
-        return false;
     growth->reserved = least;
     return credits_reserve(growth->growing->place, least);
 }

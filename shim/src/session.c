@@ -119,7 +119,8 @@ static struct question *free_question(struct session *session, int self) {
     return NULL;
 }
 
-struct answer session_ask(struct session *session, int type, int place, uint64_t value, uint64_t timeout) {
+struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
+                          uint64_t timeout) {
     union {
         struct shp_header header;
         struct shp_reserve reserve;
@@ -132,6 +133,7 @@ struct answer session_ask(struct session *session, int type, int place, uint64_t
     uint32_t size = type == SHP_RESERVE ? sizeof frame.reserve : sizeof frame.meminfo;
     if (type == SHP_RESERVE) {
         frame.reserve.gpu = (uint32_t)wire;
+        frame.reserve.flags = flags;
         frame.reserve.bytes = value;
     } else {
         frame.meminfo.gpu = (uint32_t)wire;

@@ -57,8 +57,10 @@ struct session {
 
 /* Makes the agent thread look at what has changed. */
 void session_wake(struct session *session);
-/* Sends SHP_RESERVE or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most `timeout` ns. */
-struct answer session_ask(struct session *session, int type, int place, uint64_t value, uint64_t timeout);
+/* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most `timeout`
+ * ns. */
+struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
+                          uint64_t timeout);
 /* Sends SHP_RELEASE; false without a connection. With the lock of struct gpus. */
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags);
 /* Sends SHP_RESERVE of what the driver has taken already, if there is a connection. With the lock of struct gpus. */

@@ -55,7 +55,7 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
         if what == "reserve":
             seq += 1
             waiting[seq] = name
-            note(ledger.reserve(now, name, seq, amount))
+            note(ledger.reserve(now, name, seq, amount, ahead=amount % 3 == 0))
         elif what == "release" and model.get(name, 0) >= amount:
             model[name] -= amount
             note(ledger.release(now, name, amount, recalled=False))
@@ -96,6 +96,25 @@ def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -
     assert answers(actions) == []
     assert recalls(actions) == [("a", 30)]
     assert answers(ledger.release(10, "a", 30, recalled=True)) == [("b", 50)]
+
+
+def test_what_is_ahead_of_need_is_answered_at_once_and_calls_nothing_back() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 80)
+    assert ledger.reserve(0, "b", 1, 50, ahead=True) == [Credited("b", 1, 0)]
+    assert answers(ledger.reserve(0, "b", 2, 20, ahead=True)) == [("b", 20)]
+    assert ledger.refused == 0
+
+
+def test_a_request_waits_for_a_process_that_is_just_ending() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 1, 100)
+    ledger.disconnect(0, "a", 7)
+    assert ledger.reserve(0, "b", 1, 100) == []
+    assert answers(ledger.exited(1, 7)) == [("b", 100)]
+    ledger.disconnect(2, "b", 8)
+    assert ledger.reserve(2, "c", 1, 1) == []
+    assert answers(ledger.expire(2 + RECALL)) == [("c", 0)], "it lives on"
 
 
 def test_a_sibling_that_gives_nothing_back_means_refusal_at_once() -> None:
@@ -167,7 +186,8 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     ledger = MemoryLedger(10, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 10)
     ledger.disconnect(0, "a", 1)
-    assert answers(ledger.reserve(0, "b", 2, 1)) == [("b", 0)]
+    assert ledger.reserve(0, "b", 2, 1) == [], "it may end, or declare less"
+    assert answers(ledger.expire(RECALL)) == [("b", 0)]
     ledger.handover("a again", 4, 1)
     assert ledger.used == 10, "what it does not declare is not known to be free"
     ledger.begin_reading()
@@ -186,9 +206,8 @@ def test_a_reading_begun_before_a_connection_was_lost_frees_nothing_of_it() -> N
     ledger.disconnect(0, "a", 1)
     ledger.observe(0, told={1})
     assert ledger.used == 10
-    assert answers(ledger.reserve(0, "b", 2, 10)) == [("b", 0)]
-    assert ledger.exited(0, 1) == []
-    assert answers(ledger.reserve(0, "b", 2, 10)) == [("b", 10)]
+    assert ledger.reserve(0, "b", 2, 10) == []
+    assert answers(ledger.exited(0, 1)) == [("b", 10)]
 
 
 @pytest.mark.parametrize("enforced", [True, False])

@@ -44,6 +44,7 @@ from_clients = st.one_of(
     st.builds(protocol.Draining, u64, u64),
     st.builds(protocol.Reserve, u32, gpu, size, st.booleans()),
     st.builds(protocol.Reserve, u32, gpu, size, grown=st.booleans()),
+    st.builds(protocol.Reserve, u32, gpu, size, ahead=st.booleans()),
     st.builds(protocol.Release, gpu, size, st.booleans()),
     st.builds(protocol.MemInfo, u32, gpu, st.integers(0, 1 << 62)),
 )

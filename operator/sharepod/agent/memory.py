@@ -3,7 +3,8 @@
 Pure: time is passed in, and what is to be sent comes back as actions. Guarantees:
 - Without an over-limit handover, credits and what the driver counts beyond them never exceed the limit.
 - A request that fits the limit is not refused because a sibling process sits on credits that it does not use: these
-  are called back first, for a bounded time. Requests are decided in the order in which they came.
+  are called back first, for a bounded time; nor because of what is kept for a lost connection, if its process ends, or
+  connects and needs it no more, within that time. Requests are decided in the order in which they came.
 - A client that has exited has no credits. One whose connection is gone while its process lives keeps them, until the
   process exits, declares on a new connection what it holds, or the driver tells of its memory. So it is where the
   connection was an earlier agent's.
@@ -76,7 +77,7 @@ class MemoryLedger:
         self.grown = 0
         """Bytes ever credited by `grow`."""
         self.refused = 0
-        """Requests refused so far."""
+        """Requests refused so far, but for those ahead of need."""
         self._recall_ns = recall_ns
         self._credits: dict[Client, int] = {}
         self._left: dict[int, int] = {}
@@ -153,11 +154,13 @@ class MemoryLedger:
         self._untracked = max(0, self._untracked - size)
         self._add(client, size)
 
-    def reserve(self, now: int, client: Client, seq: int, size: int) -> list[Action]:
-        """A client asks for more. Raises `LedgerError` if it has too many requests waiting, or asks for more than any
-        GPU has."""
+    def reserve(self, now: int, client: Client, seq: int, size: int, *, ahead: bool = False) -> list[Action]:
+        """A client asks for more; `ahead`: more than it needs, so that nobody is asked for it. Raises `LedgerError` if
+        it has too many requests waiting, or asks for more than any GPU has."""
         if size > CLAIM_MAX:
             raise LedgerError(f"{size} bytes asked for; no GPU has as much")
+        if ahead and self.enforced and (self._pending or self.used + size > self.limit):
+            return [Credited(client, seq, 0)]
         waiting = self._waiting.get(client, 0)
         if waiting >= PENDING_MAX:
             raise LedgerError(f"more than {PENDING_MAX} requests for memory wait at once")
@@ -266,10 +269,10 @@ class MemoryLedger:
         return self._answered.get(client, 0) < self._asked.get(client, 0)
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[Action]) -> bool:
-        """Whether siblings, asked now or before, have still to answer."""
+        """Whether siblings, asked now or before, have still to answer, or what is kept for lost connections may go."""
         if head.deadline is None:
             siblings = [client for client in self._credits if client != head.client]
-            if not siblings or self._untracked + head.bytes > self.limit:
+            if not (siblings or self._left) or self._untracked + head.bytes > self.limit:
                 return False
             head.deadline = now + self._recall_ns
             for client in siblings:
@@ -281,7 +284,8 @@ class MemoryLedger:
                 head.later.discard(client)
                 if client in self._credits:
                     self._ask(head, client, actions)
-        return any(self._answered.get(client, 0) < answer for client, answer in head.asked.items())
+        answers_due = any(self._answered.get(client, 0) < answer for client, answer in head.asked.items())
+        return answers_due or bool(self._left)
 
     def _ask(self, head: _Pending, client: Client, actions: list[Action]) -> None:
         if self._owes_answer(client):

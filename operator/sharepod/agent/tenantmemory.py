@@ -176,7 +176,7 @@ class TenantMemory:
                 self._keep(frame.gpu, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
             case protocol.Reserve():
-                self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes))
+                self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes, ahead=frame.ahead))
             case protocol.Release():
                 actions = ledger.release(now, client, frame.bytes, recalled=frame.recalled)
                 self._keep(frame.gpu, client.pid)

@@ -197,16 +197,21 @@ def _write_draining(raw: _Raw, frame: Draining) -> None:
 
 
 def _read_reserve(raw: _Raw) -> Reserve:
-    flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER | _lib.SHP_RESERVE_GROWN)
+    flags = _flags(raw.flags, _lib.SHP_RESERVE_HANDOVER | _lib.SHP_RESERVE_GROWN | _lib.SHP_RESERVE_AHEAD)
     handover, grown = bool(flags & _lib.SHP_RESERVE_HANDOVER), bool(flags & _lib.SHP_RESERVE_GROWN)
-    if handover and grown:
-        raise ProtocolError("a reserve that is both a handover and growth")
-    return Reserve(raw.header.seq, _gpu(raw.gpu), _bytes(raw.bytes, least=1), handover, grown)
+    ahead = bool(flags & _lib.SHP_RESERVE_AHEAD)
+    if handover + grown + ahead > 1:
+        raise ProtocolError("a reserve that is two of handover, growth and ahead of need")
+    return Reserve(raw.header.seq, _gpu(raw.gpu), _bytes(raw.bytes, least=1), handover, grown, ahead)
 
 
 def _write_reserve(raw: _Raw, frame: Reserve) -> None:
     raw.gpu, raw.bytes = frame.gpu, frame.bytes
-    raw.flags = (_lib.SHP_RESERVE_HANDOVER if frame.handover else 0) | (_lib.SHP_RESERVE_GROWN if frame.grown else 0)
+    raw.flags = (
+        (_lib.SHP_RESERVE_HANDOVER if frame.handover else 0)
+        | (_lib.SHP_RESERVE_GROWN if frame.grown else 0)
+        | (_lib.SHP_RESERVE_AHEAD if frame.ahead else 0)
+    )
 
 
 def _read_release(raw: _Raw) -> Release:

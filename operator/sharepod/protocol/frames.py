@@ -71,6 +71,8 @@ class Reserve:
     """Held already, from an earlier connection."""
     grown: bool = False
     """Taken by the driver already, without a call that could have been refused."""
+    ahead: bool = False
+    """More than is needed now: answered at once, and a refusal is not counted."""
 
 
 @dataclass(frozen=True, slots=True)

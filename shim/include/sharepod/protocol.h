@@ -72,8 +72,10 @@ enum {
 /* Flags of shp_reserve.flags */
 enum {
     SHP_RESERVE_HANDOVER = 1, /* what the process holds already from an earlier connection: credited even over the limit */
-    SHP_RESERVE_GROWN = 2     /* what the driver took without a call that could have been refused: credited even over the
+    SHP_RESERVE_GROWN = 2,    /* what the driver took without a call that could have been refused: credited even over the
                                  limit, and counted */
+    SHP_RESERVE_AHEAD = 4     /* more than the call needs: answered at once, nothing is called back for it and a refusal is
+                                 no denied allocation; the client asks for less */
 };
 
 /* Flags of shp_release.flags */
