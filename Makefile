@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py operator/native/*) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent gpu-kit bench-gpu clean
 
 help: ## this list
@@ -45,6 +45,9 @@ build/shim.built: .venv/installed $(SHIM_SOURCES)
 
 table: ## the hook's table of driver entry points, from the headers of CUDA 11.8, 12.9 and 13.5
 	@PYTHONPATH=shim $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m table
+
+memory-table: shim doubles ## every function of the driver that takes memory: whether the limit holds, tried on the fake driver
+	@$(BIN)/python -m pytest -q -s tests/hook/test_memory_table.py
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
 

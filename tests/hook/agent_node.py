@@ -54,9 +54,16 @@ def tenant(
 class Node:
     """`directory` has to be short: Unix socket paths end at 107 bytes. Use `running`."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str], context_bytes: int = 0) -> None:
+        """`context_bytes`: what a process's contexts take of a GPU, which the agent knows already."""
         self.directory = directory
-        self.state = create_state(directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS])
+        self.state = create_state(
+            directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS], context_bytes=context_bytes
+        )
+        if context_bytes:
+            (directory / "state").mkdir()
+            learnt = {"bytes": {"Simulated / simulated": [context_bytes]}}
+            (directory / "state" / "contexts.json").write_text(json.dumps(learnt))
         self._settings = dict(settings)
         self._agent: subprocess.Popen[bytes] | None = None
         self._programs: list[Program] = []
@@ -216,9 +223,10 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *rows: Mapping[str, Any], **settings: str) -> Iterator[Node]:
+def running(directory: Path, *rows: Mapping[str, Any], context_bytes: int = 0, **settings: str) -> Iterator[Node]:
     """A node with these tenants; settings of the agent by the names of the environment, without prefix."""
-    node = Node(directory, {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()})
+    named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
+    node = Node(directory, named, context_bytes)
     try:
         node.start_agent(*rows)
         yield node

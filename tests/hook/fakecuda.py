@@ -157,7 +157,17 @@ def read_state(path: Path | str) -> State:
 
 
 def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
-    """Where in the file the count `submitted` (8 bytes) of a process lies, for those who map the file to watch it."""
+    """Where in the file the count `submitted` (8 bytes) of a process lies, for those who map the file to watch it.
+    KeyError if it has not used the devices."""
+    return _usage_at(path, pid, device)
+
+
+def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
+    """Where the bytes of memory (8 bytes) that a process has lie, likewise."""
+    return _usage_at(path, pid, device) + 4 * 8
+
+
+def _usage_at(path: Path | str, pid: int, device: int) -> int:
     for index, content in enumerate(_records(path)):
         _, found, used = _CLIENT.unpack_from(content)
         if used and found == pid:

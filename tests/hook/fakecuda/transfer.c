@@ -232,7 +232,6 @@ EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size
     return copy_array(from, NULL, 0, true, n, stream, ASYNC);
 }
 
-/* One side of a copy of two or three dimensions, which must be there. */
 /* One side of a copy of a box, as all the structures of the API name it. */
 struct side {
     CUmemorytype type;

@@ -1,0 +1,53 @@
+"""Runs inside a process whose driver calls a test composes: one JSON array a line, `[SYMBOL, ARGUMENT, ...]`.
+
+An argument is a number, `null`, or a string that begins with what it is: `out:N` (a pointer to N bytes of zeros),
+`in:HEX` (a pointer to these bytes) or `by:HEX` (a structure by value). Answered by `[CUresult, HEX, ...]`, the last
+being what the pointers point to after the call. Only `-S` and the standard library: it starts quickly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_structures: dict[int, type[ctypes.Structure]] = {}
+_functions: dict[str, Callable[..., int]] = {}
+
+
+def _by_value(content: bytes) -> ctypes.Structure:
+    if len(content) not in _structures:
+        _structures[len(content)] = type(
+            f"Bytes{len(content)}", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_ubyte * len(content))]}
+        )
+    return _structures[len(content)].from_buffer_copy(content)
+
+
+def main() -> None:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    for line in sys.stdin:
+        symbol, *given = json.loads(line)
+        arguments: list[Any] = []
+        buffers = []
+        for one in given:
+            if one is None:
+                arguments.append(None)
+            elif isinstance(one, int):
+                arguments.append(ctypes.c_uint64(one & 0xFFFFFFFFFFFFFFFF))
+            elif one.startswith("by:"):
+                arguments.append(_by_value(bytes.fromhex(one[3:])))
+            else:
+                content = bytes(int(one[4:])) if one.startswith("out:") else bytes.fromhex(one[3:])
+                buffers.append(ctypes.create_string_buffer(content, len(content)))
+                arguments.append(buffers[-1])
+        if symbol not in _functions:
+            _functions[symbol] = getattr(cuda, symbol)
+        code = _functions[symbol](*arguments)
+        sys.stdout.write(json.dumps([code, *(buffer.raw.hex() for buffer in buffers)]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
