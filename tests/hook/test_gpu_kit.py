@@ -139,8 +139,9 @@ def test_a_killed_run_leaves_nothing_running_and_the_next_one_goes_on_to_whole_t
     assert after["checks/symbols"]["unnamed"] == after["checks/symbols"]["unwrapped"] == []
     assert after["checks/symbols under the hook"]["hook"] == after["checks/symbols"]["answers"]
     assert after["checks/captures under the hook"]["broken"] == 0
-    eaten = after["memory/cuMemAlloc (driver API)"]
-    assert eaten["taken"] == eaten["limit"] == eaten["counted"] == eaten["driver"] == eaten["total"]
+    for way in ("cuMemAlloc", "cuMemAllocAsync", "cuMemCreate, cuMemMap", "memory nodes of graphs"):
+        eaten = after[f"memory/{way} (driver API)"]
+        assert eaten["taken"] == eaten["limit"] == eaten["counted"] == eaten["driver"] == eaten["total"], way
     assert list(place.glob("sharepod-*")) == []
     assert "### (c)" in (place / "results-fake" / "tables.md").read_text()
     _until_gone(kit)
@@ -149,7 +150,7 @@ def test_a_killed_run_leaves_nothing_running_and_the_next_one_goes_on_to_whole_t
 def test_a_workload_that_cannot_start_is_said_with_its_last_words(kit: Path, place: Path) -> None:
     status, said = _run(kit, place, "--table", "memory", "--python", "/bin/false")
     assert status == 1
-    assert re.search(r"cuMemAlloc.*FAILED: memory-driver_kernels\S* has ended", said), said
+    assert re.search(r"cuMemAlloc.*FAILED: memory-driver_memory\S* has ended", said), said
     assert _of(kit) == []
 
 

@@ -31,7 +31,10 @@ class Case:
 
 
 CASES = (
-    Case("cuMemAlloc (driver API)", "driver_kernels", ("--kind", "memory")),
+    Case("cuMemAlloc (driver API)", "driver_memory", ("--allocator", "device")),
+    Case("cuMemAllocAsync (driver API)", "driver_memory", ("--allocator", "pool")),
+    Case("cuMemCreate, cuMemMap (driver API)", "driver_memory", ("--allocator", "virtual")),
+    Case("memory nodes of graphs (driver API)", "driver_memory", ("--allocator", "graph")),
     Case("PyTorch, native", "torch_memory", ("--allocator", "native"), ("torch",)),
     Case("PyTorch, expandable segments", "torch_memory", ("--allocator", "expandable"), ("torch",)),
     Case("PyTorch, cudaMallocAsync", "torch_memory", ("--allocator", "async"), ("torch",)),

@@ -11,7 +11,6 @@ Work is kernels (graphs) that the GPU has finished.
 from __future__ import annotations
 
 import argparse
-import ctypes
 from typing import Any
 
 from conversation import Answer, by_hand, count, requests
@@ -77,45 +76,11 @@ class Kernels:
             raise RuntimeError(f"a launch answered {code}")
 
 
-class Memory:
-    """Takes device memory until it is refused."""
-
-    def __init__(self) -> None:
-        self._driver = Driver()
-        self._held: list[ctypes.c_ulonglong] = []
-
-    def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocates `chunk` bytes at a time, at most `most` in all."""
-        taken, stopped = 0, "nothing stopped it"
-        while taken < most:
-            pointer = ctypes.c_ulonglong()
-            code = self._driver.attempt("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(chunk))
-            if code:
-                stopped = f"CUresult {code}"
-                break
-            self._held.append(pointer)
-            taken += chunk
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        self._driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return {"taken": taken, "stopped": stopped, "free": free.value, "total": total.value}
-
-    def clear(self) -> Answer:
-        """Gives all of it back."""
-        for pointer in self._held:
-            self._driver.call("cuMemFree_v2", pointer)
-        self._held.clear()
-        return {}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=[*KINDS, "memory"], default="micro")
+    parser.add_argument("--kind", choices=KINDS, default="micro")
     parser.add_argument("--seconds", type=float, help="measure once and end")
     arguments = parser.parse_args()
-    if arguments.kind == "memory":
-        memory = Memory()
-        by_hand({"fill": memory.fill, "clear": memory.clear}, None)
-        return
     kernels = Kernels(arguments.kind)
     by_hand({"run": kernels.run, "infer": kernels.infer}, arguments.seconds)
 
