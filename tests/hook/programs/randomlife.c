@@ -1,0 +1,292 @@
+/* A process's random life, all of it from one seed: threads that come and go launch by every kind of call, capture in
+ * every mode, launch graphs, make and end streams and contexts, allocate, wait, sleep, fork.
+ *
+ *     randomlife SEED SECONDS THREADS
+ *
+ * Every CUDA call has to succeed, but for allocations, which may be refused. What it has counted is its last line, one
+ * JSON object. Each launch that is not captured puts exactly one kernel or graph on a device.
+ */
+#include <cuda.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64 };
+
+/* What one thread has. */
+struct life {
+    uint64_t random;
+    CUcontext context; /* its own, or the primary one */
+    bool own_context;
+    CUmodule module;
+    CUfunction kernels[KERNELS];
+    CUstream streams[STREAMS];
+    CUdeviceptr memory[ALLOCATIONS];
+};
+
+static struct {
+    _Atomic uint64_t launches, graphs, captures, captures_broken, allocations, refused, forks, threads, contexts;
+} counts;
+
+static _Atomic bool stop;
+static CUcontext primary;
+/* Calls that stream capture forbids: many at a time, but none beside a capture in global mode. */
+static pthread_rwlock_t forbidden = PTHREAD_RWLOCK_INITIALIZER;
+
+static void check(const char *what, CUresult result) {
+    if (result == CUDA_SUCCESS)
+        return;
+    printf("{\"event\": \"error\", \"call\": \"%s\", \"result\": %d}\n", what, result);
+    fflush(stdout);
+    _exit(1);
+}
+
+#define CHECK(call) check(#call, call)
+
+static uint64_t next(struct life *life) { /* xorshift64* */
+    life->random ^= life->random >> 12;
+    life->random ^= life->random << 25;
+    life->random ^= life->random >> 27;
+    return life->random * 0x2545f4914f6cdd1dull;
+}
+
+static unsigned below(struct life *life, unsigned end) {
+    return (unsigned)((next(life) >> 33) % end);
+}
+
+static void pause_us(long us) {
+    struct timespec time = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
+    nanosleep(&time, NULL);
+}
+
+static void load(struct life *life) {
+    static const char *const names[KERNELS] = {"spin_us_20", "spin_us_100", "spin_us_700"};
+    CHECK(cuModuleLoadData(&life->module, ""));
+    for (int i = 0; i < KERNELS; i++)
+        CHECK(cuModuleGetFunction(&life->kernels[i], life->module, names[i]));
+}
+
+static CUstream some_stream(struct life *life) {
+    switch (below(life, 6)) {
+    case 0: return NULL;
+    case 1: return CU_STREAM_PER_THREAD;
+    default: break;
+    }
+    CUstream *stream = &life->streams[below(life, STREAMS)];
+    if (*stream == NULL)
+        CHECK(cuStreamCreate(stream, CU_STREAM_NON_BLOCKING));
+    return *stream;
+}
+
+static void launch_on(struct life *life, CUstream stream) {
+    CUfunction kernel = life->kernels[below(life, KERNELS)];
+    CUlaunchConfig config = {.gridDimX = 1,
+                             .gridDimY = 1,
+                             .gridDimZ = 1,
+                             .blockDimX = 1,
+                             .blockDimY = 1,
+                             .blockDimZ = 1,
+                             .hStream = stream};
+    switch (below(life, 4)) {
+    case 0: CHECK(cuLaunchKernelEx(&config, kernel, NULL, NULL)); break;
+    case 1: CHECK(cuLaunchCooperativeKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL)); break;
+    default: CHECK(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL)); break;
+    }
+}
+
+static void launch(struct life *life) {
+    CUstream stream = some_stream(life);
+    for (unsigned i = below(life, 30) + 1; i > 0 && !atomic_load(&stop); i--) {
+        launch_on(life, stream);
+        atomic_fetch_add(&counts.launches, 1);
+    }
+}
+
+static void capture(struct life *life) {
+    static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                                CU_STREAM_CAPTURE_MODE_RELAXED};
+    CUstream stream;
+    CUgraph graph = NULL;
+    CUgraphExec executable;
+    CUstreamCaptureMode mode = modes[below(life, 3)];
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
+        pthread_rwlock_wrlock(&forbidden);
+    CHECK(cuStreamBeginCapture_v2(stream, mode));
+    bool whole = true;
+    for (unsigned i = below(life, 5) + 1; i > 0; i--) {
+        whole &= cuLaunchKernel(life->kernels[below(life, KERNELS)], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS;
+        if (below(life, 3) == 0)
+            pause_us(below(life, 3000)); /* the token comes and goes meanwhile */
+    }
+    whole &= cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph != NULL;
+    if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
+        pthread_rwlock_unlock(&forbidden);
+    atomic_fetch_add(whole ? &counts.captures : &counts.captures_broken, 1);
+    if (!whole) {
+        printf("{\"event\": \"broken\", \"mode\": %d}\n", (int)mode);
+        fflush(stdout);
+    } else {
+        CHECK(cuGraphInstantiateWithFlags(&executable, graph, 0));
+        for (unsigned i = below(life, 4); i > 0 && !atomic_load(&stop); i--) {
+            CHECK(cuGraphLaunch(executable, some_stream(life)));
+            atomic_fetch_add(&counts.graphs, 1);
+        }
+        CHECK(cuGraphExecDestroy(executable));
+        CHECK(cuGraphDestroy(graph));
+    }
+    CHECK(cuStreamDestroy_v2(stream));
+}
+
+static void end_stream(struct life *life) {
+    CUstream *stream = &life->streams[below(life, STREAMS)];
+    if (*stream != NULL)
+        CHECK(cuStreamDestroy_v2(*stream)); /* perhaps with work on it */
+    *stream = NULL;
+}
+
+static void synchronize(struct life *life) {
+    CUstream stream = some_stream(life);
+    pthread_rwlock_rdlock(&forbidden);
+    CHECK(cuStreamSynchronize(stream));
+    pthread_rwlock_unlock(&forbidden);
+}
+
+static void allocate(struct life *life) {
+    CUdeviceptr *place = &life->memory[below(life, ALLOCATIONS)];
+    CUresult result = CUDA_SUCCESS;
+    size_t pitch;
+    pthread_rwlock_rdlock(&forbidden);
+    if (*place != 0)
+        CHECK(cuMemFree_v2(*place));
+    *place = 0;
+    switch (below(life, 4)) {
+    case 0: result = cuMemAllocPitch_v2(place, &pitch, 1000 + below(life, 1000), 1 + below(life, 200), 4); break;
+    case 1: result = cuMemAllocManaged(place, 1 + below(life, 1 << 20), CU_MEM_ATTACH_GLOBAL); break;
+    default: result = cuMemAlloc_v2(place, 1 + below(life, 1 << 24)); break;
+    }
+    pthread_rwlock_unlock(&forbidden);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        *place = 0;
+        atomic_fetch_add(&counts.refused, 1);
+    } else {
+        check("an allocation", result);
+        atomic_fetch_add(&counts.allocations, 1);
+    }
+}
+
+static void look(void) {
+    size_t free_bytes, total;
+    CHECK(cuMemGetInfo_v2(&free_bytes, &total));
+    if (free_bytes > total)
+        check("cuMemGetInfo: more free than there is", CUDA_ERROR_UNKNOWN);
+}
+
+/* The driver refuses a child of a process that has used it; the child ends as well as any other. */
+static void fork_child(void) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(cuInit(0) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
+    if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+        check("a child of fork", CUDA_ERROR_UNKNOWN);
+    atomic_fetch_add(&counts.forks, 1);
+}
+
+static void give_back(struct life *life) {
+    for (int i = 0; i < STREAMS; i++)
+        if (life->streams[i] != NULL)
+            CHECK(cuStreamDestroy_v2(life->streams[i]));
+    pthread_rwlock_rdlock(&forbidden);
+    for (int i = 0; i < ALLOCATIONS; i++)
+        if (life->memory[i] != 0)
+            CHECK(cuMemFree_v2(life->memory[i]));
+    if (life->own_context) /* waits for its work */
+        CHECK(cuCtxDestroy_v2(life->context));
+    pthread_rwlock_unlock(&forbidden);
+}
+
+static void *live(void *argument) {
+    struct life life = {.random = (uint64_t)(uintptr_t)argument, .context = primary};
+    atomic_fetch_add(&counts.threads, 1);
+    life.own_context = below(&life, 4) == 0;
+    if (life.own_context) {
+        pthread_rwlock_rdlock(&forbidden);
+        CHECK(cuCtxCreate_v2(&life.context, 0, 0));
+        pthread_rwlock_unlock(&forbidden);
+        atomic_fetch_add(&counts.contexts, 1);
+    }
+    CHECK(cuCtxSetCurrent(life.context));
+    load(&life);
+    for (unsigned steps = 10 + below(&life, 200); steps > 0 && !atomic_load(&stop); steps--)
+        switch (below(&life, 20)) {
+        case 0:
+        case 1:
+        case 2: capture(&life); break;
+        case 3: end_stream(&life); break;
+        case 4:
+        case 5: synchronize(&life); break;
+        case 6:
+        case 7:
+        case 8: allocate(&life); break;
+        case 9: look(); break;
+        case 10: pause_us(below(&life, 20000)); break;
+        case 11:
+            if (below(&life, 8) == 0)
+                fork_child();
+            break;
+        default: launch(&life); break;
+        }
+    give_back(&life);
+    return NULL;
+}
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+int main(int argc, char **argv) {
+    pthread_t threads[MOST_THREADS];
+    if (argc != 4 || atoi(argv[3]) < 1 || atoi(argv[3]) > MOST_THREADS) {
+        fprintf(stderr, "randomlife SEED SECONDS THREADS\n");
+        return 2;
+    }
+    struct life own = {.random = strtoull(argv[1], NULL, 10) * 2 + 1};
+    uint64_t end = now_ms() + (uint64_t)(atof(argv[2]) * 1000);
+    unsigned count = (unsigned)atoi(argv[3]);
+    CHECK(cuInit(0));
+    CHECK(cuDevicePrimaryCtxRetain(&primary, 0));
+    CHECK(cuCtxSetCurrent(primary));
+    for (unsigned i = 0; i < count; i++)
+        if (pthread_create(&threads[i], NULL, live, (void *)(uintptr_t)(next(&own) | 1)) != 0)
+            return 3;
+    for (unsigned i = 0; now_ms() < end; i = (i + 1) % count) { /* who has ended is followed by another */
+        struct timespec soon;
+        clock_gettime(CLOCK_REALTIME, &soon);
+        soon.tv_nsec += 5000000;
+        soon.tv_sec += soon.tv_nsec / 1000000000;
+        soon.tv_nsec %= 1000000000;
+        if (pthread_timedjoin_np(threads[i], NULL, &soon) == 0 &&
+            pthread_create(&threads[i], NULL, live, (void *)(uintptr_t)(next(&own) | 1)) != 0)
+            return 3;
+    }
+    atomic_store(&stop, true);
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+    printf("{\"event\": \"end\", \"launches\": %llu, \"graphs\": %llu, \"captures\": %llu, \"captures_broken\": %llu, "
+           "\"allocations\": %llu, \"refused\": %llu, \"forks\": %llu, \"threads\": %llu, \"contexts\": %llu}\n",
+           (unsigned long long)counts.launches, (unsigned long long)counts.graphs, (unsigned long long)counts.captures,
+           (unsigned long long)counts.captures_broken, (unsigned long long)counts.allocations,
+           (unsigned long long)counts.refused, (unsigned long long)counts.forks, (unsigned long long)counts.threads,
+           (unsigned long long)counts.contexts);
+    return 0;
+}

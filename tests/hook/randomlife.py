@@ -1,0 +1,344 @@
+"""Random life under the hook, from one seed: several tenants, each with up to three processes of many threads, which
+are started, stopped, let go on and killed; daemons that grant and revoke, end and come back.
+
+What is proved: between the moment at which a process says that it is drained (or asks for the token) and its next
+grant, the driver accepts no launch of it; and from grant to drained no more launches than the hook says. The fake
+driver counts them in a page of memory that the daemon's side maps too, and the daemon compares. Beside that: every
+process ends when it is to end, no stream capture is broken, no CUDA call fails, and the ledger of memory stays whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.soak import Run
+from sharepod.protocol import ClientFrame, Drained, GpuTerms, Grant, Want
+
+from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, Tenant, terms
+from hook.fakecuda import create_state, submitted_at
+from hook.scripted_daemon import Client, ScriptedDaemon
+
+NOTHING_OF = ("launches without a token", "hangs", "captures broken", "failed processes", "broken ledgers")
+WANTED = dict.fromkeys(NOTHING_OF, 0)
+"""What has to be 0 at the end."""
+
+TENANTS = 3
+PROCESSES_MOST = 3
+OVERDUE_S = 40.0
+"""After the end of its time, of which it was not stopped: longer than an allocation waits for a daemon."""
+_SOCKET_PID = struct.Struct("=iii")
+
+
+class Counts:
+    """What the fake driver has accepted of each process."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state
+        with state.open("rb") as file:
+            self._page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._places: dict[int, int] = {}
+
+    def launches(self, pid: int) -> int:
+        """Of a process that has used CUDA."""
+        place = self._places.get(pid)
+        if place is None:
+            place = self._places[pid] = submitted_at(self._path, pid)
+        count: int = struct.unpack_from("=Q", self._page, place)[0]
+        return count
+
+    def close(self) -> None:
+        self._page.close()
+
+
+@dataclass
+class Turn:
+    """What the daemon knows of a client's right to launch."""
+
+    pid: int
+    held: Grant | None = None
+    """Until it is drained."""
+    before: int = 0
+    """Launches when that was sent."""
+    settled: int | None = None
+    """Launches when it was last heard to be without the token; None while it may have it."""
+    due: float | None = None
+    """When it is to be granted what it has asked for."""
+
+
+class WatchedDaemon(ScriptedDaemon):
+    """Grants what is asked for, after a while, and counts the launches that had no right to be."""
+
+    def __init__(self, tenant: Tenant, counts: Counts, chance: random.Random) -> None:
+        self.seen: Counter[str] = Counter()
+        self._counts = counts
+        self._chance = chance
+        self._turns: dict[int, Turn] = {}
+        super().__init__(tenant.directory, tenant.gpus)
+
+    def step(self) -> None:
+        """Sends the grants that are due, lets holders go on or takes it back; looks at everybody's launches."""
+        with self._changed:
+            for client in [client for client in self.clients if not client.gone and id(client) in self._turns]:
+                turn = self._turns[id(client)]
+                self._look(turn)
+                try:
+                    self._act(client, turn)
+                except OSError:  # it is ending
+                    turn.due = None
+
+    def vanish(self) -> None:
+        super().vanish()
+        self._turns.clear()
+
+    def _act(self, client: Client, turn: Turn) -> None:
+        chance = self._chance.random()
+        if turn.due is not None and time.monotonic() >= turn.due:
+            turn.before = self._counts.launches(turn.pid)
+            turn.due = turn.settled = None
+            quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
+            turn.held = replace(self.next_grant(quantum_ms, metered=metered), announce=self._chance.random() < 0.5)
+            self.send(client, turn.held)
+            self.seen["grants"] += 1
+        elif turn.held is not None and chance < 0.01:
+            self.revoke(client, turn.held)
+        elif turn.held is not None and chance < 0.05:
+            self.send(client, _renewed(turn.held, self._chance.choice([5, 20])))
+            self.seen["renewals"] += 1
+        elif chance > 0.995:
+            self.recall(client, 0, self._chance.randrange(1 << 24))
+
+    def _look(self, turn: Turn) -> None:
+        if turn.settled is not None and (now := self._counts.launches(turn.pid)) != turn.settled:
+            self.seen["launches without a token"] += now - turn.settled
+            turn.settled = now
+
+    def _handle(self, client: Client, frame: ClientFrame) -> None:
+        if isinstance(frame, Want | Drained):
+            self._cross(client)
+            self._hear(client, frame)
+        try:
+            super()._handle(client, frame)
+        except AssertionError:
+            self.seen["broken ledgers"] += 1
+
+    def _cross(self, client: Client) -> None:
+        """Sometimes lets a holder go on that has just said that it is drained, as if that had not been read yet."""
+        turn = self._turns.get(id(client))
+        if turn is not None and turn.held is not None and self._chance.random() < 0.1:
+            with contextlib.suppress(OSError):
+                self.send(client, _renewed(turn.held, 20))
+            self.seen["crossings"] += 1
+
+    def _hear(self, client: Client, frame: Want | Drained) -> None:
+        if id(client) not in self._turns:
+            self._turns[id(client)] = Turn(_pid_of(client))
+        turn = self._turns[id(client)]
+        self._look(turn)
+        now = self._counts.launches(turn.pid)
+        if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
+            self.seen["launches without a token"] += max(0, now - turn.before - frame.launches)
+            turn.held = None
+        if turn.held is None:
+            turn.settled = now
+            if isinstance(frame, Want) or frame.wanting:
+                turn.due = time.monotonic() + self._chance.choice([0.0, 0.0, 0.002, 0.02])
+
+
+@dataclass
+class Life:
+    """A process, and when it is to be over."""
+
+    tenant: int
+    process: subprocess.Popen[bytes]
+    output: Path
+    until: float
+    stopped_until: float | None = None
+    killed: bool = False
+
+
+class Soak:
+    """`step` until the run is over, then `finish`."""
+
+    def __init__(self, run: Run, directory: Path, hook: Path) -> None:
+        self._run = run
+        self._chance = run.random
+        self._directory = directory
+        self.counts: Counter[str] = Counter(dict.fromkeys(NOTHING_OF, 0))
+        devices = [(gpu, "Simulated GPU", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)]
+        self._state = create_state(directory / "gpus", devices)
+        self._launched = Counts(self._state)
+        self._tenants: list[Tenant] = []
+        self.daemons: list[WatchedDaemon] = []
+        self._away_until: dict[int, float] = {}
+        self._lives: list[Life] = []
+        self._started = 0
+        for index in range(TENANTS):
+            self._add_tenant(index, hook, terms(request=self._chance.choice([200, 500, 1000])))
+
+    def _add_tenant(self, index: int, hook: Path, gpu: GpuTerms) -> None:
+        folder = self._directory / f"t{index}"
+        folder.mkdir()
+        shutil.copy2(hook, folder / "libsharepod.so")
+        tenant = Tenant(folder, self._state, BUILD / "fakecuda", (gpu,))
+        tenant.write_limits()
+        self._tenants.append(tenant)
+        self.daemons.append(WatchedDaemon(tenant, self._launched, random.Random(self._chance.random())))
+
+    def step(self) -> None:
+        for index, daemon in enumerate(self.daemons):
+            self._tend(index, daemon)
+        now, chance = time.monotonic(), self._chance.random()
+        for life in list(self._lives):
+            self._look_at(life, now)
+        running = [life for life in self._lives if life.stopped_until is None and not life.killed]
+        if chance < 0.05:
+            self._start(self._chance.randrange(TENANTS))
+        elif chance < 0.055 and running:
+            self._kill(self._chance.choice(running))
+        elif chance < 0.07 and running:
+            self._stop(self._chance.choice(running), now)
+
+    def finish(self) -> None:
+        """Everybody ends, and is granted what they need for that."""
+        while self._lives:
+            now = time.monotonic()
+            for index, daemon in enumerate(self.daemons):
+                if index in self._away_until:
+                    self._away_until[index] = now
+                self._tend(index, daemon, leave=False)
+            for life in list(self._lives):
+                self._look_at(life, now)
+            time.sleep(0.002)
+        for daemon in self.daemons:
+            self.counts.update(daemon.seen)
+
+    def close(self) -> None:
+        for life in self._lives:
+            life.process.kill()
+            life.process.wait()
+        for daemon in self.daemons:
+            daemon.close()
+        self._launched.close()
+
+    def _tend(self, index: int, daemon: WatchedDaemon, *, leave: bool = True) -> None:
+        now = time.monotonic()
+        away_until = self._away_until.get(index)
+        if away_until is None:
+            daemon.step()
+            if leave and self._chance.random() < 0.001:
+                daemon.vanish()
+                self._away_until[index] = now + self._chance.choice([0.0, 0.05, 1.0])
+                self.counts["daemon restarts"] += 1
+            elif self._chance.random() < 0.01:
+                daemon.hints.contended = not daemon.hints.contended
+        elif now >= away_until:
+            daemon.appear()
+            del self._away_until[index]
+
+    def _start(self, tenant: int) -> None:
+        left = self._run.seconds - self._run.elapsed()
+        if sum(life.tenant == tenant for life in self._lives) >= PROCESSES_MOST or left < 0.5:
+            return
+        seconds = min(self._chance.choice([0.1, 1.0, 3.0, 6.0]), left - 0.3)
+        under = ["nomembarrier"] if self._chance.random() < 0.1 else []
+        command: Sequence[str] = [
+            *(str(BUILD / "programs" / name) for name in (*under, "randomlife")),
+            *(str(self._chance.randrange(1 << 30)), f"{seconds:.2f}", str(self._chance.choice([1, 2, 4, 8]))),
+        ]
+        self._started += 1
+        output = self._directory / f"life-{self._started}"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=self._tenants[tenant].environment(f"t{tenant}")
+            )
+        self._lives.append(Life(tenant, process, output, time.monotonic() + seconds))
+        self.counts["processes"] += 1
+
+    def _kill(self, life: Life) -> None:
+        life.process.kill()
+        life.killed = True
+        self.counts["kills"] += 1
+
+    def _stop(self, life: Life, now: float) -> None:
+        life.process.send_signal(signal.SIGSTOP)
+        life.stopped_until = now + self._chance.choice([0.005, 0.1, 0.1, 1.5])
+        life.until += life.stopped_until - now
+        self.counts["stops"] += 1
+
+    def _look_at(self, life: Life, now: float) -> None:
+        if life.stopped_until is not None and now >= life.stopped_until:
+            life.process.send_signal(signal.SIGCONT)
+            life.stopped_until = None
+        if life.process.poll() is not None:
+            self._count(life)
+        elif now > life.until + OVERDUE_S:
+            self.counts["hangs"] += 1
+            print(f"hangs: {_where(life.process.pid)}", flush=True)
+            life.process.kill()
+            life.process.wait()
+            self._count(life)
+
+    def _count(self, life: Life) -> None:
+        self._lives.remove(life)
+        lines = life.output.read_text().splitlines()
+        life.output.unlink()
+        said = [json.loads(line) for line in lines if line.startswith("{")]
+        self.counts["captures broken"] += sum(line["event"] == "broken" for line in said)
+        for line in said:
+            if line["event"] == "end":
+                self.counts.update({name: line[name] for name in ("launches", "graphs", "captures", "forks")})
+        if life.process.returncode != (-signal.SIGKILL if life.killed else 0) and not (
+            life.killed and life.process.returncode == 0
+        ):
+            self.counts["failed processes"] += 1
+            print(f"ended with {life.process.returncode}: {lines}", flush=True)
+
+
+def soak(run: Run, hook: Path) -> dict[str, int]:
+    """The counts of what happened; those of NOTHING_OF have to be 0."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+        life = Soak(run, Path(directory), hook)
+        try:
+            while not run.over():
+                life.step()
+                time.sleep(0.002)
+            life.finish()
+        finally:
+            life.close()
+    return {
+        **{name: count for name, count in life.counts.items() if name not in WANTED},
+        **{name: life.counts[name] for name in NOTHING_OF},
+    }
+
+
+def _renewed(grant: Grant, quantum_ms: float) -> Grant:
+    return replace(grant, quantum_ns=int(quantum_ms * 1e6), announce=False, renews=True)
+
+
+def _pid_of(client: Client) -> int:
+    credentials = client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _SOCKET_PID.size)
+    pid: int = _SOCKET_PID.unpack(credentials)[0]
+    return pid
+
+
+def _where(pid: int) -> str:
+    """What each thread of the process waits in."""
+    said = []
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        said.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")
+    return f"process {pid} ({os.cpu_count()} CPUs): " + ", ".join(said)
