@@ -2,8 +2,8 @@
  *
  * Guarantees: on a GPU whose limit is enforced, no call returns success that takes what is counted over the limit; what
  * a failed call was to take, and what a freed thing took, goes back. Each of the files memory.c (linear memory and the
- * tenant's view), arrays.c, virtual.c, pools.c, graphmem.c and overhead.c (contexts, their limits, modules) wraps the
- * calls of its kind; credits.c deals with the daemon.
+ * tenant's view), arrays.c, virtual.c, multicast.c, pools.c, graphmem.c and overhead.c (contexts and their limits) wraps
+ * the calls of its kind; credits.c deals with the daemon.
  */
 #ifndef SHAREPOD_MEMORY_H
 #define SHAREPOD_MEMORY_H
@@ -21,7 +21,7 @@ struct growing;
 /* With the lock of struct gpus. */
 struct memory {
     struct holdings holdings;
-    struct slab physical_slab;
+    struct slab physical_slab, binding_slab;
     uint64_t largest_mapping; /* bytes */
     uint64_t sparse;          /* mappings into sparse arrays */
     struct growing *growing;

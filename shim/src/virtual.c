@@ -8,16 +8,9 @@
 #include "entries.h"
 #include "memory.h"
 #include "process.h"
+#include "virtual.h"
 
 enum { STEP = 2 << 20 }; /* mappings begin and end at multiples of this */
-
-struct physical {
-    uint64_t bytes;
-    int place;
-    uint32_t handles;  /* references that handles are */
-    uint32_t mappings; /* and mappings */
-    uint32_t pins;     /* and calls under way */
-};
 
 static struct memory *memory(void) {
     return &the_process->memory;
@@ -27,22 +20,28 @@ static void begin(void) {
     lock(&the_process->gpus.lock);
 }
 
-/* Lets go of the lock; what nothing refers to any more is free. `physical` may be NULL. */
-static void end_with(struct physical *physical) {
+struct physical *physical_of(CUmemGenericAllocationHandle handle) {
+    struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
+    return holding != NULL ? holding->physical : NULL;
+}
+
+void physical_end(struct physical *physical) {
     uint64_t bytes = 0;
     int place = -1;
+    struct binding *bindings = NULL;
     if (physical != NULL && physical->handles + physical->mappings + physical->pins == 0) {
         bytes = physical->bytes;
         place = physical->place;
+        bindings = physical->bindings;
         slab_give(&memory()->physical_slab, physical);
     }
     unlock(&the_process->gpus.lock);
     if (place >= 0)
         credits_return(place, bytes);
+    multicast_unbound(bindings);
 }
 
-/* A handle and what it stands for, not in the table yet. */
-static struct holding *make(uint64_t bytes, int place) {
+struct holding *physical_make(uint64_t bytes, int place) {
     begin();
     struct holding *holding = holdings_make(&memory()->holdings);
     struct physical *physical = holding ? slab_take(&memory()->physical_slab, sizeof *physical) : NULL;
@@ -59,7 +58,7 @@ static struct holding *make(uint64_t bytes, int place) {
     return holding;
 }
 
-static void made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
+void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
     struct physical *physical = holding->physical;
     begin();
     physical->pins--;
@@ -70,7 +69,7 @@ static void made(struct holding *holding, bool made, CUmemGenericAllocationHandl
     } else {
         holdings_drop(&memory()->holdings, holding);
     }
-    end_with(physical);
+    physical_end(physical);
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -85,20 +84,53 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     int place = gpus_place(&the_process->gpus, prop->location.id);
     if (place < 0 && gpus_ungated(&the_process->gpus))
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
-    struct holding *holding = place < 0 ? NULL : make(size, place);
+    struct holding *holding = place < 0 ? NULL : physical_make(size, place);
     if (holding == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!credits_reserve(place, size)) {
         holding->physical->bytes = 0; /* nothing to give back */
-        made(holding, false, 0);
+        physical_made(holding, false, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
-    made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
+    physical_made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
     return result;
 }
 
-/* A handle that was not known: of no bytes of this process's own. With the lock. */
+/* Of no bytes of this process's own; an import of its own memory may come under the handle that it has. */
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
+                                               CUmemAllocationHandleType type) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemImportFromShareableHandle))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct holding *holding = physical_make(0, -1);
+    if (holding == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
+    begin();
+    struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
+    if (known != NULL)
+        known->handles++;
+    unlock(&the_process->gpus.lock);
+    bool fresh = result == CUDA_SUCCESS && known == NULL;
+    physical_made(holding, fresh, fresh ? *handle : 0);
+    return result;
+}
+
+struct physical *physical_at(uint64_t address, uint64_t *left) {
+    uint64_t at = address & ~(uint64_t)(STEP - 1);
+    for (uint64_t back = 0; back < memory()->largest_mapping && at != 0; back += STEP, at -= STEP) {
+        struct holding *holding = holdings_find(&memory()->holdings, HOLDING_MAPPING, at);
+        if (holding == NULL)
+            continue;
+        bool inside = address - at < holding->bytes;
+        *left = inside ? holding->bytes - (address - at) : 0;
+        return inside ? holding->physical : NULL;
+    }
+    return NULL;
+}
+
+/* One more reference, by a handle that need not be known. With the lock. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct holding *spare) {
     struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
     if (holding != NULL) {
@@ -112,40 +144,14 @@ static void know(CUmemGenericAllocationHandle handle, struct physical *physical,
     holdings_drop(&memory()->holdings, spare);
 }
 
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
-                                               CUmemAllocationHandleType type) {
-    CUresult result = process_enter();
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuMemImportFromShareableHandle) ? DRIVER(cuMemImportFromShareableHandle)(handle, from, type)
-                                                     : CUDA_ERROR_NOT_FOUND;
-    if (result != CUDA_SUCCESS)
-        return result;
-    begin(); /* an import of this process's own memory may come under the handle that it has */
-    struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, *handle);
-    if (holding != NULL)
-        holding->physical->handles++;
-    unlock(&the_process->gpus.lock);
-    return result;
-}
-
-/* The mapping that an address lies in. With the lock. */
-static struct physical *mapped_at(uint64_t address) {
-    uint64_t at = address & ~(uint64_t)(STEP - 1);
-    for (uint64_t back = 0; back < memory()->largest_mapping && at != 0; back += STEP, at -= STEP) {
-        struct holding *holding = holdings_find(&memory()->holdings, HOLDING_MAPPING, at);
-        if (holding != NULL)
-            return address - at < holding->bytes ? holding->physical : NULL;
-    }
-    return NULL;
-}
-
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    uint64_t left;
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRetainAllocationHandle))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     begin();
     struct holding *spare = holdings_make(&memory()->holdings);
-    struct physical *physical = spare ? mapped_at((uintptr_t)address) : NULL;
+    struct physical *physical = spare ? physical_at((uintptr_t)address, &left) : NULL;
     if (physical != NULL)
         physical->pins++;
     unlock(&the_process->gpus.lock);
@@ -159,7 +165,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
         know(*handle, physical, spare);
     else
         holdings_drop(&memory()->holdings, spare);
-    end_with(physical);
+    physical_end(physical);
     return result;
 }
 
@@ -189,7 +195,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         holdings_drop(&memory()->holdings, holding);
     else if (last)
         holdings_add(&memory()->holdings, holding);
-    end_with(physical);
+    physical_end(physical);
     return result;
 }
 
@@ -227,7 +233,7 @@ static void end_mapping(struct mapping *mapping, bool made, struct holding holdi
         holdings_add(&memory()->holdings, mapping->holding);
     else
         holdings_drop(&memory()->holdings, mapping->holding);
-    end_with(physical);
+    physical_end(physical);
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
@@ -270,7 +276,7 @@ static void unmapped(struct holding *holding) {
     physical->mappings--;
     memory()->sparse -= holding->kind == HOLDING_SPARSE;
     holdings_drop(&memory()->holdings, holding);
-    end_with(physical);
+    physical_end(physical);
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {

@@ -54,6 +54,30 @@ class _Shape(ctypes.Structure):
     ]
 
 
+class _Tile(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int),
+        ("array", c_void_p),
+        ("type", c_int),
+        ("place", c_uint * 9),
+        ("operation", c_int),
+        ("handles", c_int),
+        ("handle", c_uint64),
+        ("offset", c_uint64),
+        ("devices", c_uint),
+        ("flags", c_uint),
+        ("reserved", c_uint * 2),
+    ]
+
+
+class _Multicast(ctypes.Structure):
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_uint64), ("flags", c_uint64)]
+
+
+class _Instantiate(ctypes.Structure):
+    _fields_ = [("flags", c_uint64), ("stream", c_void_p), ("failed", c_void_p), ("result", c_int)]
+
+
 class _Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
@@ -149,18 +173,55 @@ class MemoryCalls:
     def unmap(self, address: int, size: int) -> tuple[int, Any]:
         return self.cuda("cuMemUnmap", c_uint64(address), c_size_t(size)), None
 
+    def sparse_map(self, array: int, x: int, handle: int) -> tuple[int, Any]:
+        """A tile of 128 x 128 at that column; `handle` 0: unmaps it."""
+        tile = _Tile(0, array, 0, (0, 0, 0, x, 0, 0, 128, 128, 1), 1 if handle else 2, 0, handle, 0, 1, 0)
+        return self.cuda("cuMemMapArrayAsync", byref(tile), c_uint(1), None), None
+
+    def multicast(self, size: int, device: int = 0) -> tuple[int, Any]:
+        """An object of one device."""
+        handle, properties = c_uint64(), _Multicast(1, size, 0, 0)
+        code = self.cuda("cuMulticastCreate", byref(handle), byref(properties))
+        return code or self.cuda("cuMulticastAddDevice", handle, device), handle.value
+
+    def multicast_bind(self, handle: int, at: int, memory: int, size: int) -> tuple[int, Any]:
+        arguments = c_uint64(handle), c_size_t(at), c_uint64(memory), c_size_t(0), c_size_t(size), c_uint64(0)
+        return self.cuda("cuMulticastBindMem", *arguments), None
+
+    def multicast_bind_address(self, handle: int, at: int, address: int, size: int) -> tuple[int, Any]:
+        arguments = c_uint64(handle), c_size_t(at), c_uint64(address), c_size_t(size), c_uint64(0)
+        return self.cuda("cuMulticastBindAddr", *arguments), None
+
+    def multicast_unbind(self, handle: int, at: int, size: int, device: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuMulticastUnbind", c_uint64(handle), device, c_size_t(at), c_size_t(size)), None
+
     # ---- graphs
 
-    def memory_graph(self, name: str, *sizes: int, device: int = 0) -> tuple[int, Any]:
+    def memory_graph(self, name: str, *sizes: int, inside: bool = False, uploaded: bool = False) -> tuple[int, Any]:
         """An executable graph with one node for each allocation."""
         graph, node, executable = c_void_p(), c_void_p(), c_void_p()
         code = self.cuda("cuGraphCreate", byref(graph), 0)
         for size in sizes:
-            parameters = _AllocNode(_Pool(1, 0, _Location(DEVICE, device)), None, 0, size, 0)
+            parameters = _AllocNode(_Pool(1, 0, _Location(DEVICE, 0)), None, 0, size, 0)
             code = code or self.cuda("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(parameters))
-        code = code or self.cuda("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
+        if inside:  # a child of another graph
+            parent = c_void_p()
+            code = code or self.cuda("cuGraphCreate", byref(parent), 0)
+            code = code or self.cuda("cuGraphAddChildGraphNode", byref(node), parent, None, c_size_t(0), graph)
+            graph = parent
+        if uploaded:
+            parameters = _Instantiate(2, None, None, 0)  # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+            code = code or self.cuda("cuGraphInstantiateWithParams", byref(executable), graph, byref(parameters))
+        else:
+            code = code or self.cuda("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
         self.handles[name] = executable
         return code, None
+
+    def child_graph(self, name: str, *sizes: int) -> tuple[int, Any]:
+        return self.memory_graph(name, *sizes, inside=True)
+
+    def uploaded_graph(self, name: str, *sizes: int) -> tuple[int, Any]:
+        return self.memory_graph(name, *sizes, uploaded=True)
 
     def graph_upload(self, name: str, stream: str = "") -> tuple[int, Any]:
         return self.cuda("cuGraphUpload", self.handles[name], self.handles.get(stream)), None
@@ -197,6 +258,19 @@ class MemoryCalls:
         return code, imported.value
 
     # ---- contexts
+
+    def green_context(self, name: str, device: int = 0) -> tuple[int, Any]:
+        """Made and current."""
+        resource, description, green, context = (ctypes.c_ubyte * 1024)(), c_void_p(), c_void_p(), c_void_p()
+        code = self.cuda("cuDeviceGetDevResource", device, resource, 1)
+        code = code or self.cuda("cuDevResourceGenerateDesc", byref(description), resource, c_uint(1))
+        code = code or self.cuda("cuGreenCtxCreate", byref(green), description, device, c_uint(1))
+        code = code or self.cuda("cuCtxFromGreenCtx", byref(context), green)
+        self.handles[name] = green
+        return code or self.cuda("cuCtxSetCurrent", context), None
+
+    def green_context_destroy(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuGreenCtxDestroy", self.handles.pop(name)), None
 
     def context_limit(self, limit: int, value: int) -> tuple[int, Any]:
         return self.cuda("cuCtxSetLimit", limit, c_size_t(value)), None

@@ -141,6 +141,49 @@ def test_a_failed_mapping_refers_to_nothing(ledgers: MakeLedgers) -> None:
     assert books.same() == 0
 
 
+def test_what_is_mapped_into_a_sparse_array_counts_until_the_array_is_gone(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    probe = books.probe
+    array = probe.ok("array", 4096, 4096, 0, 0x40, 0, 1)
+    assert books.same() == 0
+    first, second = (probe.ok("physical", 50 * MIB) for _ in range(2))
+    for x in (0, 128):
+        probe.ok("sparse_map", array, x, first)
+    probe.ok("physical_release", first)
+    probe.ok("sparse_map", array, 0, 0)
+    assert books.same() == 100 * MIB
+    probe.ok("sparse_map", array, 128, second)
+    assert books.same() == 50 * MIB, "the second took the place of the first"
+    probe.ok("physical_release", second)
+    assert books.same() == 50 * MIB
+    probe.ok("array_free", array)
+    assert books.same() == 0
+
+
+def test_what_is_bound_to_a_multicast_object_counts_until_it_is_unbound(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    probe = books.probe
+    handle, unbound = probe.ok("physical", 50 * MIB), probe.ok("physical", 10 * MIB)
+    multicast = probe.ok("multicast", 200 * MIB)
+    assert books.same() == 60 * MIB
+    probe.ok("multicast_bind", multicast, 0, handle, PAGE)
+    assert probe.call("multicast_bind", multicast, 0, unbound, PAGE).code not in (0, OUT_OF_MEMORY), "bound already"
+    address = probe.ok("addresses", 200 * MIB)
+    probe.ok("map", address, 50 * MIB, handle)
+    probe.ok("map", address + 50 * MIB, 10 * MIB, unbound)
+    probe.ok("multicast_bind_address", multicast, 50 * MIB, address, PAGE)
+    probe.ok("unmap", address, 60 * MIB)
+    probe.ok("physical_release", handle)
+    probe.ok("physical_release", unbound)
+    assert books.same() == 50 * MIB
+    probe.ok("multicast_unbind", multicast, 0, PAGE)
+    probe.ok("map", address, 200 * MIB, multicast)
+    probe.ok("physical_release", multicast)
+    assert books.same() == 50 * MIB
+    probe.ok("unmap", address, 200 * MIB)
+    assert books.same() == 0
+
+
 def test_a_pool_counts_by_what_it_reserves(ledgers: MakeLedgers) -> None:
     books = ledgers()
     probe = books.probe
@@ -260,6 +303,19 @@ def test_graphs_reserve_their_memory_before_the_launch(ledgers: MakeLedgers) -> 
     assert books.same() == 0
 
 
+def test_a_child_graphs_memory_and_what_is_uploaded_at_once_keep_to_the_limit(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    probe = books.probe
+    books.refused("uploaded_graph", "too much", 300 * MIB)
+    probe.ok("uploaded_graph", "at once", 100 * MIB)
+    assert books.same() == 100 * MIB
+    probe.ok("child_graph", "child", 200 * MIB)
+    assert probe.call("graph_upload", "child").code == OUT_OF_MEMORY
+    probe.ok("graph_destroy", "at once")
+    probe.ok("graph_upload", "child")
+    assert books.same() == 200 * MIB
+
+
 def launch(books: Ledgers, name: str) -> int:
     return books.probe.call("launch_graph", name, "s").code
 
@@ -306,7 +362,7 @@ def test_no_argument_of_memory_info_is_needed(ledgers: MakeLedgers) -> None:
     assert probe.ok("memory_info_of", True, False)[0] == TENANT_MEMORY
 
 
-@pytest.mark.parametrize("create", ["context_create", "own_context"])
+@pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
 def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant, create: str) -> None:
     """Once for each process and GPU, before the first context; back with the last."""
     tenant = make_tenant(terms(context_kib=100 << 10))
@@ -314,7 +370,7 @@ def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant,
     daemon, first, second, third = tenant.daemon(), *(tenant.probe(f"p{n}") for n in range(3))
     for probe in (first, second):
         probe.ok("init")
-        probe.ok(create, *["one"] * (create == "own_context"))
+        probe.ok(create, *["one"] * (create != "context_create"))
         probe.ok("own_context", "more")
     assert daemon.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)
     assert third.call("init").code == 0
@@ -323,10 +379,13 @@ def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant,
         assert probe.call("alloc", 57 * MIB).code == OUT_OF_MEMORY
     first.ok("context_destroy", "more")
     assert daemon.used(0) == 200 * MIB
-    if create == "own_context":
-        first.ok("context_destroy", "one")
-    else:
-        first.ok("context_release")
+    match create:
+        case "own_context":
+            first.ok("context_destroy", "one")
+        case "green_context":
+            first.ok("green_context_destroy", "one")
+        case _:
+            first.ok("context_release")
     daemon.wait(lambda: daemon.used(0) == 100 * MIB, "what the context took")
     third.ok("own_context", "one")
 
