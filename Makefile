@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py operator/native/*) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-hook gpu-kit bench-gpu clean
 
 help: ## this list
@@ -79,7 +79,7 @@ lint: .venv/installed shim ## format, lint, types, import contract
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-shares bench-handoff bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-shares bench-handoff bench-changes bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -89,6 +89,9 @@ bench-shares: shim doubles ## asked and got on one simulated GPU, over mixes of 
 
 bench-handoff: shim doubles ## how long the token takes from tenant to tenant, and the agent's CPU
 	@$(BIN)/python benchmarks/handoff.py
+
+bench-changes: shim doubles cluster ## what tenants notice of the agent's restart, and how soon an edited share is a measured one
+	@$(BIN)/python benchmarks/changes.py --cluster
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py

@@ -1,0 +1,168 @@
+"""What tenants notice of an agent that is killed or upgraded, and how soon an edited share is a measured one.
+
+Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. `gap`: from the signal
+to the first socket that is listened on again. `hooks_back`: from then until every program is connected. `right_after`:
+the earliest time from which on, for a second, each tenant's share of what all of them got was within 3 points of its
+request, counted from the first listen or from the edit. `over_limit`: of siblings started while no agent was there,
+those that got more memory than was left; `dead`: programs that ended. With `--cluster` also how long the agent takes
+from a GPUNode's change (the answer to the write) to the tenant's limits in force. Prints a table and writes
+`build/results/changes.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from hook.agent_node import GI, Node, Program, built, running, tenant
+from results import Row, write
+
+REQUESTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+EDITED = {"a": 0.3, "b": 0.5, "c": 0.2}
+LIMIT, HELD = 2 * GI, 1 * GI
+POINTS = 0.03
+STEP_S = 0.05
+WATCHED_S = 4.0
+CONNECTED = re.compile(r'"client connected", "level": "debug", "timestamp": "([^"]+)"')
+
+
+def rows(requests: Mapping[str, float]) -> list[dict[str, object]]:
+    """Of the tenants file."""
+    return [tenant(name, request, memory=LIMIT) for name, request in requests.items()]
+
+
+def watch(node: Node, seconds: float) -> list[tuple[float, dict[str, int]]]:
+    """GPU time of each tenant, again and again."""
+    seen, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        devices = node.devices()
+        seen.append((time.monotonic(), {name: devices.busy_ns(name) for name in REQUESTS}))
+        time.sleep(STEP_S)
+    return seen
+
+
+def right_after(seen: list[tuple[float, dict[str, int]]], begin: float, wanted: Mapping[str, float]) -> float:
+    """Seconds from `begin`; those that were watched if it was never right."""
+    for at, busy in seen:
+        later = next((b for t, b in seen if t >= at + 1.0), None)
+        if at < begin or later is None:
+            continue
+        got = {name: later[name] - busy[name] for name in wanted}
+        total = sum(got.values()) or 1
+        if all(abs(got[name] / total - part) <= POINTS for name, part in wanted.items()):
+            return at - begin
+    return WATCHED_S
+
+
+def restarted(node: Node, number: signal.Signals, programs: Mapping[str, Program]) -> dict[str, float]:
+    """Ends the agent and starts it again."""
+    logged = len(node.log())
+    begin = time.monotonic()
+    node.stop_agent(number)
+    label = f"greedy.{begin}"
+    greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)
+    node.start_agent()
+    listening, wall = time.monotonic(), time.time()
+    seen = watch(node, WATCHED_S)
+    back = [datetime.fromisoformat(found).timestamp() for found in CONNECTED.findall(node.log()[logged:])]
+    greedy.process.wait(60)
+    greedy.close()
+    got = max((u.peak for c in node.devices().clients if c.label == label for u in c.usage.values()), default=0)
+    return {
+        "gap": listening - begin,
+        "hooks_back": max(back[: len(REQUESTS)], default=wall + WATCHED_S) - wall,
+        "right_after": right_after(seen, listening, REQUESTS),
+        "over_limit": int(got > LIMIT - HELD),
+        "dead": sum(program.process.poll() is not None for program in programs.values()),
+    }
+
+
+def edited(node: Node, requests: Mapping[str, float]) -> float:
+    """Edits the shares; when they were measured, in seconds."""
+    begin = time.monotonic()
+    node.set_tenants(*rows(requests))
+    return right_after(watch(node, WATCHED_S), begin, requests)
+
+
+def standalone(times: int) -> list[Row]:
+    """Restarts and edits without a cluster."""
+    result: list[Row] = []
+    settings = {"log_level": "debug"}
+    with (
+        tempfile.TemporaryDirectory(prefix="ch") as directory,
+        running(Path(directory), *rows(REQUESTS), **settings) as node,
+    ):
+        programs = {
+            name: node.launch(name, "--sync-every", "16", "--memory", str(HELD), "--report", "60", quiet=True)
+            for name in REQUESTS
+        }
+        watch(node, 2.0)
+        for case, number in (("agent killed", signal.SIGKILL), ("agent upgraded", signal.SIGTERM)):
+            found = [restarted(node, number, programs) for _ in range(times)]
+            for metric in ("gap", "hooks_back", "right_after"):
+                values = [each[metric] * 1000 for each in found]
+                result.append(Row(case, f"{metric}_p50", "ms", round(statistics.median(values))))
+                result.append(Row(case, f"{metric}_max", "ms", round(max(values))))
+            for metric in ("over_limit", "dead"):
+                result.append(Row(case, metric, "count", sum(each[metric] for each in found)))
+        took = [edited(node, EDITED if turn % 2 == 0 else REQUESTS) * 1000 for turn in range(times)]
+        result.append(Row("share edited", "right_after_p50", "ms", round(statistics.median(took))))
+        result.append(Row("share edited", "right_after_max", "ms", round(max(took))))
+    return result
+
+
+def in_cluster(times: int) -> list[Row]:
+    """From a GPUNode's change to the tenant's limits in force."""
+    from cluster.agent_world import OneNode, install, row
+    from harness.cluster import Cluster
+
+    took = []
+    with Cluster(scheduler=False, controller_manager=True) as cluster:
+        install(cluster)
+        node = OneNode(cluster, "edited-0")
+        node.make_gpunode(row("a"))
+        node.start_agent()
+        node.await_observed(1)
+        limits = node.tenant_directory("a") / "limits"
+        for turn in range(times):
+            request = 100 + turn
+            node.reserve(row("a", requestMilli=request))
+            begin = time.monotonic()
+            while f"request {request} " not in limits.read_text():
+                if time.monotonic() > begin + 10:
+                    raise RuntimeError(f"the agent did not follow its GPUNode within 10 s: {limits.read_text()}")
+                time.sleep(0.001)
+            took.append((time.monotonic() - begin) * 1000)
+            time.sleep(0.05)
+    return [
+        Row("GPUNode edited", "in_force_p50", "ms", round(statistics.median(took), 1)),
+        Row("GPUNode edited", "in_force_max", "ms", round(max(took), 1)),
+    ]
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=5, help="how often each thing is done (default 5)")
+    parser.add_argument("--cluster", action="store_true", help="on a real API server, too")
+    arguments = parser.parse_args()
+    if not built():
+        print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
+        return 1
+    result = standalone(arguments.times)
+    if arguments.cluster:
+        result += in_cluster(10 * arguments.times)
+    write("changes", result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
