@@ -95,10 +95,9 @@ def edited(node: Node, requests: Mapping[str, float]) -> float:
 def standalone(times: int) -> list[Row]:
     """Restarts and edits without a cluster."""
     result: list[Row] = []
-    settings = {"log_level": "debug"}
     with (
         tempfile.TemporaryDirectory(prefix="ch") as directory,
-        running(Path(directory), *rows(REQUESTS), **settings) as node,
+        running(Path(directory), *rows(REQUESTS), log_level="debug") as node,
     ):
         programs = {
             name: node.launch(name, "--sync-every", "16", "--memory", str(HELD), "--report", "60", quiet=True)

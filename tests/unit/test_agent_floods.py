@@ -76,8 +76,8 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
         [served] = [each for each in tenants.served() if each.row.id == "good"]
         assert served.connected == 2
         assert not served.refusals.counts
-        # The flood is a process of its own: where it takes a core of two, everything is slower by that.
-        assert median(beside) <= 10 * median(alone) + 0.005
+        # The flood is a process of its own: where processors are scarce, everything is slower by that.
+        assert median(beside) <= 10 * median(alone) + 0.05
         honest.close()
         late.close()
 
