@@ -105,7 +105,7 @@ bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
 	@$(BIN)/python benchmarks/burst.py
 
-bench-chaos: shim cluster ## 2,000 SharePods on 1,000 nodes, the operator killed ten times (3 minutes); SEED=
+bench-chaos: shim cluster ## 2,000 SharePods on 1,000 nodes, the operator killed ten times (5 minutes); SEED=
 	@$(BIN)/python benchmarks/chaos.py
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each

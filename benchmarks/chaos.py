@@ -51,11 +51,10 @@ def main() -> int:
         Audit(world.api, memory=16 * GIB) as audit,
     ):
         outcome = run(world, audit, asked)
-    case = f"{asked.sharepods} SharePods, {asked.nodes} nodes, {outcome.kills} kills"
+    case = f"{asked.sharepods} SharePods, {asked.nodes} nodes, {outcome.kills} kills, seed {asked.seed}"
     write(
         "chaos",
         [
-            Row(case, "seed", "", asked.seed),
             Row(case, "deleted_meanwhile", "count", asked.deleted),
             Row(case, "running", "count", outcome.running),
             Row(case, "lost", "count", outcome.lost),
