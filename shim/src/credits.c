@@ -2,6 +2,7 @@
 #include "credits.h"
 
 #include "growing.h"
+#include "memory.h"
 #include "process.h"
 
 #ifndef SHAREPOD_MEMORY_WAIT_MS
@@ -13,10 +14,6 @@
 #define CREDITS_IDLE_MOST (32ull << 20)
 #define RESERVE_MOST (1ull << 46) /* no GPU has as much: the daemon is not asked for it */
 #define CREDITS_IDLE_TIME SYS_SECOND
-
-static uint64_t rounded(uint64_t bytes, uint64_t step) {
-    return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
-}
 
 static struct gpu *gpu_at(int place) {
     return &the_process->gpus.gpus[place];
@@ -70,7 +67,7 @@ bool credits_reserve(int place, uint64_t bytes) {
     for (;;) {
         if (try_take(place, bytes, &missing, &hopeless))
             return true;
-        uint64_t now = sys_now(), more = rounded(missing, CREDIT_STEP);
+        uint64_t now = sys_now(), more = memory_rounded(missing, CREDIT_STEP);
         if (deadline == 0)
             deadline = now + SHAREPOD_MEMORY_WAIT_MS * SYS_MS;
         if (hopeless || now >= deadline)

@@ -2,6 +2,7 @@
 #include "growing.h"
 
 #include "credits.h"
+#include "memory.h"
 #include "process.h"
 
 /* What pools were seen to grow by, and the least unit of physical memory. */
@@ -20,10 +21,6 @@ static void begin(void) {
 
 static void end(void) {
     unlock(&the_process->gpus.lock);
-}
-
-static uint64_t rounded(uint64_t bytes, uint64_t step) {
-    return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
 }
 
 /* The driver's figures; false if it has none, as for a pool that is gone. */
@@ -71,7 +68,7 @@ static bool trim(struct growing *growing) {
 
 /* As the driver grows, or, since it may be content with less, as little as there has to be. */
 static bool reserve_new(struct growth *growth) {
-    uint64_t least = rounded(growth->bytes, CHUNK_LEAST);
+    uint64_t least = memory_rounded(growth->bytes, CHUNK_LEAST);
     if (growth->reserved > least && credits_reserve_ahead(growth->growing->place, growth->reserved))
         return true;
     growth->reserved = least;
@@ -83,7 +80,7 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
     begin();
     uint64_t chunk = growing->chunk, until = growing->refused_until;
     end();
-    growth->reserved = rounded(growth->bytes, chunk ? chunk : CHUNK_MOST);
+    growth->reserved = memory_rounded(growth->bytes, chunk ? chunk : CHUNK_MOST);
     if (credits_take(growing->place, growth->reserved))
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(growing, growth->bytes);
@@ -208,14 +205,15 @@ void growing_settle(struct growing *growing) {
     if (!read(growing, &calls, &now))
         return;
     begin();
+    int place = growing->place;
     uint64_t less = lower(growing, calls, now);
     if (growing->calls == calls && growing->busy == 0 && now > growing->counted) {
         more = now - growing->counted;
         growing->counted = now;
     }
     end();
-    credits_return(growing->place, less);
-    credits_grow(growing->place, more);
+    credits_return(place, less);
+    credits_grow(place, more);
 }
 
 /* From one state to ENDING, once nobody reads its figures any more; false if another was faster. */
@@ -297,23 +295,25 @@ static void finish(struct growing *growing) {
     streams_unhide(mode);
 }
 
+/* The next of a GPU (-1: of any), and what is counted for it; NULL after the last. */
+static struct growing *next_of(const struct growing *after, int place, uint64_t *counted) {
+    begin();
+    struct growing *growing = after != NULL ? after->next : memory()->growing;
+    while (growing != NULL && (growing->place < 0 || (place >= 0 && growing->place != place)))
+        growing = growing->next;
+    *counted = growing != NULL ? growing->counted : 0;
+    end();
+    return growing;
+}
+
 bool growing_refresh(int place) {
     bool less = false;
-    begin();
-    struct growing *first = memory()->growing;
-    end();
-    for (struct growing *growing = first; growing != NULL; growing = growing->next) {
-        if (growing->place < 0 || (place >= 0 && growing->place != place))
-            continue;
+    uint64_t before;
+    for (struct growing *at = next_of(NULL, place, &before); at != NULL; at = next_of(at, place, &before)) {
+        finish(at);
+        growing_settle(at);
         begin();
-        uint64_t before = growing->counted;
-        bool left = growing->state == GROWING_LEFT;
-        end();
-        if (left)
-            finish(growing);
-        growing_settle(growing);
-        begin();
-        less |= growing->counted < before;
+        less |= at->counted < before;
         end();
     }
     return less;

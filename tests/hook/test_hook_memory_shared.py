@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -88,3 +89,18 @@ def test_a_raised_limit_is_used_at_once_and_a_lowered_one_refuses(tmp_path: Path
         assert second.call("alloc", 512).code == OUT_OF_MEMORY
         first.ok("free", address)
         assert second.call("alloc", 512).code == OUT_OF_MEMORY, "the sibling uses all of the limit"
+
+
+def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+    with siblings(tmp_path, 3) as (node, (first, second, third)):
+        first.ok("alloc", 100 * MIB)
+        second.ok("alloc", 100 * MIB)
+        node.stop_agent(signal.SIGKILL)
+        waiting = [probe.post("alloc", 50 * MIB) for probe in (first, second, third)]
+        node.start_agent()
+        got = [future.result(40).code for future in waiting]
+        assert sorted(got) == [0, OUT_OF_MEMORY, OUT_OF_MEMORY], "there is room for one"
+        assert in_use(node) == 250 * MIB
+        third.ok("alloc", 6 * MIB)
+        assert third.call("alloc", 512).code == OUT_OF_MEMORY
+        assert first.ok("memory_info") == [0, LIMIT]
