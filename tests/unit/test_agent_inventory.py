@@ -367,6 +367,27 @@ async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nv
     assert reading.xids == {GPU1: {31: 1, 79: 1}}
 
 
+async def test_a_gpu_that_failed_stays_failed_over_a_restart_of_the_agent_but_not_of_the_node(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "state" / "xids.json"
+    inventory = NvmlInventory(5, nvml, xids_file=kept)
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
+    await until_xids(inventory, 1)
+    async with asyncio.timeout(10):
+        while not kept.exists():  # noqa: ASYNC110 - another thread writes it
+            await asyncio.sleep(0.01)
+    reading = await NvmlInventory(5, nvml, xids_file=kept).read()
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert "xids.json" in reading.gpus[1].reason
+    monkeypatch.setattr("sharepod.agent.xids.boot_id", lambda: "another start")
+    reading = await NvmlInventory(5, nvml, xids_file=kept).read()
+    assert {gpu.health for gpu in reading.gpus} == {Health.HEALTHY}
+    kept.write_text("damaged")
+    assert {gpu.health for gpu in (await NvmlInventory(5, nvml, xids_file=kept).read()).gpus} == {Health.HEALTHY}
+
+
 async def test_an_administrator_says_which_xids_are_tolerated(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml, xids_tolerated=(79,))
     await inventory.read()

@@ -28,13 +28,14 @@ import structlog
 
 from sharepod.timeshare import AccountState
 
+from .boot import boot_id
+
 log = structlog.get_logger(__name__)
 
 _MAGIC = 0x31484F50  # "POH1"
 _MAGIC_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
 _ACCOUNT = len(fields(AccountState))
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class HandOver:
         self._free = list(range(self._first + (slots - 1) * self._width, self._first - 1, -self._width))
         self._slot_of: dict[int, int] = {}
         self._full_logged = False
-        self._words[_BOOT], self._words[_GPUS], self._words[_SLOTS] = _boot(), _digest(gpus), slots
+        self._words[_BOOT], self._words[_GPUS], self._words[_SLOTS] = _digest([boot_id()]), _digest(gpus), slots
         self._words[_MAGIC_WORD] = _MAGIC
 
     @classmethod
@@ -185,7 +186,7 @@ def read(path: Path, gpus: Sequence[str]) -> Left:
     if len(words) < first or words[_MAGIC_WORD] != _MAGIC or words[_SLOTS] * width != len(words) - first:
         log.warning("what the agent before has left is damaged or of another kind", file=str(path))
         return NOTHING
-    if words[_BOOT] != _boot() or words[_GPUS] != _digest(gpus):
+    if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
         return NOTHING
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     account = AccountState(*words[begin : begin + _ACCOUNT])
@@ -210,14 +211,6 @@ def start_time(pid: int) -> int | None:
         return None
     after_name = stat[stat.rfind(b")") + 2 :].split()
     return int(after_name[19])
-
-
-def _boot() -> int:
-    """Names this start of the node."""
-    try:
-        return _digest([_BOOT_ID.read_text().strip()])
-    except OSError:
-        return 0
 
 
 def _digest(texts: Sequence[str]) -> int:

@@ -69,7 +69,8 @@ def failure(xids: Collection[int], tolerated: Collection[int]) -> str | None:
         return None
     return (
         f"the driver reported Xid {', '.join(map(str, fatal))}; look it up in NVIDIA's list of Xid errors, "
-        "reset or replace the GPU, then restart the node's agent"
+        "reset or replace the GPU and restart the node; where the node stays up, remove `xids.json` from the agent's "
+        "state directory and restart the agent"
     )
 
 

@@ -60,7 +60,9 @@ def inventory_of(settings: Settings) -> Inventory:
     """Simulated if the settings name a file, NVML otherwise."""
     if settings.inventory_file is not None:
         return SimulatedInventory(settings.inventory_file, settings.xids_tolerated)
-    return NvmlInventory(settings.nvml_timeout_s, xids_tolerated=settings.xids_tolerated)
+    return NvmlInventory(
+        settings.nvml_timeout_s, xids_tolerated=settings.xids_tolerated, xids_file=settings.state_dir / "xids.json"
+    )
 
 
 async def run(settings: Settings) -> int:

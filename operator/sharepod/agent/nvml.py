@@ -29,10 +29,18 @@ class NvmlInventory:
 
     simulated = False
 
-    def __init__(self, timeout_s: float, nvml: Any = None, *, xids_tolerated: Collection[int] = XIDS_TOLERATED) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        nvml: Any = None,
+        *,
+        xids_tolerated: Collection[int] = XIDS_TOLERATED,
+        xids_file: Path | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
         self._nvml = nvml
         self._xids_tolerated = xids_tolerated
+        self._xids_file = xids_file
         self._xids: XidListener | None = None
         self._sampled: dict[str, int] = {}
         self._running: Future[Reading] | None = None
@@ -141,7 +149,7 @@ class NvmlInventory:
 
     def _listener(self, nvml: Any) -> XidListener:
         if self._xids is None:
-            self._xids = XidListener(nvml)
+            self._xids = XidListener(nvml, self._xids_file)
             self._xids.listen()
         return self._xids
 

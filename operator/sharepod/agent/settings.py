@@ -73,7 +73,8 @@ class Settings(BaseSettings):
     """How long one reading of NVML may take before the GPUs count as unhealthy."""
 
     xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
-    """Xids after which a GPU still counts as healthy. Any other one makes it unhealthy until the agent is restarted."""
+    """Xids after which a GPU still counts as healthy. Any other one makes it unhealthy until the node is
+    restarted, or `xids.json` is removed from the state directory and the agent restarted."""
 
     unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
     """A process that has been on a GPU for so long without having connected makes its tenant's share not enforced."""

@@ -1,5 +1,8 @@
 """The Xids that the driver reports, counted from the first reading on.
 
+What was reported outlives the agent, in a file: a GPU that failed has not become sound by an upgrade. It is forgotten
+with a restart of the node, which resets GPUs, and where an administrator who reset one removes the file.
+
 They come as events of NVML, which are waited for in a thread of their own: waiting for them blocks. A GPU that has no
 such events is judged by its readings alone, and the log says so once. A driver that answers with errors is asked again,
 at intervals.
@@ -10,9 +13,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .boot import boot_id
 
 log = structlog.get_logger(__name__)
 
@@ -20,13 +27,23 @@ _WAIT_MS = 2000
 _AGAIN_S = 5.0
 
 
-class XidListener:
-    """`nvml`: the module `pynvml`, initialised. `listen` once; `counts` whenever it is asked."""
+class _Kept(BaseModel):
+    """`boot`: the start of the node that they are of. `xids`: by UUID."""
 
-    def __init__(self, nvml: Any) -> None:
+    model_config = ConfigDict(extra="ignore")
+    boot: str
+    xids: dict[str, list[int]]
+
+
+class XidListener:
+    """`nvml`: the module `pynvml`, initialised. `listen` once; `counts` whenever it is asked. `kept`: the file; None:
+    nothing outlives the agent."""
+
+    def __init__(self, nvml: Any, kept: Path | None = None) -> None:
+        self._kept = kept
         self._nvml = nvml
         self._lock = threading.Lock()
-        self._counts: dict[str, Counter[int]] = {}
+        self._counts: dict[str, Counter[int]] = {uuid: Counter(xids) for uuid, xids in self._load().items()}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._deaf: set[str] = set()
@@ -102,4 +119,38 @@ class XidListener:
     def _count(self, uuid: str, xid: int) -> None:
         log.error("the driver reports an Xid", gpu=uuid, xid=xid)
         with self._lock:
-            self._counts.setdefault(uuid, Counter())[xid] += 1
+            counts = self._counts.setdefault(uuid, Counter())
+            counts[xid] += 1
+            new = counts[xid] == 1
+        if new:
+            self._save()
+
+    # ---- the file
+
+    def _load(self) -> dict[str, list[int]]:
+        if self._kept is None:
+            return {}
+        try:
+            kept = _Kept.model_validate_json(self._kept.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("cannot read which Xids were reported before", file=str(self._kept), error=str(error))
+            return {}
+        if kept.boot != boot_id():
+            return {}
+        for uuid, xids in kept.xids.items():
+            log.warning("reported before the agent was started", gpu=uuid, xids=xids, file=str(self._kept))
+        return kept.xids
+
+    def _save(self) -> None:
+        if self._kept is None:
+            return
+        kept = _Kept(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
+        try:
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._kept.with_suffix(".new")
+            draft.write_text(kept.model_dump_json())
+            draft.replace(self._kept)
+        except OSError as error:
+            log.warning("cannot keep which Xids were reported", file=str(self._kept), error=str(error))
