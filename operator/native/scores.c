@@ -12,15 +12,28 @@
 static const int64_t NO_PLACE = INT64_MIN;
 static const int64_t WHOLE_GPU = 1000;
 
+/* Where the loader can choose, wider vectors are used where the processor has them. They change no sum: its parts are
+ * the lanes below. */
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
+
 enum { EMPTY = 0, PLAIN = 1 }; /* labels of cells, as in columns.py */
 enum { LANES = 8 };            /* parts that a sum is made in, whatever the processor */
 enum { MEMO = 512 };           /* rows of equal state that are scored once; a power of two */
+
+/* Cells times kinds that a decision makes anew where much has changed, and as many again where the weights have: what
+ * bounds its time. */
+enum { WORK = 40000 };
 
 /* A value of a state that was scored in this call. `tag` 0: nothing yet. */
 struct known {
     uint64_t tag;
     int64_t score;
     int64_t cell;
+    int64_t tried;
 };
 
 /* What a node would hold: copies of each kind by its GPUs and by its CPU, and the time where each kind fits. */
@@ -35,7 +48,23 @@ static int64_t at_least(int64_t least, int64_t value) { return value > least ? v
 
 static int64_t at_most(int64_t most, int64_t value) { return value < most ? value : most; }
 
+static float lesser(float one, float other) { return one < other ? one : other; }
+
 /* --- Filters ------------------------------------------------------------------------------------------------- */
+
+/* The common case, a share of any model that nobody keeps apart, without a branch. */
+static int64_t plain_cells(const shp_columns *columns, const shp_ask *ask, int64_t first, int64_t *restrict cells) {
+    const int64_t *restrict label = columns->label + first;
+    const int64_t *restrict free = (ask->memory < 0 ? columns->by_memory : columns->free) + first;
+    const int64_t *restrict bytes = columns->bytes + first;
+    const int64_t milli = ask->milli, memory = ask->memory < 0 ? INT64_MIN : ask->memory, width = columns->width;
+    int64_t found = 0;
+    for (int64_t cell = 0; cell < width; cell++) {
+        cells[found] = cell;
+        found += (free[cell] >= milli) & (bytes[cell] >= memory) & (label[cell] <= PLAIN);
+    }
+    return found;
+}
 
 static bool cell_passes(const shp_columns *columns, const shp_ask *ask, int64_t at) {
     int64_t label = columns->label[at];
@@ -58,9 +87,13 @@ int64_t shp_passing(const shp_columns *columns, const shp_ask *ask, int64_t row,
         return 0;
     int64_t found = 0;
     int64_t first = row * columns->width;
-    for (int64_t cell = 0; cell < columns->width; cell++)
-        if (cell_passes(columns, ask, first + cell))
-            cells[found++] = cell;
+    if (!ask->blocked && !ask->models && !ask->whole && !ask->exclusion) {
+        found = plain_cells(columns, ask, first, cells);
+    } else {
+        for (int64_t cell = 0; cell < columns->width; cell++)
+            if (cell_passes(columns, ask, first + cell))
+                cells[found++] = cell;
+    }
     return found >= ask->count ? found : 0;
 }
 
@@ -108,37 +141,34 @@ static void copies_by_cpu(float *restrict copies, const shp_capacity *capacity, 
         copies[kind] = cpu / capacity->cpu[kind];
 }
 
-static float worth_of(const shp_capacity *capacity, const struct state *state, int64_t model, int64_t kind) {
-    const float *weights = capacity->weights + model * capacity->kinds;
-    float copies = state->by_cpu[kind] < state->fits[kind] ? state->by_cpu[kind] : state->fits[kind];
-    copies = (float)(int32_t)copies;
-    return weights[kind] * ((copies >= 1.0F ? state->suited[kind] : 0.0F) + copies * capacity->by_copies[kind]);
-}
-
-/* Usable capacity of a node in this state. */
-static float value_of(const shp_capacity *capacity, const struct state *state, int64_t model) {
-    const float *restrict weights = capacity->weights + model * capacity->kinds;
-    const float *restrict by_copies = capacity->by_copies;
-    const float *restrict fits = state->fits;
-    const float *restrict suited = state->suited;
-    const float *restrict by_cpu = state->by_cpu;
-    float sums[LANES] = {0};
-    int64_t kind = 0;
-    for (; kind + LANES <= capacity->kinds; kind += LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            int64_t at = kind + lane;
-            float copies = by_cpu[at] < fits[at] ? by_cpu[at] : fits[at];
-            copies = (float)(int32_t)copies;
-            float share = copies >= 1.0F ? suited[at] : 0.0F;
-            sums[lane] += weights[at] * (share + copies * by_copies[at]);
-        }
-    }
-    for (int lane = 0; kind < capacity->kinds; kind++, lane++)
-        sums[lane] += worth_of(capacity, state, model, kind);
+static float total_of(const float *sums) {
     float total = 0.0F;
     for (int lane = 0; lane < LANES; lane++)
         total += sums[lane];
     return total;
+}
+
+/* Adds what some kinds, at most LANES, add to usable capacity. */
+static inline void add_worth(float *restrict sums, int lanes, const float *restrict weights,
+                             const float *restrict by_copies, const float *restrict by_cpu,
+                             const float *restrict fits, const float *restrict suited) {
+    for (int lane = 0; lane < lanes; lane++) {
+        float copies = (float)(int32_t)lesser(by_cpu[lane], fits[lane]);
+        sums[lane] += weights[lane] * ((copies >= 1.0F ? suited[lane] : 0.0F) + copies * by_copies[lane]);
+    }
+}
+
+/* Usable capacity of a node in this state. */
+VECTORS static float value_of(const shp_capacity *capacity, const struct state *state, int64_t model) {
+    const float *weights = capacity->weights + model * capacity->kinds;
+    float sums[LANES] = {0};
+    int64_t at = 0;
+    for (; at + LANES <= capacity->kinds; at += LANES)
+        add_worth(sums, LANES, weights + at, capacity->by_copies + at, state->by_cpu + at, state->fits + at,
+                  state->suited + at);
+    add_worth(sums, (int)(capacity->kinds - at), weights + at, capacity->by_copies + at, state->by_cpu + at,
+              state->fits + at, state->suited + at);
+    return total_of(sums);
 }
 
 static int64_t known_model(const shp_columns *columns, const shp_capacity *capacity, int64_t row) {
@@ -188,6 +218,109 @@ static float gain(const shp_columns *columns, const shp_capacity *capacity, cons
     return after - capacity->value[row] - state->loss * capacity->gap_weight;
 }
 
+/* Of one cell: how many of each kind fit by time and by memory, and what its time counts where one does. */
+struct cell {
+    const float *by_time;
+    const float *by_memory;
+    float worth;
+};
+
+static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
+    int64_t kinds = capacity->kinds;
+    if (size >= capacity->sizes)
+        size = 0; /* first seen after the weights were made: as the first one, until they are renewed */
+    return (struct cell){.by_time = capacity->time_fits + time * kinds,
+                         .by_memory = capacity->memory_fits + (size * (WHOLE_GPU + 1) + memory) * kinds,
+                         .worth = capacity->mix * (float)time};
+}
+
+/* A node of which one cell goes from `before` to `after`. */
+struct move {
+    const float *held;
+    const float *by_cpu;
+    const float *weights;
+    struct cell before;
+    struct cell after;
+};
+
+/* Adds what some kinds, from `at` on and at most LANES, add once the cell has changed. */
+static inline void add_moved(float *restrict sums, int lanes, const shp_capacity *capacity, const struct move *move,
+                             int64_t at) {
+    const float *restrict parts = capacity->parts + at;
+    const float *restrict held = move->held + at;
+    const float *restrict suits = held + capacity->kinds;
+    const float *restrict time_before = move->before.by_time + at, *restrict time_after = move->after.by_time + at;
+    const float *restrict memory_before = move->before.by_memory + at;
+    const float *restrict memory_after = move->after.by_memory + at;
+    const float worth_before = move->before.worth, worth_after = move->after.worth;
+    float fits[LANES], suited[LANES];
+    for (int lane = 0; lane < lanes; lane++) {
+        float before = lesser(time_before[lane], memory_before[lane]);
+        float after = lesser(time_after[lane], memory_after[lane]);
+        fits[lane] = held[lane] + (after - before) * parts[lane];
+        suited[lane] = suits[lane] + (after >= 1.0F ? worth_after : 0.0F) - (before >= 1.0F ? worth_before : 0.0F);
+    }
+    add_worth(sums, lanes, move->weights + at, capacity->by_copies + at, move->by_cpu + at, fits, suited);
+}
+
+/* Usable capacity of the node after the move. */
+VECTORS static float value_moved(const shp_capacity *capacity, const struct move *move) {
+    float sums[LANES] = {0};
+    int64_t at = 0;
+    for (; at + LANES <= capacity->kinds; at += LANES)
+        add_moved(sums, LANES, capacity, move, at);
+    add_moved(sums, (int)(capacity->kinds - at), capacity, move, at);
+    return total_of(sums);
+}
+
+/* As `add_moved`, where all memory is in proportion: `before` and `after` are rows of `in_proportion`. */
+static inline void add_moved_in_proportion(float *restrict sums, int lanes, const shp_capacity *capacity,
+                                           const struct move *move, const float *restrict before,
+                                           const float *restrict after, int64_t at) {
+    const float *restrict held = move->held + at;
+    const int64_t kinds = capacity->kinds;
+    float fits[LANES], suited[LANES];
+    for (int lane = 0; lane < lanes; lane++) {
+        fits[lane] = held[lane] + (after[at + lane] - before[at + lane]);
+        suited[lane] = held[kinds + lane] + after[kinds + at + lane] - before[kinds + at + lane];
+    }
+    add_worth(sums, lanes, move->weights + at, capacity->by_copies + at, move->by_cpu + at, fits, suited);
+}
+
+VECTORS static float value_moved_in_proportion(const shp_capacity *capacity, const struct move *move,
+                                               const float *before, const float *after) {
+    float sums[LANES] = {0};
+    int64_t at = 0;
+    for (; at + LANES <= capacity->kinds; at += LANES)
+        add_moved_in_proportion(sums, LANES, capacity, move, before, after, at);
+    add_moved_in_proportion(sums, (int)(capacity->kinds - at), capacity, move, before, after, at);
+    return total_of(sums);
+}
+
+/* What is gained when the request goes to one cell of a node. */
+static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t row,
+                     const float *by_cpu, int64_t at) {
+    int64_t width = 2 * capacity->kinds + 1;
+    struct move move = {.held = capacity->held + row * width,
+                        .by_cpu = by_cpu,
+                        .weights = capacity->weights + known_model(columns, capacity, row) * capacity->kinds};
+    int64_t time = columns->time[at], memory = columns->memory[at], size = columns->size[at];
+    int64_t time_left = at_least(0, time - ask->milli), memory_left = at_least(0, memory - ask->takes[size]);
+    float value, loss;
+    if (capacity->memory_fits) {
+        move.before = cell_with(capacity, time, memory, size);
+        move.after = cell_with(capacity, time_left, memory_left, size);
+        value = value_moved(capacity, &move);
+        loss = capacity->gap_loss[time_left] - capacity->gap_loss[time];
+    } else {
+        const float *before = capacity->in_proportion + at_most(time, memory) * width;
+        const float *after = capacity->in_proportion + at_most(time_left, memory_left) * width;
+        value = value_moved_in_proportion(capacity, &move, before, after);
+        loss = after[width - 1] - before[width - 1];
+    }
+    return value - capacity->value[row] - loss * capacity->gap_weight;
+}
+
 static int64_t rounded(const shp_capacity *capacity, float raw) {
     return (int64_t)rintf(raw / capacity->round_to);
 }
@@ -205,9 +338,8 @@ static struct known best_cell(const shp_columns *columns, const shp_capacity *ca
             tried = like[cells[before]] == like[cells[number]];
         if (tried)
             continue;
-        start_from(state, capacity, row);
-        put(state, columns, capacity, ask, row * columns->width + cells[number]);
-        float raw = gain(columns, capacity, state, row);
+        float raw = gain_at(columns, capacity, ask, row, state->by_cpu, row * columns->width + cells[number]);
+        best.tried++;
         if (!found || raw > highest) {
             highest = raw;
             best.cell = like[cells[number]];
@@ -240,7 +372,7 @@ static struct known score_row(const shp_columns *columns, const shp_capacity *ca
     tightest_first(columns->time + row * columns->width, cells, passing, ask->count);
     for (int64_t number = 0; number < ask->count; number++)
         put(state, columns, capacity, ask, row * columns->width + cells[number]);
-    return (struct known){.score = rounded(capacity, gain(columns, capacity, state, row))};
+    return (struct known){.score = rounded(capacity, gain(columns, capacity, state, row)), .tried = 2 * ask->count + 1};
 }
 
 /* Equal for rows of equal state of which as many cells pass; never 0. */
@@ -250,33 +382,98 @@ static uint64_t tag_of(const shp_columns *columns, int64_t row, int64_t passing)
     return (state ^ (state >> 32)) | 1;
 }
 
-int64_t shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
-                  int64_t *score, int64_t *cell, float *scratch, int64_t *cells) {
+/* Which nodes to look at first: those with a tight cell, for several GPUs or none those with little free. */
+static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t row,
+                     const int64_t *cells, int64_t passing) {
+    const int64_t *time = columns->time + row * columns->width;
+    if (ask->count != 1) {
+        int64_t total = 0;
+        for (int64_t cell = 0; cell < columns->width; cell++)
+            total += time[cell];
+        return -total / 100;
+    }
+    int64_t free = WHOLE_GPU;
+    for (int64_t number = 0; number < passing; number++)
+        free = at_most(free, time[cells[number]]);
+    int64_t left = at_least(0, free - ask->milli);
+    float loss = capacity->gap_loss[left] - capacity->gap_loss[free] + (float)left;
+    return rounded(capacity, -loss * capacity->gap_weight);
+}
+
+static int64_t passing_cells(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells) {
+    return ask->count ? shp_passing(columns, ask, row, cells) : host_passes(columns, ask, row);
+}
+
+void shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
+                const shp_scores *scores, float *scratch, int64_t *cells) {
     struct known memo[MEMO];
     struct state state = state_in(scratch, capacity->kinds);
-    int64_t scored = 0, rows_with_room = 0;
+    int64_t work = ask->count ? WORK : INT64_MAX;
+    bool cleared = false;
     for (int64_t row = 0; row < columns->rows; row++) {
         if (columns->stamp[row] <= seen)
             continue;
-        score[row] = NO_PLACE;
-        int64_t passing = 0;
-        if (ask->count ? !(passing = shp_passing(columns, ask, row, cells)) : !host_passes(columns, ask, row))
+        int64_t passing = passing_cells(columns, ask, row, cells);
+        scores->score[row] = NO_PLACE;
+        if (!passing)
             continue;
-        if (!rows_with_room++)
+        if (!cleared)
             memset(memo, 0, sizeof memo);
+        cleared = true;
         uint64_t tag = tag_of(columns, row, passing);
         struct known *known = &memo[(tag >> 1) % MEMO];
         if (known->tag != tag) {
+            if (work < 0) {
+                scores->score[row] = guess(columns, capacity, ask, row, cells, passing);
+                scores->weights[row] = 0;
+                continue;
+            }
             *known = score_row(columns, capacity, ask, row, &state, cells, passing);
-            known->tag = tag;
-            scored++;
+            known->tag = ask->blocked ? 0 : tag; /* which cells are blocked is no part of the state */
+            work -= known->tried * capacity->kinds;
         }
-        score[row] = known->score;
-        cell[row] = known->cell;
-        if (ask->blocked)
-            known->tag = 0; /* which cells are blocked is no part of the state */
+        scores->score[row] = known->score;
+        scores->cell[row] = known->cell;
+        scores->weights[row] = capacity->number;
     }
-    return scored;
+}
+
+/* The first of the highest, of those only that were scored with these weights if `number` is not 0. */
+static int64_t highest(const shp_columns *columns, const shp_scores *scores, int64_t number) {
+    int64_t best = -1, most = NO_PLACE;
+    for (int64_t row = 0; row < columns->rows; row++) {
+        if (scores->score[row] > most && (!number || scores->weights[row] == number)) {
+            most = scores->score[row];
+            best = row;
+        }
+    }
+    return best;
+}
+
+int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask,
+                 const shp_scores *scores, float *scratch, int64_t *cells) {
+    struct state state = state_in(scratch, capacity->kinds);
+    int64_t work = ask->count ? WORK : INT64_MAX;
+    for (;;) {
+        int64_t row = highest(columns, scores, 0);
+        if (row < 0 || scores->weights[row] == capacity->number)
+            return row;
+        if (work < 0) {
+            int64_t scored = highest(columns, scores, capacity->number);
+            if (scored >= 0)
+                return scored;
+        }
+        int64_t passing = passing_cells(columns, ask, row, cells);
+        if (!passing) {
+            scores->score[row] = NO_PLACE;
+            continue;
+        }
+        struct known known = score_row(columns, capacity, ask, row, &state, cells, passing);
+        scores->score[row] = known.score;
+        scores->cell[row] = known.cell;
+        scores->weights[row] = capacity->number;
+        work -= known.tried * capacity->kinds;
+    }
 }
 
 /* --- Spread, the first of a group, best effort ------------------------------------------------------------------ */
@@ -327,15 +524,4 @@ void shp_least_promised(const shp_columns *columns, const shp_ask *ask, int64_t 
             cost += cells[number];
         score[row] = -(cost * 64 + at_most(63, idle_cells(columns, row)));
     }
-}
-
-int64_t shp_best(const int64_t *score, int64_t rows) {
-    int64_t best = -1, highest = NO_PLACE;
-    for (int64_t row = 0; row < rows; row++) {
-        if (score[row] > highest) {
-            highest = score[row];
-            best = row;
-        }
-    }
-    return best;
 }

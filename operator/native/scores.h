@@ -31,10 +31,11 @@ typedef struct {
     const int64_t *like;
 } shp_columns;
 
-/* Usable capacity under one estimate of the demand. `in_proportion` is of 1001 x (2 kinds + 1); `time_fits` of 1001 x
+/* Usable capacity under one estimate of the demand, which has a `number` from 1 on. `in_proportion` is of 1001 x (2 kinds + 1); `time_fits` of 1001 x
  * kinds; `memory_fits`, null where all memory is in proportion, of sizes x 1001 x kinds; `weights` of (models + 1) x
  * kinds; `gap_loss` of 1001. `held` (rows x (2 kinds + 1)) and `value` (rows) are what `shp_hold` keeps of each row. */
 typedef struct {
+    int64_t number;
     int64_t kinds;
     int64_t models;
     int64_t sizes;
@@ -71,14 +72,27 @@ typedef struct {
     const uint8_t *blocked;
 } shp_ask;
 
+/* Scores of all rows for one kind of request, the lowest number where it does not fit; what the best cell of each is
+ * like; the number of the weights that it was made with, 0: it is a guess. */
+typedef struct {
+    int64_t *score;
+    int64_t *cell;
+    int64_t *weights;
+} shp_scores;
+
 /* The cells of one row that pass, in order; how many. `cells` has room for the width. 0 where the node does not pass
  * or has fewer than asked. */
 int64_t shp_passing(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells);
 
-/* Scores the rows that changed after `seen` anew, SHP_NO_PLACE where none fits; `cell`: what the best cell is like.
- * `scratch` has room for the width + 3 x kinds numbers. Returns how many rows were scored, not looked up. */
-int64_t shp_score(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
-                  int64_t *score, int64_t *cell, float *scratch, int64_t *cells);
+/* Scores the rows that changed after `seen` anew, the lowest number where none fits. Where those are many, most are only
+ * guessed. `scratch` has room for 3 x kinds numbers, here and below. */
+void shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
+                const shp_scores *scores, float *scratch, int64_t *cells);
+
+/* The best row, -1 where none has a place; the first of equals. What looks best is made anew until what is best was made
+ * with the weights that hold, or the work is done: then the best of those that were. */
+int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask,
+                 const shp_scores *scores, float *scratch, int64_t *cells);
 
 /* Makes `held` and `value` of these rows anew. */
 void shp_hold(const shp_columns *columns, const shp_capacity *capacity, const int64_t *rows, int64_t count,
@@ -89,8 +103,5 @@ void shp_most_free(const shp_columns *columns, const shp_ask *ask, int64_t *scor
 
 /* Scores all rows by how little is promised on the GPUs taken, those in use first; then by how few are idle. */
 void shp_least_promised(const shp_columns *columns, const shp_ask *ask, int64_t *score, int64_t *cells);
-
-/* The first of the highest, -1 where no row has a place. */
-int64_t shp_best(const int64_t *score, int64_t rows);
 
 #endif

@@ -21,7 +21,18 @@ ffi.set_source(
     include_dirs=[str(HERE)],
     depends=[str(HEADER), str(SOURCE)],
     # The same sums on every machine: nothing is contracted or reordered.
-    extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"],
+    extra_compile_args=[
+        "-std=c11",
+        "-O3",
+        "-ffp-contract=off",
+        "-fno-trapping-math",
+        "-fno-math-errno",
+        "-fno-signed-zeros",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unused-parameter",
+    ],
     libraries=["m"],
     py_limited_api=False,
 )

@@ -22,6 +22,8 @@ from .usable import UsableCapacity
 
 _MAX_KINDS = 4096
 _SAMPLE = 4096
+_LEARNING = 512
+"""Arrivals up to which new weights differ so much from those before that scores made with those say nothing."""
 
 
 class Packing:
@@ -69,8 +71,9 @@ class Packing:
         idle = float(np.maximum(columns.free, 0).sum())
         usable.weigh_by_scarcity(room, max(idle, 1.0))
         self._scores.weigh(usable)
-        self._scored.clear()
         self.usable = usable
+        if self.demand.arrivals < _LEARNING:
+            self._scored.clear()
 
     def forget(self) -> None:
         """Drops the scores that were kept, not what was learned. The next decision of each kind makes its own anew."""
@@ -97,7 +100,7 @@ class Packing:
         self.settle()
         key = request_key(request)
         scored = self._scored.get(key) or self._new(key, Ask.of(request))
-        self._scores.score(scored)
+        self._scores.update(scored)
         return scored
 
     def host(self, needs: PodNeeds) -> Offers:
@@ -105,7 +108,7 @@ class Packing:
         self.settle()
         key = ("host", *needs_key(needs))
         scored = self._scored.get(key) or self._new(key, Ask(needs))
-        self._scores.score(scored)
+        self._scores.update(scored)
         return Offers(self, scored)
 
     def most_free(self, request: Request, *, without: Iterable[str] = ()) -> Offers:

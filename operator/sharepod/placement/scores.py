@@ -38,19 +38,24 @@ _IN_PROPORTION = -1
 
 class Scored:
     """Scores of all nodes for one kind of request; `NO_PLACE` where it does not fit. `cell`: what the chosen cell is
-    like. `seen`: the stamp up to which changes are in."""
+    like. `weights`: the number of the weights that each was made with; 0: it is a guess. `seen`: the stamp up to which
+    changes are in."""
 
-    __slots__ = ("_ask", "_blocked", "_kept", "ask", "cell", "for_cell", "for_score", "score", "seen")
+    __slots__ = ("_ask", "_blocked", "_kept", "ask", "cell", "in_c", "score", "seen", "weights")
 
     def __init__(self, ask: Ask, rows: int) -> None:
         self.ask = ask
         self.seen = 0
         self.score = np.full(rows, NO_PLACE, dtype=np.int64)
         self.cell = np.zeros(rows, dtype=np.int64)
-        self.for_score = _ffi.from_buffer("int64_t[]", self.score)
-        self.for_cell = _ffi.from_buffer("int64_t[]", self.cell)
+        self.weights = np.zeros(rows, dtype=np.int64)
+        self.in_c = _ffi.new("shp_scores *")
         self._ask = _ffi.new("shp_ask *")
         self._kept: dict[str, tuple[Array, Any]] = {}
+        for name in ("score", "cell", "weights"):
+            array = getattr(self, name)
+            self._kept[name] = array, _ffi.from_buffer("int64_t[]", array)
+            setattr(self.in_c, name, self._kept[name][1])
         self._blocked: tuple[tuple[int, int], ...] = ()
         resources = ask.needs.resources
         self._ask.count, self._ask.milli, self._ask.whole = ask.count, ask.milli, ask.whole
@@ -61,7 +66,7 @@ class Scored:
     def copy(self) -> Scored:
         """As it stands, for one decision."""
         copy = Scored(self.ask, len(self.score))
-        copy.score[:], copy.cell[:], copy.seen = self.score, self.cell, self.seen
+        copy.score[:], copy.cell[:], copy.weights[:], copy.seen = self.score, self.cell, self.weights, self.seen
         return copy
 
     def against(self, columns: Columns, masks: NodeMasks) -> Any:
@@ -116,6 +121,7 @@ class Scores:
         self._view: Any = None
         self._capacity: Any = None
         self._usable: UsableCapacity | None = None
+        self._number = 0
         self._kept: list[Any] = []
         self._tables: list[Any] = []
         self.weigh(UsableCapacity({}, models=(), sizes=()))
@@ -138,7 +144,9 @@ class Scores:
     def weigh(self, usable: UsableCapacity) -> None:
         """Takes these weights from now on. What it is told of the nodes stays; no score made before holds any more."""
         self._usable = usable
+        self._number += 1
         capacity = _ffi.new("shp_capacity *")
+        capacity.number = self._number
         capacity.kinds, capacity.models, capacity.sizes = usable.kinds, usable.models, usable.sizes
         capacity.mix, capacity.gap_weight, capacity.round_to = usable.mix, GAP_WEIGHT, ROUND_TO
         self._tables = []
@@ -168,35 +176,36 @@ class Scores:
             pointer = _ffi.from_buffer("int64_t[]", rows)
             _lib.shp_hold(self._view, self._capacity, pointer, rows.size, self._for_scratch)
 
-    def score(self, scored: Scored) -> None:
-        """Brings it up to date by usable capacity."""
+    def update(self, scored: Scored) -> None:
+        """Takes in what has changed on the nodes."""
         columns = self._columns
         if scored.seen < columns.now:
             ask = scored.against(columns, self._masks)
-            _lib.shp_score(
-                self._view,
-                self._capacity,
-                ask,
-                scored.seen,
-                scored.for_score,
-                scored.for_cell,
-                self._for_scratch,
-                self._for_cells,
+            _lib.shp_update(
+                self._view, self._capacity, ask, scored.seen, scored.in_c, self._for_scratch, self._for_cells
             )
             scored.seen = columns.now
+
+    def best(self, scored: Scored) -> int:
+        """The first of the nodes with the highest score; -1: there is no place."""
+        ask = scored.against(self._columns, self._masks)
+        best = _lib.shp_best(self._view, self._capacity, ask, scored.in_c, self._for_scratch, self._for_cells)
+        return int(best)
 
     def most_free(self, ask: Ask) -> Scored:
         """By how free the fullest of the GPUs is that would be taken."""
         scored = Scored(ask, len(self._columns.names))
         compiled = scored.against(self._columns, self._masks)
-        _lib.shp_most_free(self._view, compiled, scored.for_score, self._for_cells)
+        _lib.shp_most_free(self._view, compiled, scored.in_c.score, self._for_cells)
+        scored.weights[:] = self._number
         return scored
 
     def least_promised(self, ask: Ask) -> Scored:
         """By how little of the GPUs in use is promised; then by how few are idle."""
         scored = Scored(ask, len(self._columns.names))
         compiled = scored.against(self._columns, self._masks)
-        _lib.shp_least_promised(self._view, compiled, scored.for_score, self._for_cells)
+        _lib.shp_least_promised(self._view, compiled, scored.in_c.score, self._for_cells)
+        scored.weights[:] = self._number
         return scored
 
     def passing(self, scored: Scored, row: int) -> list[int]:
@@ -204,11 +213,6 @@ class Scores:
         compiled = scored.against(self._columns, self._masks)
         found = _lib.shp_passing(self._view, compiled, row, self._for_cells)
         return list(self._for_cells[0:found])
-
-    @staticmethod
-    def best(scored: Scored) -> int:
-        """The first of the nodes with the highest score; -1: there is no place."""
-        return int(_lib.shp_best(scored.for_score, len(scored.for_score)))
 
     @staticmethod
     def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
