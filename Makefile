@@ -18,7 +18,7 @@ SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-changes bench-apply \
-	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-hook gpu-kit bench-gpu clean
+	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ bench-chaos: shim cluster ## 2,000 SharePods on 1,000 nodes, the operator killed
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py
+
+soak-memory: shim doubles ## twenty minutes of random memory calls, ledger against driver, from a printed seed; SEED= repeats a run
+	@$(BIN)/python benchmarks/soak_memory.py
 
 soak-agent: shim doubles ## twenty minutes of trouble for an agent and its tenants, from a printed seed; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_agent.py

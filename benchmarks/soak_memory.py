@@ -1,0 +1,14 @@
+"""Twenty minutes of random memory calls of several processes: see `tests/hook/soak_memory.py`."""
+
+from __future__ import annotations
+
+import sys
+
+from harness.soak import main
+from hook.agent_node import built
+from hook.soak_memory import WANTED, soak
+
+if __name__ == "__main__":
+    if not built():
+        sys.exit("hook or double not built: run `make shim doubles`")
+    sys.exit(main("memory", soak, wanted=WANTED))
