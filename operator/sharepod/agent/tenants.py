@@ -9,51 +9,33 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, TenantState, TenantStatus
+from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import Usage
 
-from .busy import BusyClock, Key
-from .contexts import ContextCosts
+from .busy import BusyClock
+from .entry import Entry, limits_text, not_servable
 from .handover import HandOver
 from .histogram import Histogram
-from .inventory import Process, Reading, is_gpu_uuid
+from .inventory import Reading
+from .observer import Observer, OwnerOf, Residue
 from .refusals import Refusal
 from .served import ServedTenant
 from .settings import Settings
-from .sightings import Sighting, Sightings, sort
+from .sightings import Sightings
 from .statedir import StateDir
 from .tokens import Tokens
 from .watch import TenantWatch
 
 log = structlog.get_logger(__name__)
 
-Residue = Callable[[str], str | None]
-OwnerOf = Callable[[int], str | None]
-
 _CHECKPOINT_S = 0.2
 """How much of the time accounts an agent that is killed takes with it."""
 
 _RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
-
-
-@dataclass
-class _Entry:
-    """A row in force. `served` None: nothing is served (Exclusive, refused, or not servable); then `trouble` may say
-    why."""
-
-    row: Tenant
-    watch: TenantWatch
-    served: ServedTenant | None = None
-    directory: Path | None = None
-    trouble: str | None = None
-    drained: bool = False
-    seen: Sighting = field(default_factory=Sighting)
-    """What the last reading showed of it."""
 
 
 class Tenants:
@@ -65,17 +47,12 @@ class Tenants:
         self._changed = changed
         self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open)
         self._tokens = Tokens(settings.timeshare())
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._leftovers: set[str] = set()
         self._applying = asyncio.Lock()
         self._removing: asyncio.Task[None] | None = None
         self._known = False
-        self.busy = BusyClock()
-        """How long tenants and GPUs were busy, as the driver says."""
-        self._contexts = ContextCosts(settings.state_dir / "contexts.json")
-        self._models: dict[str, tuple[str, str]] = {}
-        """By UUID, model and driver, as last read."""
-        self._saving: asyncio.Task[None] | None = None
+        self._observer = Observer(settings.state_dir / "contexts.json", self._tokens.usage)
         self._checkpointing: asyncio.TimerHandle | None = None
         self._refusals: Counter[Refusal] = Counter()
         """By tenants that are gone."""
@@ -83,14 +60,13 @@ class Tenants:
     async def start(self) -> None:
         """Prepares the state directory and the hook. Raises `StateDirError`."""
         digest = await asyncio.to_thread(self._state.prepare)
-        await asyncio.to_thread(self._contexts.load)
+        await self._observer.start()
         log.info("hook", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
         """Closes every socket; directories stay, for pods outlive the agent."""
-        for task in (self._removing, self._saving):
-            if task is not None:
-                await asyncio.gather(task, return_exceptions=True)
+        await self._removals()
+        await self._observer.close()
         if self._checkpointing is not None:
             self._checkpointing.cancel()
             self._checkpointing = None
@@ -129,6 +105,11 @@ class Tenants:
             raise OSError(first.errno, words, first.filename) from first
 
     @property
+    def busy(self) -> BusyClock:
+        """How long tenants and GPUs were busy, as the driver says."""
+        return self._observer.busy
+
+    @property
     def known(self) -> bool:
         """Whether the node's ledger has been applied since the start."""
         return self._known
@@ -160,12 +141,26 @@ class Tenants:
 
     def status(self) -> tuple[TenantStatus, ...]:
         """One entry per row in force, in the ledger's order."""
-        return tuple(self._status(entry) for entry in self._entries.values())
+        return tuple(
+            TenantStatus(
+                id=entry.row.id,
+                processes=len(entry.processes),
+                memory=max(self.memory_used(entry.row.id).values(), default=0),
+                held_milli=round(
+                    max((self.usage_ratio(entry.row.id, uuid) or 0.0 for uuid in entry.row.gpus), default=0.0) * 1000
+                ),
+                connected=entry.served is not None and entry.served.greeted_ever,
+                enforced=entry.enforced,
+                findings=entry.watch.findings if entry.serving is not None else (),
+                drained=entry.drained,
+            )
+            for entry in self._entries.values()
+        )
 
     def usage(self, tenant_id: str) -> Usage | None:
         """Token time of a tenant that is being served."""
         entry = self._entries.get(tenant_id)
-        if entry is None or entry.served is None or entry.row.state is TenantState.RELEASING:
+        if entry is None or entry.serving is None:
             return None
         return self._tokens.usage(tenant_id)
 
@@ -206,12 +201,11 @@ class Tenants:
 
     def served(self) -> tuple[ServedTenant, ...]:
         """Those that are being served."""
-        entries = self._entries.values()
-        return tuple(e.served for e in entries if e.served is not None and e.row.state is TenantState.RESERVED)
+        return tuple(entry.serving for entry in self._entries.values() if entry.serving is not None)
 
     def know_models(self, reading: Reading) -> None:
         """What GPUs there are. Before the first client comes: it is told what its contexts take."""
-        self._models = {gpu.uuid: (gpu.model, reading.driver) for gpu in reading.gpus}
+        self._observer.know_models(reading)
 
     def begin_reading(self) -> None:
         """From now on the inventory is being read: what `observe` is given next is from no earlier."""
@@ -221,76 +215,12 @@ class Tenants:
 
     def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Sightings:
         """Takes note of what a reading of the inventory says about the tenants, and says whose the processes are.
-        Called once per inventory interval.
-
-        A reading that is an earlier one repeated shows nobody drained, nor does a GPU whose processes cannot be read.
-        """
-        sightings = sort(reading, lambda process: self._owner(process, owner_of))
-        for entry in self._entries.values():
-            entry.seen = sightings.of(entry.row.id)
-        if reading.fresh:
-            now = asyncio.get_running_loop().time()
-            self._observe_busy(now, reading)
-            for entry in self._entries.values():
-                if entry.served is not None and entry.row.state is TenantState.RESERVED:
-                    entry.served.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
-                    self._watch(now, entry, entry.served, reading)
-                self._judge(entry, residue, reading.unread)
-            self._learn_contexts(reading)
+        Called once per inventory interval."""
+        sightings = self._observer.observe(self._entries, reading, residue=residue, owner_of=owner_of)
         self._remove_leftovers(residue)
         return sightings
 
     # ---- inside
-
-    def _learn_contexts(self, reading: Reading) -> None:
-        self.know_models(reading)
-        for gpu in reading.gpus:
-            if gpu.uuid in reading.unread:
-                continue
-            samples: dict[int, int] = {}
-            for entry in self._entries.values():
-                if entry.served is not None and gpu.uuid in entry.row.gpus and gpu.uuid in entry.seen.memory:
-                    samples |= entry.served.beyond_credits(gpu.uuid, entry.seen.memory[gpu.uuid])
-            self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
-        if self._contexts.changed and (self._saving is None or self._saving.done()):
-            self._saving = asyncio.create_task(self._save_contexts(), name="save-contexts")
-
-    async def _save_contexts(self) -> None:
-        try:
-            await asyncio.to_thread(self._contexts.save)
-        except OSError as error:
-            log.warning("cannot keep what contexts take", error=str(error))
-
-    def _context_kib(self, uuid: str) -> int:
-        return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
-
-    def _observe_busy(self, now: float, reading: Reading) -> None:
-        busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.busy.items()}
-        kept: list[Key] = [("", gpu.uuid) for gpu in reading.gpus]
-        for tenant_id, entry in self._entries.items():
-            for uuid in entry.row.gpus:
-                part = reading.busy.get(uuid)  # an Exclusive tenant's is the GPU's
-                if entry.row.mode is Mode.SHARED:
-                    there = uuid in entry.seen.memory
-                    part = entry.seen.busy.get(uuid) if there else None if uuid in reading.unread else 0.0
-                if part is not None:
-                    busy[tenant_id, uuid] = part
-                kept.append((tenant_id, uuid))
-        self.busy.observe(now, busy, kept)
-
-    def _watch(self, now: float, entry: _Entry, served: ServedTenant, reading: Reading) -> None:
-        row, usage = entry.row, self._tokens.usage(entry.row.id)
-        entry.watch.see_processes(now, entry.seen.pids - served.processes.pids)
-        entry.watch.see_blind(reading.unread.intersection(row.gpus))
-        told = {
-            uuid: seconds
-            for uuid in row.gpus
-            if self.busy.ratio((row.id, uuid)) is not None
-            and (seconds := self.busy.seconds((row.id, uuid))) is not None
-        }
-        entry.watch.see_time(now, told, usage.held_ns / 1e9)
-        entry.watch.see_memory(now, served.memory.gaps())
-        entry.watch.see_overtakings(now, usage.overdue)
 
     async def _apply_row(self, row: Tenant) -> None:
         entry = self._entries.get(row.id)
@@ -300,11 +230,11 @@ class Tenants:
             log.error("a tenant moved in the ledger; its clients have to connect anew", tenant=row.id)
             self._close(entry)
             entry = None
-        trouble = _not_servable(row)
+        trouble = not_servable(row)
         if trouble is not None:
             if entry is None or entry.trouble != trouble:
                 log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=trouble)
-            self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), trouble=trouble)
+            self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()), trouble=trouble)
         elif row.state is TenantState.RELEASING:
             await self._release(row, entry)
         elif entry is None or entry.directory is None:
@@ -312,7 +242,7 @@ class Tenants:
         else:
             await self._change(row, entry)
 
-    async def _serve(self, row: Tenant, entry: _Entry | None) -> None:
+    async def _serve(self, row: Tenant, entry: Entry | None) -> None:
         if entry is not None:
             self._close(entry)
         self._leftovers.discard(row.id)
@@ -322,7 +252,7 @@ class Tenants:
         served = None
         if row.mode is Mode.SHARED:
             served = await self._listen(row)
-        self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
+        self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
         log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
 
     async def _listen(self, row: Tenant) -> ServedTenant:
@@ -341,7 +271,7 @@ class Tenants:
             if listener is not None:
                 listener.close()
             raise
-        served.context_kib = self._context_kib
+        served.context_kib = self._observer.context_kib
         if self._checkpointing is None:
             self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
         if left.holders:
@@ -354,7 +284,7 @@ class Tenants:
             if entry.served is not None:
                 entry.served.checkpoint()
 
-    async def _change(self, row: Tenant, entry: _Entry) -> None:
+    async def _change(self, row: Tenant, entry: Entry) -> None:
         if entry.served is not None and limits_text(row) != limits_text(entry.row):
             await asyncio.to_thread(self._state.write_limits, row.id, limits_text(row))
             entry.served.update(row)
@@ -365,9 +295,9 @@ class Tenants:
             entry.served.row = row
         entry.row = row
 
-    async def _release(self, row: Tenant, entry: _Entry | None) -> None:
+    async def _release(self, row: Tenant, entry: Entry | None) -> None:
         if entry is None:
-            entry = self._entries[row.id] = _Entry(row, TenantWatch(self._settings.watch()))
+            entry = self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()))
             if row.id not in await asyncio.to_thread(self._state.existing):
                 return
         if entry.row.state is not TenantState.RELEASING or entry.directory is not None:
@@ -384,42 +314,11 @@ class Tenants:
             self._leftovers.add(tenant_id)
         log.info("tenant is gone from the ledger", tenant=tenant_id)
 
-    def _close(self, entry: _Entry) -> None:
+    def _close(self, entry: Entry) -> None:
         if entry.served is not None:
             self._refusals += entry.served.refusals.counts
             entry.served.close()
             entry.served = None
-
-    def _owner(self, process: Process, owner_of: OwnerOf) -> str | None:
-        for tenant_id, entry in self._entries.items():
-            if entry.served is not None and process.pid in entry.served.processes:
-                return tenant_id
-        owner = owner_of(process.pid)
-        if owner is not None:
-            return owner
-        for tenant_id, entry in self._entries.items():
-            if entry.row.mode is Mode.EXCLUSIVE and process.uuid in entry.row.gpus:
-                return tenant_id
-        return None
-
-    def _judge(self, entry: _Entry, residue: Residue, unread: frozenset[str]) -> None:
-        """Whether a tenant that is being released has left nothing behind. Once it has, it stays so."""
-        if entry.row.state is not TenantState.RELEASING or entry.drained:
-            return
-        clients = len(entry.served.processes) if entry.served is not None else 0
-        left = f"{clients} of its processes run" if clients else None
-        if entry.seen.pids:
-            left = f"process {min(entry.seen.pids)} is on its GPU"
-        blind = sorted(unread.intersection(entry.row.gpus))
-        if left is None and blind:
-            left = f"the processes on {', '.join(blind)} cannot be read"
-        left = left or residue(entry.row.id)
-        if left is None:
-            entry.drained = True
-            log.info("tenant is drained", tenant=entry.row.id)
-        elif left != entry.trouble:
-            log.info("tenant is not drained yet", tenant=entry.row.id, left=left)
-        entry.trouble = left
 
     def _remove_leftovers(self, residue: Residue) -> None:
         if not self._leftovers or (self._removing is not None and not self._removing.done()):
@@ -443,50 +342,3 @@ class Tenants:
     async def _removals(self) -> None:
         if self._removing is not None:
             await asyncio.gather(self._removing, return_exceptions=True)
-
-    def _status(self, entry: _Entry) -> TenantStatus:
-        served, row = entry.served, entry.row
-        clients = served.processes.pids if served is not None else frozenset()
-        serving = served is not None and row.state is TenantState.RESERVED
-        return TenantStatus(
-            id=row.id,
-            processes=len(clients | entry.seen.pids),
-            memory=max(self.memory_used(row.id).values(), default=0),
-            held_milli=round(max((self.usage_ratio(row.id, uuid) or 0.0 for uuid in row.gpus), default=0.0) * 1000),
-            connected=served is not None and served.greeted_ever,
-            enforced=self._enforced(entry) if serving else None,
-            findings=entry.watch.findings if serving else (),
-            drained=entry.drained,
-        )
-
-    @staticmethod
-    def _enforced(entry: _Entry) -> bool | None:
-        watch = entry.watch
-        if watch.stands(FindingReason.PROCESS_WITHOUT_HOOK) or watch.stands(FindingReason.BUSY_BEYOND_HELD):
-            return False
-        if watch.stands(FindingReason.PROCESSES_NOT_TOLD):
-            return None
-        return True if entry.served is not None and entry.served.greeted_ever else None
-
-
-def limits_text(row: Tenant) -> str:
-    """The file `limits`, as the hook reads it."""
-    enforced = int(row.memory_isolation is MemoryIsolation.ENFORCED)
-    return "".join(
-        f"gpu {gpu} request {row.request_milli} limit {row.limit_milli} memory {row.memory} enforced {enforced}\n"
-        for gpu in row.gpus
-    )
-
-
-def _not_servable(row: Tenant) -> str | None:
-    """What is wrong with a row, in words, or None."""
-    if not StateDir.serves(row.id):
-        return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
-    for gpu in row.gpus:
-        if not is_gpu_uuid(gpu):
-            return f"gpus: {gpu!r} is not the UUID of a GPU"
-    if len(set(row.gpus)) != len(row.gpus):
-        return "gpus: a GPU stands there twice"
-    if row.mode is Mode.SHARED and row.request_milli > row.limit_milli:
-        return f"requestMilli {row.request_milli} is more than limitMilli {row.limit_milli}"
-    return None
