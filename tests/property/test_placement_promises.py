@@ -1,5 +1,5 @@
 """What placement promises whatever happens: decisions, writes that succeed, fail or are read back late, restarts of
-nodes.
+nodes and of the operator, between any two writes.
 
 The machine plays the cluster's other parts: it writes any decided row into a ledger of its own, in any order, and has
 stale readings of it come back. The rules of placement are written down here a second time, over plain rows, and
@@ -124,9 +124,18 @@ def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
 class Placement(RuleBasedStateMachine):
     """One run: a small cluster, then anything in any order."""
 
-    @initialize(data=st.data(), count=st.sampled_from([3, 2, 1]), wave=st.lists(requests(), min_size=4, max_size=10))
-    def start(self, data: st.DataObject, count: int, wave: list[Request]) -> None:
-        self.cluster = Cluster()
+    asked = runs = 0
+
+    @initialize(
+        data=st.data(),
+        count=st.sampled_from([3, 2, 1]),
+        wave=st.lists(requests(), min_size=4, max_size=10),
+        learned=st.booleans(),
+    )
+    def start(self, data: st.DataObject, count: int, wave: list[Request], learned: bool) -> None:
+        Placement.runs += 1
+        self.came = wave if learned else []
+        self.cluster = self.new_operator()
         self.states: dict[str, NodeState] = {}
         self.ledgers: dict[str, Ledger] = {}
         self.most: dict[TenantId, tuple[int, int]] = {}
@@ -139,6 +148,15 @@ class Placement(RuleBasedStateMachine):
             self.ledgers[state.name] = Ledger()
             self.cluster.upsert_node(state)
         self.ask_all(wave)
+
+    def new_operator(self) -> Cluster:
+        """One that has seen such requests come, where this run has it so, and places by what it has learned."""
+        cluster = Cluster()
+        for request in self.came * 8:
+            cluster.packing.arrived(request)
+        if self.came:
+            cluster.packing.renew()
+        return cluster
 
     # What the rules of placement are, once more, over plain rows
 
@@ -233,6 +251,7 @@ class Placement(RuleBasedStateMachine):
             self.ask_one(replace(request, tenant=TenantId(f"t{self.serial}"), name=f"p{self.serial}"))
 
     def ask_one(self, request: Request) -> None:
+        Placement.asked += 1
         before = self.rows_everywhere()
         answer = place(self.cluster, request)
         assert answer == place(self.cluster, request)
@@ -378,15 +397,25 @@ class Placement(RuleBasedStateMachine):
         for name in self.states:
             for row in self.cluster.pending(name):
                 self.revert(name, row.tenant)
-        before = self.cluster
-        self.cluster = Cluster()
+        before = self.rows_everywhere()
+        self.start_over()
+        assert self.rows_everywhere() == before
+
+    @rule()
+    def crash(self) -> None:
+        """The operator dies between two writes. The next one knows what was written, told or not, and nothing else."""
+        self.unanswered.clear()
+        self.start_over()
+        for name, ledger in self.ledgers.items():
+            assert {row.tenant: row for row in self.rows(name)} == ledger.rows
+        self.most = {row.tenant: (row.request, row.memory) for name in self.states for row in self.rows(name)}
+
+    def start_over(self) -> None:
+        self.cluster = self.new_operator()
         self.refused = []
         for name, ledger in self.ledgers.items():
-            known = {row.tenant: row for row in before.reservations(name)}
-            rows = [replace(row, needs=known[row.tenant].needs) for row in ledger.rows.values()]
-            assert self.cluster.load(name, rows, ledger.generation) == ()
+            assert self.cluster.load(name, list(ledger.rows.values()), ledger.generation) == ()
             self.cluster.upsert_node(self.states[name])
-            assert self.cluster.reservations(name) == before.reservations(name)
 
     def read(self, name: str) -> None:
         ledger = self.ledgers[name]
@@ -451,7 +480,7 @@ class Placement(RuleBasedStateMachine):
 
 TestPlacement = Placement.TestCase
 TestPlacement.settings = settings(
-    max_examples=200,
+    max_examples=60,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

@@ -1,0 +1,34 @@
+"""Random sequences of everything that can happen to placement, against its rules written down a second time.
+
+See test_placement_promises.py for what is checked after each step; a failure prints the
+shortest sequence that shows it.
+"""
+
+from __future__ import annotations
+
+from harness.soak import Run
+from hypothesis import HealthCheck, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from property.test_placement_promises import Placement
+
+WANTED = {"broken": 0}
+_SETTINGS = settings(
+    max_examples=10,
+    stateful_step_count=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def soak(run: Run) -> dict[str, int]:
+    Placement.asked = Placement.runs = 0
+    broken = 0
+    while not run.over() and not broken:
+        machine = seed(run.random.randrange(1 << 31))(type("Placement", (Placement,), {}))
+        try:
+            run_state_machine_as_test(machine, settings=_SETTINGS)
+        except Exception as failure:  # whatever it is, the run has found it
+            broken += 1
+            print("".join(getattr(failure, "__notes__", [])) or repr(failure), flush=True)
+    return {"sequences": Placement.runs, "requests": Placement.asked, "broken": broken}

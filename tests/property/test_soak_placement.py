@@ -1,0 +1,13 @@
+"""A slice of `make soak-placement`."""
+
+from __future__ import annotations
+
+import pytest
+from harness.soak import slice_of
+from property.soak_placement import WANTED, soak
+
+
+@pytest.mark.soak
+def test_whatever_happens_in_whatever_order_placement_keeps_its_promises() -> None:
+    counts = soak(slice_of("placement"))
+    assert {name: counts[name] for name in WANTED} == WANTED, counts
