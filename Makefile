@@ -18,7 +18,7 @@ SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-shares bench-handoff bench-changes bench-apply \
-	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement gpu-kit bench-gpu clean
+	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ bench-gpu: gpu-kit ## the GPU kit on the fake driver: its tables, marked so
 
 soak-placement: shim ## twenty minutes of random sequences of what can happen to placement; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_placement.py $(SOAK_ARGS)
+
+sanitize: shim doubles ## random life with the hook's C sources under the address, undefined-behaviour and thread sanitizers
+	@$(BIN)/python -m hook.sanitize $(SANITIZE_ARGS)
 
 soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kills, stops, daemons that go, captures; SEED= repeats
 	@$(BIN)/python benchmarks/soak_hook.py $(SOAK_ARGS)

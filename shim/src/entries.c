@@ -35,7 +35,7 @@ static const struct row rows[ENTRY_COUNT] = {
 #define CALLED(symbol, name, since, parameters) WRAPPED(call, symbol, name, since, parameters)
 #include "entries.def"
 
-void *entries_driver[ENTRY_COUNT];
+_Atomic(void *) entries_driver[ENTRY_COUNT];
 static _Atomic bool loaded;
 
 bool entries_load(void) {

@@ -7,6 +7,7 @@
 #define SHAREPOD_ENTRIES_H
 
 #include <cuda.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define DRIVER_FILE "libcuda.so" /* how the name of the driver's file begins */
@@ -24,11 +25,13 @@ enum entry {
 #define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
 #include "entries.def"
 
-extern void *entries_driver[ENTRY_COUNT];
+/* Filled in by whichever thread comes first, by several at once with the same. */
+extern _Atomic(void *) entries_driver[ENTRY_COUNT];
 
 /* The driver's own function, by its prototype; may be NULL: a driver need not have every one. */
-#define DRIVER(symbol) ((__typeof__(&symbol))entries_driver[ENTRY_##symbol])
-#define HAS(symbol) (entries_driver[ENTRY_##symbol] != NULL)
+#define DRIVER(symbol) \
+    ((__typeof__(&symbol))atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed))
+#define HAS(symbol) (atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed) != NULL)
 
 /* Finds the driver's functions, once libcuda is loaded; false before that. */
 bool entries_load(void);

@@ -96,9 +96,12 @@ static struct verdict decide(const struct lookup *lookup) {
 }
 
 static void *real(void **known, const char *name) {
-    if (*known == NULL)
-        *known = object_next_symbol(name);
-    return *known;
+    void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
+    if (found == NULL) {
+        found = object_next_symbol(name);
+        __atomic_store_n(known, found, __ATOMIC_RELAXED);
+    }
+    return found;
 }
 
 __attribute__((visibility("hidden"), used)) struct verdict interpose_dlsym(void *handle, const char *symbol,

@@ -131,7 +131,7 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
 
 /* For a process that uses CUDA: the same figures as cuMemGetInfo's. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
-    struct process *process = __atomic_load_n(&the_process, __ATOMIC_ACQUIRE);
+    struct process *process = atomic_load(&the_process);
     int place = -1;
     if (process == NULL || !atomic_load(&process->session.ready))
         return false;

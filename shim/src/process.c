@@ -9,7 +9,7 @@
 #include "limits.h"
 #include "objects.h"
 
-struct process *the_process;
+struct process *_Atomic the_process;
 
 static _Atomic bool fork_watched; /* inherited by children, as the registration is */
 
@@ -136,17 +136,18 @@ static CUresult start(struct process *process) {
 }
 
 static struct process *map_process(void) {
-    struct process *fresh = sys_map(sizeof *fresh), *expected = NULL;
-    if (fresh != NULL)
-        fresh->unwiped = true;
-    if (fresh != NULL &&
-        !__atomic_compare_exchange_n(&the_process, &expected, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        sys_unmap(fresh, sizeof *fresh);
-    return the_process;
+    struct process *fresh = sys_map(sizeof *fresh), *first = NULL;
+    if (fresh == NULL)
+        return atomic_load(&the_process);
+    fresh->unwiped = true;
+    if (atomic_compare_exchange_strong(&the_process, &first, fresh))
+        return fresh;
+    sys_unmap(fresh, sizeof *fresh);
+    return first;
 }
 
 CUresult process_enter(void) {
-    struct process *process = __atomic_load_n(&the_process, __ATOMIC_ACQUIRE);
+    struct process *process = atomic_load(&the_process);
     if (process != NULL && atomic_load_explicit(&process->gate.word, memory_order_acquire) != 0)
         return CUDA_SUCCESS;
     if (process == NULL && (process = map_process()) == NULL)

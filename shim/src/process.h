@@ -38,7 +38,7 @@ struct process {
 };
 
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */
-extern struct process *the_process;
+extern struct process *_Atomic the_process;
 
 /* Sets the process up, if that is still to be done. CUDA_SUCCESS, or what the CUDA call shall return instead of doing
  * its work. */

@@ -24,7 +24,7 @@
 #define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the agent thread */
 
 #ifndef SHAREPOD_BUILD
-#define SHAREPOD_BUILD "unknown"
+#define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
 #endif
 
 /* Not in wiped memory: a child of fork closes them. Waking goes by a pipe: other than an eventfd's its file can be told

@@ -22,12 +22,12 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.soak import Run
-from sharepod.protocol import ClientFrame, Drained, GpuTerms, Grant, Want
+from sharepod.protocol import ClientFrame, Drained, GpuTerms, Grant, Limits, Recall, Want, encode
 
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, Tenant, terms
 from hook.fakecuda import create_state, submitted_at
@@ -119,8 +119,26 @@ class WatchedDaemon(ScriptedDaemon):
         elif turn.held is not None and chance < 0.05:
             self.send(client, _renewed(turn.held, self._chance.choice([5, 20])))
             self.seen["renewals"] += 1
+        elif chance > 0.999:
+            self._send_nonsense(client)
         elif chance > 0.995:
             self.recall(client, 0, self._chance.randrange(1 << 24))
+
+    def _send_nonsense(self, client: Client) -> None:
+        """The hook gives up such a connection and makes another."""
+        sound = bytearray(encode(Limits(self.gpus, self.grace_ms)))
+        match self._chance.randrange(4):
+            case 0:
+                packet = self._chance.randbytes(self._chance.randrange(1, 400))
+            case 1:
+                packet = bytes(sound[: self._chance.randrange(1, len(sound))])
+            case 2:
+                packet = encode(Recall(self._chance.randrange(len(self.gpus), 1 << 32), 1 << 60))
+            case _:
+                at = sound.index(self.gpus[0].uuid) - 8  # how many GPUs
+                packet = bytes(sound[:at] + self._chance.randbytes(4) + sound[at + 4 :])
+        client.socket.send(packet)
+        self.seen["nonsense"] += 1
 
     def _look(self, turn: Turn) -> None:
         if turn.settled is not None and (now := self._counts.launches(turn.pid)) != turn.settled:
@@ -159,6 +177,23 @@ class WatchedDaemon(ScriptedDaemon):
                 turn.due = time.monotonic() + self._chance.choice([0.0, 0.0, 0.002, 0.02])
 
 
+@dataclass(frozen=True)
+class Program:
+    """What lives, and how the hook gets into it."""
+
+    path: Path = BUILD / "programs" / "randomlife"
+    linked: bool = False
+    """With the hook, which is found in the tenant's directory; else that is preloaded."""
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, tenant: Tenant, label: str) -> dict[str, str]:
+        if not self.linked:
+            return tenant.environment(label, **self.more)
+        environment = tenant.environment(label, **self.more)
+        del environment["LD_PRELOAD"]
+        return environment | {"LD_LIBRARY_PATH": f"{tenant.directory}:{tenant.double}"}
+
+
 @dataclass
 class Life:
     """A process, and when it is to be over."""
@@ -174,8 +209,9 @@ class Life:
 class Soak:
     """`step` until the run is over, then `finish`."""
 
-    def __init__(self, run: Run, directory: Path, hook: Path) -> None:
+    def __init__(self, run: Run, directory: Path, hook: Path, program: Program) -> None:
         self._run = run
+        self._program = program
         self._chance = run.random
         self._directory = directory
         self.counts: Counter[str] = Counter(dict.fromkeys(NOTHING_OF, 0))
@@ -257,15 +293,15 @@ class Soak:
         seconds = min(self._chance.choice([0.1, 1.0, 3.0, 6.0]), left - 0.3)
         under = ["nomembarrier"] if self._chance.random() < 0.1 else []
         command: Sequence[str] = [
-            *(str(BUILD / "programs" / name) for name in (*under, "randomlife")),
+            *(str(BUILD / "programs" / name) for name in under),
+            str(self._program.path),
             *(str(self._chance.randrange(1 << 30)), f"{seconds:.2f}", str(self._chance.choice([1, 2, 4, 8]))),
         ]
         self._started += 1
         output = self._directory / f"life-{self._started}"
         with output.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=self._tenants[tenant].environment(f"t{tenant}")
-            )
+            environment = self._program.environment(self._tenants[tenant], f"t{tenant}")
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
         self._lives.append(Life(tenant, process, output, time.monotonic() + seconds))
         self.counts["processes"] += 1
 
@@ -309,10 +345,10 @@ class Soak:
             print(f"ended with {life.process.returncode}: {lines}", flush=True)
 
 
-def soak(run: Run, hook: Path) -> dict[str, int]:
+def soak(run: Run, hook: Path, program: Program = Program()) -> dict[str, int]:
     """The counts of what happened; those of NOTHING_OF have to be 0."""
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        life = Soak(run, Path(directory), hook)
+        life = Soak(run, Path(directory), hook, program)
         try:
             while not run.over():
                 life.step()

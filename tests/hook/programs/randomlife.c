@@ -193,6 +193,10 @@ static void look(void) {
 static void fork_child(void) {
     int status = -1;
     pid_t child = fork();
+#ifdef __SANITIZE_THREAD__ /* does not follow threads that such a child starts */
+    if (child == 0)
+        _exit(0);
+#endif
     if (child == 0)
         _exit(cuInit(0) == CUDA_ERROR_NOT_INITIALIZED ? 0 : 1);
     if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
@@ -248,6 +252,16 @@ static void *live(void *argument) {
     return NULL;
 }
 
+/* The first calls of a process may come from several threads at once. */
+static void *begin(void *unused) {
+    void *found;
+    int devices;
+    CHECK(cuGetProcAddress_v2("cuLaunchKernel", &found, 12000, 0, NULL));
+    CHECK(cuInit(0));
+    CHECK(cuDeviceGetCount(&devices));
+    return unused;
+}
+
 static uint64_t now_ms(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -263,7 +277,11 @@ int main(int argc, char **argv) {
     struct life own = {.random = strtoull(argv[1], NULL, 10) * 2 + 1};
     uint64_t end = now_ms() + (uint64_t)(atof(argv[2]) * 1000);
     unsigned count = (unsigned)atoi(argv[3]);
-    CHECK(cuInit(0));
+    for (unsigned i = 0; i < count; i++)
+        if (pthread_create(&threads[i], NULL, begin, NULL) != 0)
+            return 3;
+    for (unsigned i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
     CHECK(cuDevicePrimaryCtxRetain(&primary, 0));
     CHECK(cuCtxSetCurrent(primary));
     for (unsigned i = 0; i < count; i++)

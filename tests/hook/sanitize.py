@@ -1,0 +1,98 @@
+"""The hook's C sources under the address, undefined-behaviour and thread sanitizers: `make sanitize`.
+
+They are compiled with a sanitizer into a library that the program `randomlife` is linked with ahead of the fake
+driver (all but interpose.c: a `dlsym` of the hook's own would come before the sanitizer's; resolution is tested on the
+real file), and random lives are lived under the daemon that `randomlife.py` plays. A finding ends the process, so that
+it counts as failed. No finding is suppressed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.soak import Run
+
+from hook.conftest import BUILD, ROOT
+from hook.randomlife import NOTHING_OF, Program, soak
+
+KINDS = {
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    # -Wno-tsan: it does not follow fences. What they order here are atomics on both sides.
+    "thread": ["-fsanitize=thread", "-Wno-tsan"],
+}
+# The double keeps what operations may still point to, and the hook has no heap: there is nothing to leak.
+# A child of a process with threads may start threads of its own.
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66",
+    "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=66",
+    "TSAN_OPTIONS": "die_after_fork=0:halt_on_error=1:exitcode=66",
+}
+FLAGS = [
+    "-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O1", "-g", "-fPIC", "-fno-omit-frame-pointer",
+    "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-ftls-model=initial-exec",
+]  # fmt: skip
+
+
+def build(kind: str, folder: Path) -> tuple[Path, Path]:
+    """The hook and the program randomlife, in that folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = subprocess.run(
+        [sys.executable, str(ROOT / "shim" / "cuda_headers.py")], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+    common = ["cc", *FLAGS, *KINDS[kind], f"-I{ROOT / 'shim' / 'include'}", f"-I{ROOT / 'shim' / 'src'}"]
+    common += ["-isystem", headers]
+    hook, program = folder / "libsharepod.so", folder / "randomlife"
+    sources = [path for path in sorted((ROOT / "shim" / "src").glob("*.c")) if path.name != "interpose.c"]
+    objects = [folder / f"{path.stem}.o" for path in [*sources, Path("wrap.c")]]
+    compiling = [
+        [*common, "-c", str(path), "-o", str(folder / f"{path.stem}.o")]
+        for path in [*sources, ROOT / "tests" / "hook" / "sanitized" / "wrap.c"]
+    ]
+    _side_by_side(compiling)
+    link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--wrap=object_libc_symbol", "-Wl,-soname,libsharepod.so"]
+    _run([*common, *link, *map(str, objects), "-o", str(hook)])
+    driver = [f"-L{BUILD / 'fakecuda'}", "-l:libcuda.so.1"]
+    ahead = ["-Wl,--no-as-needed", f"-L{folder}", "-l:libsharepod.so"]
+    source = str(ROOT / "tests" / "hook" / "programs" / "randomlife.c")
+    _run([*common, "-o", str(program), source, *ahead, *driver, "-lpthread"])
+    return hook, program
+
+
+def _side_by_side(commands: Sequence[list[str]]) -> None:
+    waiting, running = list(commands), []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(subprocess.Popen(waiting.pop()))
+        if running.pop(0).wait() != 0:
+            raise SystemExit("the hook does not compile under a sanitizer")
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, timeout=300)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20, help="of each sanitizer")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    clean = True
+    for kind in KINDS:
+        folder = BUILD / "sanitize" / kind
+        shutil.rmtree(folder, ignore_errors=True)
+        hook, program = build(kind, folder)
+        counts = soak(Run(kind, given.seed, given.seconds), hook, Program(program, linked=True, more=OPTIONS))
+        clean &= counts.get("launches", 0) > 0 and not any(counts[name] for name in NOTHING_OF)
+        print(f"{kind}: " + ", ".join(f"{name} {count}" for name, count in counts.items()), flush=True)
+    print("clean" if clean else "NOT clean")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
