@@ -14,6 +14,7 @@
 #define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
 #define POLL_LEAST (50 * 1000ull)
 #define POLL_MOST (2 * SYS_MS)
+#define STOPPED (10 * POLL_MOST) /* between two looks: the process was stopped, or had no CPU */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -40,7 +41,8 @@ static void close(struct token *token, uint64_t now) {
     uint32_t grace_ms = the_process->session.grace_ms;
     gate_close(&the_process->gate);
     token->state = TOKEN_CLOSING;
-    token->close_until = now + (grace_ms ? grace_ms : 1000) * SYS_MS;
+    token->patience = (grace_ms ? grace_ms : 1000) * SYS_MS;
+    token->last_step = now;
     token->drain_started = now;
     token->expected = 0;
     token->next_poll = now;
@@ -213,7 +215,10 @@ static void announce(struct token *token, uint64_t now) {
 
 static uint64_t step_closing(struct token *token, uint64_t now) {
     struct process *process = the_process;
-    if (!gate_clear(&process->gate) && now < token->close_until)
+    /* What goes beyond STOPPED, nobody in this process had for leaving its launch. */
+    token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
+    token->last_step = now;
+    if (!gate_clear(&process->gate) && token->patience > 0)
         return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
     token->drained_launches = gate_launches(&process->gate);
     drain_begin(&process->streams);

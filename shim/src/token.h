@@ -27,7 +27,8 @@ struct token {
     uint64_t launches; /* at its beginning */
     uint64_t seen;     /* at the last look */
     uint64_t next_look;
-    uint64_t close_until; /* waits no longer for threads inside a launch */
+    uint64_t patience; /* with threads inside a launch; of the time that this process runs */
+    uint64_t last_step; /* of closing */
     uint64_t drain_started;
     uint64_t expected; /* when the drain is expected to end; 0: not known */
     uint64_t next_poll;
