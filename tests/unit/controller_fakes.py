@@ -11,15 +11,8 @@ import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sharepod.controller.client import (
-    AlreadyExistsError,
-    ConflictError,
-    InvalidError,
-    Json,
-    NotFoundError,
-    Resource,
-    UnavailableError,
-)
+from sharepod.controller.client import Resource
+from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError, UnavailableError
 
 
 async def _at_once(_call: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
-from sharepod.controller.client import Json
 from sharepod.controller.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
 from sharepod.controller.lifecycle import Held
+from sharepod.kube import Json
 from sharepod.placement.model import Reservation
 
 TENANT = "tenant-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from sharepod.controller.agents import AgentLeases
-from sharepod.controller.client import Json
+from sharepod.kube import Json
 
 
 class World:

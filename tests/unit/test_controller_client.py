@@ -12,21 +12,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
-from sharepod.controller.client import (
-    PODS,
+from sharepod.controller.client import PODS, Client, NotLeadingError
+from sharepod.controller.slimwatch import SlimWatch
+from sharepod.kube import (
     AlreadyExistsError,
     ApiError,
-    Client,
     ConflictError,
     ForbiddenError,
     GoneError,
     InvalidError,
     Json,
     NotFoundError,
-    NotLeadingError,
     UnavailableError,
 )
-from sharepod.controller.slimwatch import SlimWatch
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

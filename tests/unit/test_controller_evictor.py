@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
-from sharepod.controller.client import Client, Resource, UnavailableError
+from sharepod.controller.client import Client, Resource
 from sharepod.controller.events import Events
 from sharepod.controller.evictor import Allowance, Evictor
 from sharepod.controller.notes import Note
 from sharepod.controller.settings import Settings
+from sharepod.kube import UnavailableError
 
 from .controller_objects import TENANT, pod, sharepod
 

@@ -13,11 +13,12 @@ from sharepod.api.gpunode import GPUNodeSpec, Pool, Tenant, TenantState, manifes
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.controller.agents import AgentLeases
-from sharepod.controller.client import Client, InvalidError, Json, NotLeadingError
+from sharepod.controller.client import Client, NotLeadingError
 from sharepod.controller.events import Events
 from sharepod.controller.facts import gpunode_facts
 from sharepod.controller.ledger import LedgerWriter, patch
 from sharepod.controller.model import Model
+from sharepod.kube import InvalidError, Json
 from sharepod.placement.model import PlacementError, Reservation
 
 from .controller_fakes import FakeServer, unavailable

@@ -8,9 +8,9 @@ import random
 
 import pytest
 from sharepod.controller.agents import AgentLeases
-from sharepod.controller.client import Json
 from sharepod.controller.facts import pod_facts
 from sharepod.controller.model import Model
+from sharepod.kube import Json
 
 from .controller_objects import PODS, TENANT, pod_object, row, sharepod_object
 

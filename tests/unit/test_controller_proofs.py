@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from sharepod.api.sharepod import Phase
 from sharepod.controller.binder import POD_TERMINATING, Binder
-from sharepod.controller.client import Client, Json
+from sharepod.controller.client import Client
 from sharepod.controller.events import Events
 from sharepod.controller.facts import sharepod_facts
 from sharepod.controller.ledger import LedgerWriter
@@ -18,6 +18,7 @@ from sharepod.controller.proofs import Proofs
 from sharepod.controller.resizing import asks_for_another_share
 from sharepod.controller.settings import Settings
 from sharepod.controller.tenants import Tenants
+from sharepod.kube import Json
 
 from .controller_fakes import FakeServer
 from .controller_objects import PODS, TENANT, held, pod_object, row, sharepod_object

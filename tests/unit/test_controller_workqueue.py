@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from sharepod.controller import workqueue
-from sharepod.controller.client import NotLeadingError, UnavailableError
+from sharepod.controller.client import NotLeadingError
 from sharepod.controller.workqueue import Queue
+from sharepod.kube import UnavailableError
 
 
 @asynccontextmanager

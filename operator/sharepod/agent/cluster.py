@@ -20,8 +20,8 @@ from urllib.parse import quote
 import structlog
 
 from sharepod.api.gpunode import Tenant
+from sharepod.kube import ApiError, Connection, NotFoundError
 
-from .apiserver import ApiFailure, ApiServer, Refused
 from .cgroups import PodResidue
 from .core import Agent, agent_version
 from .csi.driver import Driver, GetPod, PodsUnavailableError, PodUnknownError
@@ -62,7 +62,7 @@ async def run(agent: Agent) -> None:
             await agent.tenants.apply(rows)
             await volumes.forget_all_but({row.id for row in rows})
 
-        api = await ApiServer.connect(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
+        api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
         try:
             ledger = LedgerWatch(
                 api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
@@ -119,17 +119,15 @@ def readiness(agent: Agent, ledger: LedgerWatch, kubelet: Kubelet) -> Readiness:
     return Readiness("True", "Serving")
 
 
-def pod_getter(api: ApiServer) -> GetPod:
+def pod_getter(api: Connection) -> GetPod:
     """Reads single pods from the API server."""
 
     async def get_pod(namespace: str, name: str) -> Mapping[str, object]:
         try:
             return await api.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
-        except Refused as error:
-            if error.code == 404:
-                raise PodUnknownError(f"{namespace}/{name}") from error
-            raise PodsUnavailableError(str(error)) from error
-        except ApiFailure as error:
+        except NotFoundError as error:
+            raise PodUnknownError(f"{namespace}/{name}") from error
+        except ApiError as error:
             raise PodsUnavailableError(str(error)) from error
 
     return get_pod

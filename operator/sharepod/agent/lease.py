@@ -14,8 +14,7 @@ import structlog
 
 from sharepod.api.gpunode import KIND
 from sharepod.api.objects import API_VERSION
-
-from .apiserver import MERGE_PATCH, ApiFailure, ApiServer, Json, Refused
+from sharepod.kube import MERGE_PATCH, ApiError, Connection, Json, NotFoundError
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +31,7 @@ def lease_name(node: str) -> str:
 class LivenessLease:
     """Keeps one Lease renewed."""
 
-    def __init__(self, api: ApiServer, *, namespace: str, node: str, owner_uid: Callable[[], str | None]) -> None:
+    def __init__(self, api: Connection, *, namespace: str, node: str, owner_uid: Callable[[], str | None]) -> None:
         """`owner_uid`: UID of this node's GPUNode, None while it is not known: until then there is nothing to be alive
         for.
         """
@@ -61,7 +60,7 @@ class LivenessLease:
     async def _renew_and_tell(self, owner_uid: str) -> None:
         try:
             await self.renew(owner_uid)
-        except ApiFailure as error:
+        except ApiError as error:
             if self._failing != str(error):
                 log.error(
                     "cannot renew the agent's lease; the operator will take this node for dead",
@@ -76,7 +75,7 @@ class LivenessLease:
         self.renewed_at = asyncio.get_running_loop().time()
 
     async def renew(self, owner_uid: str) -> None:
-        """One renewal; makes the Lease where there is none. Raises `ApiFailure`."""
+        """One renewal; makes the Lease where there is none. Raises `ApiError`."""
         body: Json = {
             "metadata": {
                 "ownerReferences": [{"apiVersion": API_VERSION, "kind": KIND, "name": self._node, "uid": owner_uid}]
@@ -89,10 +88,8 @@ class LivenessLease:
             },
         }
         try:
-            await self._api.patch(f"{self._collection}/{self._name}", body, MERGE_PATCH, RENEW_TIMEOUT_S)
-        except Refused as error:
-            if error.code != 404:
-                raise
+            await self._api.patch(f"{self._collection}/{self._name}", body, MERGE_PATCH, timeout_s=RENEW_TIMEOUT_S)
+        except NotFoundError:
             body["metadata"]["name"] = self._name
             await self._api.create(self._collection, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **body})
             log.info("lease made", lease=self._name)

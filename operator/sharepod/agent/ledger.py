@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.api.gpunode import PLURAL, Tenant, TenantState
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
-
-from .apiserver import ApiFailure, ApiServer, Json, Refused, backoff
+from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +45,7 @@ class LedgerWatch:
     """The GPUNode named after this node. One event loop."""
 
     def __init__(
-        self, api: ApiServer, *, node: str, apply: Apply, checkpoint: Path, on_change: Callable[[], None]
+        self, api: Connection, *, node: str, apply: Apply, checkpoint: Path, on_change: Callable[[], None]
     ) -> None:
         """`checkpoint`: the file to keep the ledger in. `on_change` is called whenever anything that can be read here
         changed.
@@ -136,7 +135,7 @@ class LedgerWatch:
         attempt = 0
         while True:
             try:
-                listed = await self._api.get(f"{GPUNODES}?fieldSelector=metadata.name%3D{self._node}")
+                listed = await self._api.get(GPUNODES, query)
                 self._take_list(listed)
                 version = str(listed["metadata"]["resourceVersion"])
                 while True:
@@ -144,13 +143,12 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except Refused as error:
-                if error.code == 410:  # fell behind: list again, at once the first time
-                    log.info("the watch of the ledger fell behind, listing again")
-                else:
-                    log.error("the ledger is refused", gpunode=self._node, error=str(error))
-            except ApiFailure as error:
+            except GoneError:  # fell behind: list again, at once the first time
+                log.info("the watch of the ledger fell behind, listing again")
+            except UnavailableError as error:
                 log.warning("cannot follow the ledger, trying again", gpunode=self._node, error=str(error))
+            except ApiError as error:
+                log.error("the ledger is refused", gpunode=self._node, error=str(error))
             attempt += 1
             await backoff(attempt)
 

@@ -21,8 +21,8 @@ import structlog
 
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
 from sharepod.api.units import format_fraction
+from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
 
-from .apiserver import JSON_PATCH, ApiFailure, ApiServer, Json, Refused, backoff
 from .core import Facts
 from .ledger import GPUNODES, LedgerWatch
 
@@ -57,7 +57,7 @@ class StatusReport:
 
     def __init__(
         self,
-        api: ApiServer,
+        api: Connection,
         *,
         node: str,
         ledger: LedgerWatch,
@@ -83,13 +83,13 @@ class StatusReport:
             try:
                 wrote = await self.write_if_due()
                 attempt = 0
-            except Refused as error:
+            except UnavailableError as error:
+                log.warning("cannot write the agent's status, trying again", error=str(error))
+            except ApiError as error:
                 # 422: what was tested for has changed, 404: the object is gone. The watch brings the new state.
-                if error.code not in (404, 409, 422) or attempt > 2:
+                if error.status not in (404, 409, 422) or attempt > 2:
                     log.error("the agent's status is refused", path=self._path, error=str(error))
                 self._written = None
-            except ApiFailure as error:
-                log.warning("cannot write the agent's status, trying again", error=str(error))
             else:
                 if wrote:
                     await asyncio.sleep(FACTS_EVERY_S)
@@ -108,11 +108,11 @@ class StatusReport:
         try:
             async with asyncio.timeout(LAST_WRITE_S):
                 await self.write_if_due()
-        except (TimeoutError, ApiFailure) as error:
+        except (TimeoutError, ApiError) as error:
             log.info("could not say that the agent stops", error=str(error))
 
     async def write_if_due(self) -> bool:
-        """Writes what is due now; returns whether anything was. Raises `ApiFailure`."""
+        """Writes what is due now; returns whether anything was. Raises `ApiError`."""
         ledger, now = self._ledger, asyncio.get_running_loop().time()
         gpunode = ledger.object
         if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:

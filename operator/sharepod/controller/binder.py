@@ -11,9 +11,10 @@ import logging
 from sharepod.api.gpunode import Tenant
 from sharepod.api.pod import PodSettings, build_pod
 from sharepod.api.sharepod import KIND, Phase, SpecError
+from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 
 from . import metrics
-from .client import PODS, AlreadyExistsError, Client, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from .client import PODS, Client
 from .events import Events
 from .facts import PodFacts, SharePodFacts, pod_facts
 from .lifecycle import Finish

@@ -1,71 +1,20 @@
-"""The API server, as the operator speaks to it.
+"""The API server, as the operator speaks to it: by resource, and only while it leads.
 
-Guarantees: bodies and answers are plain dicts; every call names its timeout and its content type; every failure is one
-of the errors below, so that a caller can tell "refused" from "outcome unknown" (`Unavailable`); a write is refused
-with `NotLeadingError` before it leaves this process once `may_write` says no.
+Guarantees, besides those of `kube`: a write is refused with `NotLeadingError` before it leaves this process once
+`may_write` says no.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
-from urllib.parse import quote, urlencode
+from typing import Any
+from urllib.parse import quote
 
-import aiohttp
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.client import Configuration
 
 from sharepod.api import gpunode, objects, sharepod
-
-Json = dict[str, Any]
-
-_JSON_PATCH = "application/json-patch+json"
-_MERGE_PATCH = "application/merge-patch+json"
-_APPLY = "application/apply-patch+yaml"
-_WATCH_SECONDS = 300
-_WATCH_SILENCE = 90.0  # the API server sends a bookmark each minute
-_LINE_LIMIT = 1 << 22
-
-
-class ApiError(Exception):
-    """The API server refused. `status` is the HTTP status, `message` the server's own words."""
-
-    def __init__(self, call: str, status: int, reason: str, message: str) -> None:
-        super().__init__(f"{call}: {status} {reason}: {message}")
-        self.status = status
-        self.reason = reason
-        self.message = message
-
-
-class ForbiddenError(ApiError):
-    """403: RBAC, a quota or an admission policy."""
-
-
-class NotFoundError(ApiError):
-    """404."""
-
-
-class ConflictError(ApiError):
-    """409: a precondition does not hold, the object has changed."""
-
-
-class AlreadyExistsError(ApiError):
-    """409 on create."""
-
-
-class GoneError(ApiError):
-    """410: the resource version is too old to go on from."""
-
-
-class InvalidError(ApiError):
-    """400 or 422: the object or the patch is not accepted, and would not be if sent again."""
-
-
-class UnavailableError(ApiError):
-    """No answer, or one that says try again later. What became of a write is unknown."""
+from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, Connection, GoneError, Json
 
 
 class NotLeadingError(Exception):
@@ -101,27 +50,6 @@ SHAREPODS = Resource(f"/apis/{objects.API_VERSION}", sharepod.PLURAL)
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
 
 
-async def configuration(kubeconfig: Path | None) -> Configuration:
-    """How to reach the API server: by a kubeconfig, else by the ServiceAccount of the pod this runs in.
-
-    Raises `ConnectionError` with what to do when there is neither.
-    """
-    config = Configuration()
-    try:
-        if kubeconfig is not None:
-            await load_kube_config(config_file=str(kubeconfig), client_configuration=config, persist_config=False)
-        else:
-            load_incluster_config(client_configuration=config)
-    except (ConfigException, OSError) as error:
-        where = (
-            f"kubeconfig {kubeconfig}"
-            if kubeconfig
-            else "no ServiceAccount of a pod, and no kubeconfig in the settings"
-        )
-        raise ConnectionError(f"{where}: {error}") from None
-    return config
-
-
 class Client:
     """One user's connection to one API server.
 
@@ -137,8 +65,7 @@ class Client:
         page_size: int = 500,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._api = ApiClient(config)
-        self._host = str(config.host).rstrip("/")
+        self._api = Connection(config, "sharepod-operator")
         self._read_timeout = read_timeout
         self._write_timeout = write_timeout
         self._page_size = page_size
@@ -182,18 +109,20 @@ class Client:
         self, resource: Resource, name: str, operations: list[Json], namespace: str | None = None
     ) -> Json:
         """A JSON Patch. A `test` that does not hold raises `Invalid`, as a malformed patch does."""
-        return await self._call("PATCH", resource.path(name, namespace), operations, content=_JSON_PATCH)
+        return await self._call("PATCH", resource.path(name, namespace), operations, content=JSON_PATCH)
 
     async def patch_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """A merge patch of the status subresource. uid and resourceVersion in `metadata` are preconditions
         (`Conflict`).
         """
-        return await self._call("PATCH", resource.path(name, namespace, "status"), body, content=_MERGE_PATCH)
+        return await self._call("PATCH", resource.path(name, namespace, "status"), body, content=MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """Server-side apply to the status subresource: sets the fields in `body` and leaves those of others alone."""
         query = {"fieldManager": "sharepod-operator", "force": "true"}
-        return await self._call("PATCH", resource.path(name, namespace, "status"), body, query=query, content=_APPLY)
+        return await self._call(
+            "PATCH", resource.path(name, namespace, "status"), body, query=query, content=APPLY_PATCH
+        )
 
     async def replace(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
         """Replaces an object; the resourceVersion in `body` is a precondition (`Conflict`)."""
@@ -233,31 +162,8 @@ class Client:
         Raises `Gone` when the version is too old, `Unavailable` when nothing came for longer than the server's
         bookmarks take.
         """
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": since,
-            "timeoutSeconds": str(_WATCH_SECONDS),
-            **_selectors(labels, fields),
-        }
-        call = f"WATCH {resource.path(namespace=namespace)}"
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._read_timeout, sock_read=_WATCH_SILENCE)
-        try:
-            response = await self._send(
-                "GET", resource.path(namespace=namespace), None, query, "application/json", timeout
-            )
-            async with response:
-                if response.status >= 400:
-                    raise _refusal(call, response.status, await response.read())
-                async for line in _lines(response):
-                    event = cast(Json, json.loads(line))
-                    if event["type"] == "ERROR":
-                        raise _refusal(
-                            call, int(event["object"].get("code", 500)), json.dumps(event["object"]).encode()
-                        )
-                    yield event
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise UnavailableError(call, 0, type(error).__name__, str(error)) from error
+        async for event in self._api.watch(resource.path(namespace=namespace), _selectors(labels, fields), since):
+            yield event
 
     async def _call(
         self,
@@ -266,65 +172,13 @@ class Client:
         body: Any = None,
         *,
         query: Mapping[str, str] | None = None,
-        content: str = "application/json",
+        content: str = JSON,
     ) -> Json:
         if method != "GET" and not self._may_write():
             raise NotLeadingError(f"{method} {path}: not the leader")
-        timeout = aiohttp.ClientTimeout(total=self._read_timeout if method == "GET" else self._write_timeout)
-        call = f"{method} {path}"
-        try:
-            response = await self._send(method, path, body, query or {}, content, timeout)
-            async with response:
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time") from error
-        if response.status >= 400:
-            raise _refusal(call, response.status, answer)
-        try:
-            return cast(Json, json.loads(answer))
-        except ValueError as error:
-            raise UnavailableError(call, response.status, "NotJson", str(error)) from None
-
-    async def _send(
-        self, method: str, path: str, body: Any, query: Mapping[str, str], content: str, within: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", "Content-Type": content, "User-Agent": "sharepod-operator"}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        url = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
-        answer = await self._api.call_api(method, url, header_params=headers, body=body, _request_timeout=within)
-        return cast(aiohttp.ClientResponse, answer.response)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length: a watch event may be larger than the reader's buffer."""
-    rest = b""
-    async for chunk in response.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            if line:
-                yield line
-        if len(rest) > _LINE_LIMIT:
-            raise ValueError(f"a watch event of more than {_LINE_LIMIT} bytes")
+        within = self._read_timeout if method == "GET" else self._write_timeout
+        return await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:
     return ({"labelSelector": labels} if labels else {}) | ({"fieldSelector": fields} if fields else {})
-
-
-def _refusal(call: str, status: int, answer: bytes) -> ApiError:
-    try:
-        said = json.loads(answer)
-        reason, message = str(said.get("reason", "")), str(said.get("message", ""))
-    except (ValueError, AttributeError):
-        reason, message = "", answer[:500].decode(errors="replace")
-    kinds: dict[int, type[ApiError]] = {
-        400: InvalidError,
-        403: ForbiddenError,
-        404: NotFoundError,
-        409: AlreadyExistsError if reason == "AlreadyExists" else ConflictError,
-        410: GoneError,
-        413: InvalidError,
-        415: InvalidError,
-        422: InvalidError,
-    }
-    return kinds.get(status, UnavailableError)(call, status, reason, message)

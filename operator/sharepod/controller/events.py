@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sharepod.api.objects import API_VERSION
+from sharepod.kube import ApiError, Json
 
 from . import metrics
-from .client import EVENTS, ApiError, Client, Json, NotLeadingError
+from .client import EVENTS, Client, NotLeadingError
 from .facts import Facts
 
 _WAITING = 1000

@@ -17,9 +17,10 @@ from collections.abc import Callable
 
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.api.sharepod import KIND
+from sharepod.kube import ApiError, ConflictError, NotFoundError
 
 from . import metrics
-from .client import PODS, ApiError, Client, ConflictError, NotFoundError
+from .client import PODS, Client
 from .events import Events
 from .facts import PodFacts, SharePodFacts
 from .notes import Eviction, Note

@@ -15,8 +15,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
+
 from . import metrics
-from .client import LEASES, AlreadyExistsError, ApiError, Client, ConflictError, Json, NotFoundError
+from .client import LEASES, Client
 
 NAME = "sharepod-operator"
 

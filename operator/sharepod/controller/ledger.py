@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sharepod.api.gpunode import KIND, Pool, Tenant
+from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
 from . import metrics
-from .client import GPUNODES, ApiError, Client, InvalidError, Json, NotFoundError, NotLeadingError
+from .client import GPUNODES, Client, NotLeadingError
 from .events import Events
 from .facts import GpuNodeFacts
 from .model import Model

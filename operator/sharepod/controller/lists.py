@@ -11,20 +11,10 @@ import logging
 from collections.abc import Callable, Iterable
 
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
+from sharepod.kube import ForbiddenError, Json, NotFoundError
 
 from . import metrics
-from .client import (
-    GPUNODES,
-    NODES,
-    PODS,
-    PRIORITY_CLASSES,
-    SHAREPODS,
-    Client,
-    ForbiddenError,
-    Json,
-    NotFoundError,
-    Resource,
-)
+from .client import GPUNODES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, Resource
 from .facts import Facts
 from .model import Model
 

@@ -23,11 +23,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
+from sharepod.kube import ApiError, configuration
 
 from . import feed, logs, metrics
 from .agents import AgentLeases
 from .binder import Binder
-from .client import LEASES, PODS, ApiError, Client, configuration
+from .client import LEASES, PODS, Client
 from .events import Events
 from .lease import Leadership
 from .ledger import LedgerWriter

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError
 
 from . import metrics
 from .agents import PREFIX
-from .client import GPUNODES, NODES, AlreadyExistsError, Client, ConflictError, InvalidError, Json, NotFoundError
+from .client import GPUNODES, NODES, Client
 from .events import Events
 from .facts import GpuNodeFacts, NodeFacts
 from .ledger import LedgerWriter

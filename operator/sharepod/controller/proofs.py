@@ -8,10 +8,11 @@ from something missing is written only when a GET misses it too. Whatever a GET 
 from __future__ import annotations
 
 from sharepod.api.gpunode import TenantState
+from sharepod.kube import NotFoundError
 
 from . import lifecycle
 from .binder import Binder
-from .client import GPUNODES, NODES, Client, NotFoundError
+from .client import GPUNODES, NODES, Client
 from .lifecycle import Finish, Remove, View
 from .model import Model
 

@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from .client import ApiError, Client, GoneError, Json, Resource
+from sharepod.kube import ApiError, GoneError, Json
+
+from .client import Client, Resource
 
 _PAUSE = 0.2
 _LONGEST_PAUSE = 10.0

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable
 
 from sharepod.api.gpunode import TenantStatus
+from sharepod.kube import ConflictError, Json, NotFoundError
 
 from . import status
 from .announce import announce
-from .client import SHAREPODS, Client, ConflictError, Json, NotFoundError
+from .client import SHAREPODS, Client
 from .events import Events
 from .facts import GpuNodeFacts, SharePodFacts
 from .lifecycle import Finish, Held, View

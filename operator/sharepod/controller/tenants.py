@@ -14,11 +14,12 @@ from dataclasses import replace
 from sharepod.api.gpunode import TenantState
 from sharepod.api.sharepod import KIND
 from sharepod.api.units import TenantId
+from sharepod.kube import NotFoundError
 from sharepod.placement.model import Outlook
 
 from . import lifecycle, metrics
 from .binder import POD_TERMINATING, Binder
-from .client import SHAREPODS, Client, NotFoundError
+from .client import SHAREPODS, Client
 from .events import Events
 from .evictor import Evictor
 from .facts import PodFacts, SharePodFacts

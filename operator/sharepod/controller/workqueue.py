@@ -12,8 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from sharepod.kube import ApiError
+
 from . import metrics
-from .client import ApiError, NotLeadingError
+from .client import NotLeadingError
 
 Key = TypeVar("Key")
 

@@ -1,167 +1,34 @@
-"""The agent's calls to the API server against a server that misbehaves in every way a real one can."""
+"""The agent's ledger follows its GPUNode, whatever the API server does."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-from sharepod.agent import apiserver, ledger
-from sharepod.agent.apiserver import JSON_PATCH, ApiServer, NoApiServerError, Refused, Unreachable
+from sharepod.agent import ledger
 from sharepod.agent.ledger import LedgerWatch
 from sharepod.api.gpunode import Tenant
-
-Respond: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Scripted:
-    """Answers as the test says; remembers what was asked."""
-
-    def __init__(self) -> None:
-        self.respond: Respond = self._nothing
-        self.asked: list[web.Request] = []
-        self.bodies: list[str] = []
-        self.url = ""
-
-    async def _nothing(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({})
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request)
-        self.bodies.append(await request.text())
-        return await self.respond(request)
-
-    def answers(self, body: object, status: int = 200) -> None:
-        async def respond(request: web.Request) -> web.StreamResponse:
-            return web.Response(status=status, text=body if isinstance(body, str) else json.dumps(body))
-
-        self.respond = respond
+from sharepod.kube import Connection, connection
+from unit.scripted_server import Scripted, kubeconfig, scripted_server
 
 
 @pytest.fixture
 async def scripted() -> AsyncIterator[Scripted]:
-    script = Scripted()
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", script.handle)
-    async with TestServer(application) as server:
-        script.url = f"http://127.0.0.1:{server.port}"
+    async with scripted_server() as script:
         yield script
 
 
-def kubeconfig(folder: Path, server: str, **user: str) -> Path:
-    path = folder / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "c",
-    }
-    path.write_text(json.dumps(config))
-    return path
-
-
 @pytest.fixture
-async def api(scripted: Scripted, tmp_path: Path) -> AsyncIterator[ApiServer]:
-    connected = await ApiServer.connect(kubeconfig(tmp_path, scripted.url, token="first"), "sharepod-agent/test")
+async def api(scripted: Scripted, tmp_path: Path) -> AsyncIterator[Connection]:
+    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, token="first"), "sharepod-agent/test")
     yield connected
     await connected.close()
-
-
-async def test_calls_carry_identity_and_content(scripted: Scripted, api: ApiServer) -> None:
-    scripted.answers({"kind": "Pod"})
-    assert await api.get("/api/v1/namespaces/a/pods/b") == {"kind": "Pod"}
-    patch = [{"op": "test", "path": "/metadata/uid", "value": "u"}]
-    await api.patch("/x", patch, JSON_PATCH)
-    request = scripted.asked[1]
-    assert request.method == "PATCH"
-    assert request.headers["Authorization"] == "Bearer first"
-    assert request.headers["User-Agent"] == "sharepod-agent/test"
-    assert request.headers["Content-Type"] == JSON_PATCH
-    assert json.loads(scripted.bodies[1]) == patch
-
-
-async def test_a_rotated_token_is_read_again(
-    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "token").write_text("first")
-    connected = await ApiServer.connect(kubeconfig(tmp_path, scripted.url, tokenFile="token"), "test")
-    try:
-        await connected.get("/x")
-        (tmp_path / "token").write_text("second")
-        await connected.get("/x")
-        monkeypatch.setattr(apiserver, "_TOKEN_PERIOD_S", 0.0)
-        await connected.get("/x")
-        (tmp_path / "token").unlink()
-        await connected.get("/x")
-    finally:
-        await connected.close()
-    sent = [request.headers["Authorization"] for request in scripted.asked]
-    assert sent == ["Bearer first", "Bearer first", "Bearer second", "Bearer second"]
-
-
-async def test_without_a_way_to_the_api_server_the_agent_says_which_file_it_tried(tmp_path: Path) -> None:
-    with pytest.raises(NoApiServerError, match="nowhere"):
-        await ApiServer.connect(tmp_path / "nowhere", "test")
-    (tmp_path / "empty").write_text("")
-    with pytest.raises(NoApiServerError, match="empty"):
-        await ApiServer.connect(tmp_path / "empty", "test")
-    with pytest.raises(NoApiServerError, match="set kubeconfig"):
-        await ApiServer.connect(None, "test")
-
-
-async def test_a_refusal_keeps_the_servers_words(scripted: Scripted, api: ApiServer) -> None:
-    scripted.answers({"kind": "Status", "code": 404, "reason": "NotFound", "message": 'pods "b" not found'}, 404)
-    with pytest.raises(Refused, match="not found") as refused:
-        await api.get("/x")
-    assert (refused.value.code, refused.value.reason) == (404, "NotFound")
-    scripted.answers("<html>proxy", 403)
-    with pytest.raises(Refused, match="proxy") as refused:
-        await api.get("/x")
-    assert refused.value.code == 403
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_in_trouble_is_unreachable(scripted: Scripted, api: ApiServer, status: int) -> None:
-    scripted.answers({"message": "try later"}, status)
-    with pytest.raises(Unreachable, match="try later"):
-        await api.get("/x")
-
-
-@pytest.mark.parametrize("body", ["not json", "[1]", ""])
-async def test_nonsense_is_no_answer(scripted: Scripted, api: ApiServer, body: str) -> None:
-    scripted.answers(body)
-    with pytest.raises(Unreachable):
-        await api.get("/x")
-
-
-async def test_no_call_outlasts_its_timeout(scripted: Scripted, api: ApiServer) -> None:
-    never = asyncio.Event()
-
-    async def hang(request: web.Request) -> web.StreamResponse:
-        await never.wait()
-        return web.Response()
-
-    scripted.respond = hang
-    with pytest.raises(Unreachable):
-        await api.patch("/x", {}, JSON_PATCH, timeout_s=0.1)
-    never.set()
-
-
-async def test_a_refused_connection_is_unreachable(tmp_path: Path) -> None:
-    connected = await ApiServer.connect(kubeconfig(tmp_path, "http://127.0.0.1:1", token="t"), "test")
-    try:
-        with pytest.raises(Unreachable):
-            await connected.get("/x")
-    finally:
-        await connected.close()
 
 
 def gpunode(version: int, *tenants: str, generation: int | None = None, uid: str = "u") -> dict[str, Any]:
@@ -184,7 +51,7 @@ def gpunode(version: int, *tenants: str, generation: int | None = None, uid: str
 class Follower:
     """A LedgerWatch on a scripted server."""
 
-    def __init__(self, api: ApiServer, folder: Path) -> None:
+    def __init__(self, api: Connection, folder: Path) -> None:
         self.applied: list[list[str]] = []
         self.failures = 0
         self.ledger = LedgerWatch(
@@ -231,7 +98,7 @@ def listing(version: int, *items: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": str(version)}, "items": list(items)}
 
 
-async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: ApiServer, tmp_path: Path) -> None:
+async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
     gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
     plays(
         scripted,
@@ -243,7 +110,7 @@ async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: A
     assert follower.applied[-1] == ["a", "c"]
 
 
-async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api: ApiServer, tmp_path: Path) -> None:
+async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
     bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "40"}}}
     plays(
         scripted,
@@ -260,9 +127,9 @@ async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api:
 
 
 async def test_a_watch_that_fell_silent_is_given_up(
-    scripted: Scripted, api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripted: Scripted, api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apiserver, "WATCH_SILENCE_S", 0.1)
+    monkeypatch.setattr(connection, "WATCH_SILENCE_S", 0.1)
     silent = asyncio.Event()
     versions = iter([5, 6, 7, 8, 9])
 
@@ -282,7 +149,7 @@ async def test_a_watch_that_fell_silent_is_given_up(
 
 
 async def test_a_ledger_that_cannot_be_put_in_force_is_tried_again_and_not_called_observed(
-    scripted: Scripted, api: ApiServer, tmp_path: Path
+    scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
     plays(scripted, [listing(5, gpunode(5, "a"))], [[]])
     follower = Follower(api, tmp_path)
@@ -300,7 +167,7 @@ async def test_a_ledger_that_cannot_be_put_in_force_is_tried_again_and_not_calle
 
 
 async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
-    scripted: Scripted, api: ApiServer, tmp_path: Path
+    scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
     plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[]])
     first = Follower(api, tmp_path)
@@ -318,7 +185,7 @@ async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
 
 
 async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
-    scripted: Scripted, api: ApiServer, tmp_path: Path
+    scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
     follower = Follower(api, tmp_path)
     seen: list[list[str]] = []

@@ -1,0 +1,43 @@
+"""The API server, as operator and agent speak to it: plain dicts, each call ends in time, each failure has its kind."""
+
+from .connection import (
+    APPLY_PATCH,
+    JSON,
+    JSON_PATCH,
+    MERGE_PATCH,
+    Connection,
+    Json,
+    NoApiServerError,
+    backoff,
+    configuration,
+)
+from .errors import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+
+__all__ = [
+    "APPLY_PATCH",
+    "JSON",
+    "JSON_PATCH",
+    "MERGE_PATCH",
+    "AlreadyExistsError",
+    "ApiError",
+    "ConflictError",
+    "Connection",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidError",
+    "Json",
+    "NoApiServerError",
+    "NotFoundError",
+    "UnavailableError",
+    "backoff",
+    "configuration",
+]
