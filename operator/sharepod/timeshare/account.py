@@ -129,11 +129,18 @@ class Account:
         elapsed = now - self.at
         if elapsed <= 0:
             return
+        if held_ns == 0 and not owed_ns:
+            self.at = now
+            self.assured += elapsed * self.request_milli
+            if self.assured > (most := self._assured_cap()):
+                self.assured = most
+            self.ceiling += elapsed * self.limit_milli
+            if self.ceiling > (most := self._ceiling_cap()):
+                self.ceiling = most
+            return
         fill = elapsed * self.request_milli
         cost = max(held_ns, owed_ns or 0) * 1000
-        if cost == 0:
-            self.assured = min(self.assured + fill, self._assured_cap())
-        elif charge is Charge.OWN:
+        if charge is Charge.OWN:
             self.assured = min(self.assured + fill - cost, self._assured_cap())
         else:
             # Credit is used up first, debt is worked off; neither sinks below zero by it, nor rises above.
@@ -201,10 +208,8 @@ class Account:
         return self._config.assured_burst_ns * self.request_milli
 
     def _ceiling_cap(self) -> int:
-        return max(
-            self._config.ceiling_burst_ns * self.limit_milli,
-            self._config.quantum_max_ns * 1000 if self.limit_milli else 0,
-        )
+        burst, quantum = self._config.ceiling_burst_ns * self.limit_milli, self._config.quantum_max_ns * 1000
+        return burst if burst > quantum or not self.limit_milli else quantum
 
     def _record(self, start: int, end: int, held_ns: int) -> None:
         """Spreads `held_ns` evenly over the slots between `start` and `end`; only the last window is kept."""

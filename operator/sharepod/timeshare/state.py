@@ -108,8 +108,8 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
     common: dict[str, int] = {}
     competing: list[Tenant] = []
     for gpu, tenants in sharing.items():
-        active = [t for t in tenants if (t.runnable or t.holding) and not t.best_effort]
-        owed = [tenant.account.owed_ns() for tenant in active]
+        active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
+        owed = [tenant.account.assured // tenant.account.request_milli for tenant in active]
         if len(active) > 1 and max(owed) > burst_ns * 3 // 4:
             common[gpu] = min(min(owed) - _KEPT_NS, burst_ns // 4)
             competing.extend(active)

@@ -53,9 +53,19 @@ class Turns:
         write_off({gpu: gpus.sharing[gpu] for gpu in wanted}, self._config.assured_burst_ns)
         for gpu in wanted:
             floors_of(gpus.sharing[gpu], gpu, self._floors)
-        since = {tenant.id: now if tenant.waiting_since is None else tenant.waiting_since for tenant in competing}
-        competing = sorted(competing, key=lambda tenant: order_key(tenant, self._floors, since[tenant.id]))
         crowd = crowds(wanted, gpus.sharing)
+
+        def key(tenant: Tenant) -> tuple[int, int, int, str]:
+            return order_key(tenant, self._floors, now if tenant.waiting_since is None else tenant.waiting_since)
+
+        if all(len(tenant.gpus) == 1 for tenant in competing):  # as below, without gangs
+            firsts: dict[str, Tenant] = {}
+            for tenant in competing:
+                [gpu] = tenant.gpus
+                if gpu not in held and (gpu not in firsts or key(tenant) < key(firsts[gpu])):
+                    firsts[gpu] = tenant
+            return [Turn(tenant, self._length(tenant, crowd), lent=False) for tenant in firsts.values()]
+        competing = sorted(competing, key=key)
         return plan(
             competing,
             {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
