@@ -70,10 +70,15 @@ void gate_open(struct gate *gate, bool metered, uint64_t deadline) {
 
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline) {
     bool now = (atomic_load(&gate->word) & GATE_METERED) != 0;
-    if (now != metered || atomic_load(&gate->deadline) < deadline)
+    if (now != metered || atomic_load(&gate->deadline) < deadline) {
+        uint32_t wanted = atomic_load(&gate->closing);
+        bool waited = atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* who waits on says so again */
         set_open(gate, metered, deadline);
-    else
+        if (waited)
+            sys_wake_all(&gate->word);
+    } else {
         atomic_store(&gate->deadline, deadline);
+    }
 }
 
 void gate_close(struct gate *gate) {

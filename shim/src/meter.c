@@ -4,7 +4,7 @@
  * are unfinished. A window grows to 64 launches while it takes less than 2 ms and shrinks to one launch while it takes
  * more than 5, so that the drain at the end of a quantum takes some milliseconds, or two kernels where these are
  * longer. Less would let the GPU run dry whenever the thread is late to wake up. Towards the end of the quantum the
- * fences come closer: what two windows hold shall be over by then.
+ * fences come closer: what two windows hold shall be over soon after.
  *
  * The wait has bounds: a kernel may wait for what this very thread does next. It ends with the opening, after which
  * nothing passes the gate anyway, and after PATIENCE: then one launch may pass before the next wait, after another wait
@@ -18,6 +18,7 @@
 
 enum { WINDOW_MOST = 64 };
 #define PATIENCE (250 * SYS_MS)
+#define TAIL SYS_MS /* of work beyond the quantum, behind which the next holder's can queue */
 #define POLL_LEAST (20 * 1000ull)
 #define POLL_MOST SYS_MS
 
@@ -38,7 +39,7 @@ static void adapt(struct slot *slot, struct slot_stream *entry, uint64_t now) {
         entry->window *= 2;
     if (deadline == SYS_NEVER)
         return;
-    uint64_t left = deadline > now + took ? deadline - now - took : 0, fits = left * window / (took + 1);
+    uint64_t until = deadline + TAIL, left = until > now + took ? until - now - took : 0, fits = left * window / (took + 1);
     if (fits < entry->window) /* the next fence comes sooner; what the window has learned stays */
         entry->count = (uint16_t)(entry->window - (fits > 0 ? fits : 1));
 }
@@ -51,16 +52,18 @@ static void expect(struct slot *slot, uint64_t took) {
 }
 
 /* Whether the work before the event has finished; not so if the wait reached one of its bounds. */
-static bool wait_for(struct slot_stream *entry, CUevent event) {
+static bool wait_for(struct slot *slot, struct slot_stream *entry, CUevent event) {
     if (DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY)
         return true;
-    uint64_t begun = sys_now(), waited = 0;
+    uint64_t begun = sys_now(), waited = 0, ends = atomic_load_explicit(&slot->ends, memory_order_relaxed),
+             due = ends > begun + entry->took ? ends - entry->took : begun; /* one window is behind it */
     do {
         if (waited > PATIENCE)
             entry->spare = entry->allowed = entry->allowed ? least(entry->allowed * 2ull, UINT16_MAX) : 1;
         if (waited > PATIENCE || !(atomic_load(&the_process->gate.word) & GATE_OPEN))
             return false;
-        sys_sleep(waited / 8 < POLL_LEAST ? POLL_LEAST : least(waited / 8, POLL_MOST));
+        uint64_t now = begun + waited, off = now > due ? now - due : due - now;
+        sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
         waited = sys_now() - begun;
     } while (DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY);
     return true;
@@ -87,7 +90,7 @@ void meter_launched(struct slot *slot, struct slot_stream *entry) {
         } else {
             /* The other one is the older: wait for it, and the one recorded now takes its part. */
             CUevent newest = *event;
-            if (wait_for(entry, entry->events[0])) {
+            if (wait_for(slot, entry, entry->events[0])) {
                 entry->events[1] = entry->events[0];
                 entry->events[0] = newest;
                 entry->allowed = 0;

@@ -12,6 +12,7 @@
 #define PERIOD (100 * SYS_MS) /* of the duty cycle without a daemon */
 #define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
 #define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
+#define AHEAD SYS_MS /* of the end of the last work, the word of it: a hand-off takes about that */
 #define POLL_LEAST (50 * 1000ull)
 #define POLL_MOST (2 * SYS_MS)
 #define STOPPED (10 * POLL_MOST) /* between two looks: the process was stopped, or had no CPU */
@@ -163,6 +164,11 @@ static uint64_t step_none(struct token *token, uint64_t now) {
     return now;
 }
 
+static bool ends_soon(uint64_t now) {
+    uint64_t end = meter_expected_end(&the_process->gate);
+    return end > now && end - now < 2 * AHEAD;
+}
+
 static uint64_t step_held(struct token *token, uint64_t now) {
     struct process *process = the_process;
     bool contended = token->metered || session_contended(&process->session);
@@ -188,6 +194,9 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     if (launches != token->seen) {
         token->seen = launches;
         token->quiet = false;
+    } else if (contended && wanted() && ends_soon(now) && gate_clear(&process->gate)) {
+        close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
+        return now;
     } else if (!gate_waking(&process->gate, now > token->opened + WAKING) && gate_clear(&process->gate)) {
         if (!token->quiet)
             drain_begin(&process->streams);
@@ -201,16 +210,21 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     return least(token->deadline, token->next_look);
 }
 
-/* Says when what is left is expected to have ended, so that the next grant can be on its way by then. */
+/* When what is left is expected to have ended, and when to say so: the next grant shall be on its way by then. */
+static void expect_end(struct token *token, uint64_t now) {
+    token->expected = meter_expected_end(&the_process->gate);
+    token->announce_at = SYS_NEVER;
+    if (!token->local && token->announce && token->expected > now)
+        token->announce_at = token->expected - least(token->expected - now, AHEAD);
+}
+
 static void announce(struct token *token, uint64_t now) {
     struct shp_draining frame;
-    token->expected = meter_expected_end(&the_process->gate);
-    if (token->local || !token->announce || token->expected <= now)
-        return;
     memset(&frame, 0, sizeof frame);
     frame.grant_id = token->grant_id;
-    frame.expected_ns = token->expected - now;
+    frame.expected_ns = token->expected > now ? token->expected - now : 0;
     session_send(&the_process->session, &frame, SHP_DRAINING, sizeof frame);
+    token->announce_at = SYS_NEVER;
 }
 
 static uint64_t step_closing(struct token *token, uint64_t now) {
@@ -223,8 +237,7 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     token->drained_launches = gate_launches(&process->gate);
     drain_begin(&process->streams);
     token->state = TOKEN_DRAINING;
-    if (!drain_poll(&process->streams))
-        announce(token, now);
+    expect_end(token, now);
     return now;
 }
 
@@ -256,11 +269,13 @@ static void finish(struct token *token, uint64_t now) {
 
 static uint64_t step_draining(struct token *token, uint64_t now) {
     struct process *process = the_process;
-    if (now < token->next_poll)
-        return token->next_poll;
+    if (now < token->next_poll && now < token->announce_at)
+        return least(token->next_poll, token->announce_at);
     if (!drain_poll(&process->streams)) {
+        if (now >= token->announce_at)
+            announce(token, now);
         token->next_poll = next_poll(token, now);
-        return token->next_poll;
+        return least(token->next_poll, token->announce_at);
     }
     if (gate_launches(&process->gate) != token->drained_launches) { /* one that slept in a full queue came through */
         token->drained_launches = gate_launches(&process->gate);

@@ -31,6 +31,7 @@ struct token {
     uint64_t last_step; /* of closing */
     uint64_t drain_started;
     uint64_t expected; /* when the drain is expected to end; 0: not known */
+    uint64_t announce_at;
     uint64_t next_poll;
     uint64_t drained_launches; /* that the recorded events are behind */
     /* Without a daemon. */

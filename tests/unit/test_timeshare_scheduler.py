@@ -266,8 +266,8 @@ def test_who_says_when_its_last_work_ends_gives_way_before_and_pays_until_it_has
     scheduler = two_that_share()
     scheduler.draining(100 * MS, "a", expected_ns=3 * MS)
     assert scheduler.tick(100 * MS) == []
-    assert scheduler.next_deadline() == 102_500_000
-    assert granted(scheduler, 102_500_000).tenant == "b"
+    assert scheduler.next_deadline() == 101_500_000
+    assert granted(scheduler, 101_500_000).tenant == "b"
     scheduler.draining(102_600_000, "b", expected_ns=0)
     assert scheduler.tick(102_600_000) == [], "one at a time"
     assert scheduler.usage(105 * MS, "b").held_ns == 0

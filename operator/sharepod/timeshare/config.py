@@ -46,7 +46,7 @@ class Config:
     renew_ahead_ns: int = 2_500_000
     """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
 
-    hand_off_ns: int = 500_000
+    hand_off_ns: int = 1_500_000
     """So long before the last work of a holder is expected to end the next is granted."""
 
     cut_every_ns: int = 50 * _MS
