@@ -78,6 +78,9 @@ class Turn:
     """Launches when it was last heard to be without the token; None while it may have it."""
     due: float | None = None
     """When it is to be granted what it has asked for."""
+    given_up: bool = False
+    """It ends the connection and goes on without a daemon, until it has made another; what it sent before may still
+    come."""
 
 
 class WatchedDaemon(ScriptedDaemon):
@@ -95,6 +98,8 @@ class WatchedDaemon(ScriptedDaemon):
         with self._changed:
             for client in [client for client in self.clients if not client.gone and id(client) in self._turns]:
                 turn = self._turns[id(client)]
+                if turn.given_up:
+                    continue
                 self._look(turn)
                 try:
                     self._act(client, turn)
@@ -137,13 +142,18 @@ class WatchedDaemon(ScriptedDaemon):
             case _:
                 at = sound.index(self.gpus[0].uuid) - 8  # how many GPUs
                 packet = bytes(sound[:at] + self._chance.randbytes(4) + sound[at + 4 :])
+        self._turns[id(client)].given_up = True
         client.socket.send(packet)
         self.seen["nonsense"] += 1
 
     def _look(self, turn: Turn) -> None:
         if turn.settled is not None and (now := self._counts.launches(turn.pid)) != turn.settled:
-            self.seen["launches without a token"] += now - turn.settled
+            self._accuse(turn, now - turn.settled, "since it was drained")
             turn.settled = now
+
+    def _accuse(self, turn: Turn, launches: int, when: str) -> None:
+        self.seen["launches without a token"] += launches
+        print(f"{launches} launches {when}: {turn}", flush=True)
 
     def _handle(self, client: Client, frame: ClientFrame) -> None:
         if isinstance(frame, Want | Drained):
@@ -157,7 +167,7 @@ class WatchedDaemon(ScriptedDaemon):
     def _cross(self, client: Client) -> None:
         """Sometimes lets a holder go on that has just said that it is drained, as if that had not been read yet."""
         turn = self._turns.get(id(client))
-        if turn is not None and turn.held is not None and self._chance.random() < 0.1:
+        if turn is not None and turn.held is not None and not turn.given_up and self._chance.random() < 0.1:
             with contextlib.suppress(OSError):
                 self.send(client, _renewed(turn.held, 20))
             self.seen["crossings"] += 1
@@ -166,10 +176,13 @@ class WatchedDaemon(ScriptedDaemon):
         if id(client) not in self._turns:
             self._turns[id(client)] = Turn(_pid_of(client))
         turn = self._turns[id(client)]
+        if turn.given_up:
+            return
         self._look(turn)
         now = self._counts.launches(turn.pid)
         if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
-            self.seen["launches without a token"] += max(0, now - turn.before - frame.launches)
+            if now > turn.before + frame.launches:
+                self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
             turn.held = None
         if turn.held is None:
             turn.settled = now
