@@ -52,7 +52,8 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
     *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-    if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) { /* counted, never refused: the daemon hears of it when it is back */
+    /* What is only counted is never refused: a daemon that is away hears of it when it is back. */
+    if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += *missing;
         taken = take(gpu, bytes);
     }
