@@ -120,10 +120,8 @@ void credits_return(int place, uint64_t bytes) {
     lock(&gpus->lock);
     gpu->used -= bytes;
     uint64_t idle = gpu->credited - gpu->used;
-    if (idle > CREDITS_IDLE_MOST || (idle > 0 && gpu->over)) {
+    if (idle > CREDITS_IDLE_MOST || (idle > 0 && gpu->tight))
         give_back(place, idle);
-        gpu->over = gpu->over && gpu->used > gpu->memory;
-    }
     moved(gpu);
     unlock(&gpus->lock);
 }
@@ -152,17 +150,17 @@ uint64_t credits_recall(int place, uint64_t bytes) {
 
 void credits_limited(int place, uint64_t limit) {
     struct gpu *gpu = gpu_at(place);
-    bool lowered = limit < gpu->memory;
+    uint64_t before = gpu->memory;
     gpu->memory = limit;
-    if (!lowered || !gpu->enforced)
+    if (limit >= before || !gpu->enforced)
         return;
     if (gpu->credited > gpu->used)
         give_back(place, gpu->credited - gpu->used);
-    if (gpu->used > limit && !gpu->over)
+    if (gpu->used > limit && gpu->used <= before)
         sys_say("the limit of this pod's GPU memory is now below what this process uses: nothing more can be "
                 "allocated until some is freed",
                 NULL);
-    gpu->over = gpu->used > limit;
+    gpu->tight = true;
 }
 
 uint64_t credits_step(uint64_t now) {

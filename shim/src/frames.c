@@ -119,8 +119,10 @@ static bool reserved(struct session *session, const struct shp_reserved *frame) 
         return true; /* counted already */
     lock(&gpus->lock);
     struct gpu *gpu = by_wire(gpus, frame->gpu);
-    if (gpu != NULL && frame->status == SHP_RESERVE_OK)
+    if (gpu != NULL && frame->status == SHP_RESERVE_OK) {
         gpu->credited += frame->bytes; /* also when its thread has given up: then they are idle credits */
+        gpu->tight = false;
+    }
     unlock(&gpus->lock);
     answer(session, frame->header.seq, (struct answer){.came = true, .status = frame->status});
     return gpu != NULL;

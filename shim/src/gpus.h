@@ -22,7 +22,7 @@ struct gpu {
     uint64_t context;  /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited; /* bytes the daemon counts for this process */
     uint64_t used;     /* of these, by what is held or under way */
-    bool over;         /* the limit was lowered below what this process uses */
+    bool tight;        /* the limit was lowered: nothing is kept idle until the daemon has granted something again */
     bool watched;      /* the agent thread looks after idle credits */
     uint32_t moves, moves_seen; /* reservations and returns */
     uint64_t idle_until;

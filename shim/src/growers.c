@@ -37,7 +37,7 @@ static struct growing *fresh(void) {
     return growing;
 }
 
-static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
+static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(&the_process->gpus, device);
     begin();
     struct growing *growing = known(pool, device);
@@ -47,6 +47,7 @@ static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin
                                     .device = device,
                                     .place = place,
                                     .origin = origin,
+                                    .most = most,
                                     .calls = growing->calls + 1};
         if (pool == NULL)
             atomic_store(&memory()->graphs, true);
@@ -55,12 +56,12 @@ static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin
     return growing;
 }
 
-struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
-    return know(pool, device, origin);
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
+    return know(pool, device, origin, most);
 }
 
 struct growing *growing_graphs(CUdevice device) {
-    return know(NULL, device, POOL_FOUND);
+    return know(NULL, device, POOL_FOUND, 0);
 }
 
 /* Where a pool is that was not seen made; false: in the host's memory. */
@@ -88,7 +89,7 @@ struct growing *growing_find(CUmemoryPool pool, CUdevice device) {
     end();
     if (growing != NULL || !HAS(cuMemPoolGetAttribute))
         return growing;
-    return locate(pool, &device) ? know(pool, device, POOL_FOUND) : NULL;
+    return locate(pool, &device) ? know(pool, device, POOL_FOUND, 0) : NULL;
 }
 
 struct growing *growing_made(CUmemoryPool pool) {

@@ -66,10 +66,22 @@ static bool trim(struct growing *growing) {
     return less;
 }
 
-/* As the driver grows, or, since it may be content with less, as little as there has to be. */
-static bool reserve_new(struct growth *growth) {
+/* What the driver is expected to grow it by. With the lock. */
+static uint64_t step(const struct growing *growing, uint64_t bytes) {
+    uint64_t chunk = growing->pool == NULL ? CHUNK_LEAST : memory()->chunk ? memory()->chunk : CHUNK_MOST;
+    uint64_t least = memory_rounded(bytes, CHUNK_LEAST), grown = memory_rounded(bytes, chunk);
+    uint64_t left = growing->most > growing->counted ? growing->most - growing->counted : 0;
+    if (growing->most > 0 && grown > left) /* not beyond its own maximum */
+        return least > left ? least : memory_rounded(left, CHUNK_LEAST);
+    return grown;
+}
+
+/* As the driver grows; or, as long as it was not seen to take more than it needs, as little as there has to be. */
+static bool reserve_new(struct growth *growth, bool generous) {
     uint64_t least = memory_rounded(growth->bytes, CHUNK_LEAST);
-    if (growth->reserved > least && credits_reserve_ahead(growth->growing->place, growth->reserved))
+    if (generous || growth->reserved == least)
+        return credits_reserve(growth->growing->place, growth->reserved);
+    if (credits_reserve_ahead(growth->growing->place, growth->reserved))
         return true;
     growth->reserved = least;
     return credits_reserve(growth->growing->place, least);
@@ -78,9 +90,10 @@ static bool reserve_new(struct growth *growth) {
 static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
     struct growing *growing = growth->growing;
     begin();
-    uint64_t chunk = growing->chunk, until = growing->refused_until;
+    bool generous = memory()->generous && growing->pool != NULL;
+    uint64_t until = growing->refused_until, wanted = step(growing, growth->bytes);
     end();
-    growth->reserved = memory_rounded(growth->bytes, chunk ? chunk : CHUNK_MOST);
+    growth->reserved = wanted;
     if (credits_take(growing->place, growth->reserved))
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(growing, growth->bytes);
@@ -88,9 +101,10 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
         growth->reserved = 0;
         return true;
     }
-    if (reserve_new(growth))
+    if (reserve_new(growth, generous))
         return true;
-    if (!reuse && trim(growing) && reserve_new(growth))
+    growth->reserved = wanted;
+    if (!reuse && trim(growing) && reserve_new(growth, generous))
         return true;
     uint64_t there;
     growth->reserved = 0;
@@ -101,34 +115,21 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
                      there >= growth->bytes);
 }
 
-bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, enum growing_reuse may_reuse) {
-    *growth = (struct growth){.growing = growing, .bytes = bytes};
-    if (growing->place < 0) {
-        growth->growing = NULL; /* of a GPU that is none of the tenant's */
-        return gpus_ungated(&the_process->gpus);
+/* What a pool grew by for one call says in what steps the driver grows pools: surely if that is more than the call
+ * needed, else it is no more than the largest power of two in it. With the lock. */
+static void learn(const struct growth *growth, uint64_t now) {
+    const struct growing *growing = growth->growing;
+    struct memory *all = memory();
+    if (growing->pool == NULL || growing->most > 0 || now <= growth->before)
+        return;
+    uint64_t grown = now - growth->before, chunk = grown & (~grown + 1);
+    chunk = chunk > CHUNK_MOST ? CHUNK_MOST : chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk;
+    if (grown > memory_rounded(growth->bytes, CHUNK_LEAST)) {
+        all->generous = true;
+        all->chunk = chunk;
+    } else if (!all->generous && (all->chunk == 0 || chunk < all->chunk)) {
+        all->chunk = chunk;
     }
-    if (!reserve(growth, may_reuse))
-        return false;
-    begin();
-    growing->busy++;
-    growing->calls++;
-    growing->counted += growth->reserved;
-    growing->pending += growth->reserved;
-    bool watched = memory()->growing_watched;
-    memory()->growing_watched = true;
-    end();
-    if (!watched)
-        session_wake(&the_process->session);
-    return true;
-}
-
-/* What the driver was seen to grow by says in what steps it does. */
-static void learn(struct growing *growing, uint64_t now) {
-    if (now > growing->last) {
-        uint64_t chunk = (now - growing->last) & (~(now - growing->last) + 1); /* the largest power of two in it */
-        growing->chunk = chunk > CHUNK_MOST ? CHUNK_MOST : chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk;
-    }
-    growing->last = now;
 }
 
 /* The driver's figure and the calls that were begun and ended before it was read; false: the pool is gone. */
@@ -149,13 +150,37 @@ static bool read(struct growing *growing, uint32_t *calls, uint64_t *now) {
     return true;
 }
 
+bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, enum growing_reuse may_reuse) {
+    *growth = (struct growth){.growing = growing, .bytes = bytes};
+    if (growing->place < 0) {
+        growth->growing = NULL; /* of a GPU that is none of the tenant's */
+        return gpus_ungated(&the_process->gpus);
+    }
+    if (!reserve(growth, may_reuse))
+        return false;
+    uint32_t calls = 0;
+    bool learns = growing->pool != NULL && !memory()->generous && read(growing, &calls, &growth->before);
+    begin();
+    growing->busy++;
+    growing->calls++;
+    growth->calls = growing->calls;
+    if (!learns || growth->calls != calls + 1) /* another call was under way */
+        growth->before = UINT64_MAX;
+    growing->counted += growth->reserved;
+    growing->pending += growth->reserved;
+    bool watched = memory()->growing_watched;
+    memory()->growing_watched = true;
+    end();
+    if (!watched)
+        session_wake(&the_process->session);
+    return true;
+}
+
 /* Counts no more than the driver's figure and what calls under way may yet take; nothing if calls began or ended since
  * that was read: they look themselves. Returns what is no longer counted. With the lock. */
 static uint64_t lower(struct growing *growing, uint32_t calls, uint64_t now) {
     if (growing->calls != calls)
         return 0;
-    if (growing->busy == 0)
-        learn(growing, now);
     uint64_t most = now + growing->pending, less = growing->counted > most ? growing->counted - most : 0;
     growing->counted -= less;
     return less;
@@ -178,6 +203,8 @@ bool growing_end(struct growth *growth) {
         return true;
     bool there = read(growing, &calls, &now);
     begin();
+    if (there && growing->calls == calls && growing->busy == 1 && calls == growth->calls)
+        learn(growth, now);
     uint64_t more = there && now > growing->counted ? now - growing->counted : 0;
     end();
     if (more > 0 && !credits_reserve(growing->place, more))

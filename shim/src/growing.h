@@ -41,8 +41,7 @@ struct growing {
     uint32_t trims;    /* of what the device keeps for graphs */
     uint64_t counted;  /* bytes of credits in use for it */
     uint64_t pending;  /* of these, what was reserved for calls under way */
-    uint64_t last;     /* the driver's figure at the last look */
-    uint64_t chunk;    /* it grows by multiples of this; 0: not seen yet */
+    uint64_t most;     /* that the program lets it grow to; 0: as the driver likes */
     uint64_t refused_until;
 };
 
@@ -50,10 +49,12 @@ struct growing {
 struct growth {
     struct growing *growing;
     uint64_t reserved, bytes;
+    uint64_t before; /* the driver's figure before the call */
+    uint32_t calls;
 };
 
 /* Those that are known, made known if need be; NULL when the kernel gives no memory. */
-struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin);
+struct growing *growing_pool(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most);
 struct growing *growing_graphs(CUdevice device);
 /* The next that stands for a device's graphs; `after` NULL: the first. */
 struct growing *growing_next_graphs(const struct growing *after);

@@ -27,6 +27,8 @@ struct memory {
     struct growing *growing;
     struct slab growing_slab;
     bool growing_watched;
+    uint64_t chunk; /* pools grow by multiples of this; 0: not seen yet */
+    bool generous;  /* and by more than a call needs */
     uint64_t next_look;      /* the agent thread's */
     _Atomic bool graphs;     /* some graph may have memory nodes */
     uint32_t contexts[16];   /* of this process on each GPU */

@@ -128,8 +128,8 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
 }
 
 /* Makes a pool known that the driver has just made; if there is no room for that, it goes again. */
-static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin) {
-    if (growing_pool(pool, device, origin) != NULL)
+static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
+    if (growing_pool(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;
     DRIVER(cuMemPoolDestroy)(pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -142,7 +142,8 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
         result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
     if (result != CUDA_SUCCESS)
         return result;
-    return known(*pool, device, of_device(properties, &device) ? POOL_MADE : POOL_ELSEWHERE);
+    bool counts = of_device(properties, &device);
+    return known(*pool, device, counts ? POOL_MADE : POOL_ELSEWHERE, properties->maxSize);
 }
 
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *from, CUmemAllocationHandleType type,
@@ -152,7 +153,7 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *fro
         result = HAS(cuMemPoolImportFromShareableHandle)
                      ? DRIVER(cuMemPoolImportFromShareableHandle)(pool, from, type, flags)
                      : CUDA_ERROR_NOT_FOUND;
-    return result == CUDA_SUCCESS ? known(*pool, 0, POOL_ELSEWHERE) : result;
+    return result == CUDA_SUCCESS ? known(*pool, 0, POOL_ELSEWHERE, 0) : result;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
