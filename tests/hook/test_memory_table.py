@@ -41,6 +41,11 @@ TAKES_NOTHING = {
     "cuMemRelease",
     "cuMemUnmap",
     "cuMipmappedArrayDestroy",
+    # Keep what cuMemCreate took, as a mapping does: tests/hook/test_hook_memory_kinds.py.
+    "cuMulticastCreate",
+    "cuMulticastBindMem",
+    "cuMulticastBindAddr",
+    "cuMulticastUnbind",
 }
 Table = dict[str, dict[str, str]]
 REFUSED = [symbol for symbol in WAYS if symbol not in MODULES]
