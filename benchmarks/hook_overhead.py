@@ -1,10 +1,18 @@
-"""What the hook costs a program: nanoseconds for each launch while the gate is open, microseconds for each exec.
+"""What the hook costs a program: nanoseconds for each launch and copy, microseconds for each exec.
 
     make bench-hook
 
-Writes build/results/hook.json. The launches go to a libcuda that does nothing, so that the difference between with and
-without the hook is the hook's own time; it is the least of several rounds, because a busy machine only adds. An exec is
-timed with and without the hook in turns, and the medians are compared.
+Writes build/results/hook.json. Launches go to a libcuda that does nothing, so that what is above the same call without
+the hook is the hook's own time, as processor time of the launching threads. In each round the ways of calling follow
+each other in one process: straight to the driver, through the hook, straight beside one shared atomic counter, straight
+under one mutex. `launch_overhead` is the median over the rounds of what a way adds to the straight call of its round.
+
+alone           one grant without end, nothing metered: the gate stands open
+ceiling-bound   70 ms of each 100 ms, metered
+contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
+
+Execs are timed as spawns of a program that ends at once, without the hook, with it and with a library that is empty, in
+turns. What metering costs by the driver's own work (recording an event after each 64 launches) is not in these figures.
 """
 
 from __future__ import annotations
@@ -15,31 +23,97 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hook.scripted_daemon import ScriptedDaemon
+from hook.scripted_daemon import Client, ScriptedDaemon
 from results import Row, write
-from sharepod.protocol import GpuTerms
+from sharepod.protocol import GpuTerms, Grant
 
 ROOT = Path(__file__).resolve().parent.parent
 
 BUILD = ROOT / "build"
-LAUNCHES = 1_000_000
-METERED_LAUNCHES = 200_000
-EXECS = 400
+THREADS = (1, 4, 16)
+CALLS = 400_000
+ROUNDS = 60
+EXECS = 3_000
 GPU = "10000000-0000-4000-8000-000000000000"
+WAYS = {"counter": "a shared counter", "mutex": "a mutex"}
 
 
-def launch_ns(threads: int, stream: str, environment: Mapping[str, str], launches: int = LAUNCHES) -> float:
-    """Nanoseconds per launch, as seen by the launching threads."""
-    program = [str(BUILD / "programs" / "launchcost"), str(threads), str(launches), stream]
+def cost(
+    threads: int, call: str, stream: str, environment: Mapping[str, str], rounds: int = ROUNDS
+) -> dict[str, tuple[float, float]]:
+    """By way: nanoseconds per call, and what it adds to the straight one."""
+    program = [str(BUILD / "programs" / "launchcost"), str(threads), str(CALLS), str(rounds), call, stream]
     done = subprocess.run(program, env=dict(environment), capture_output=True, text=True, check=True, timeout=300)
-    return float(done.stdout)
+    lines = (line.split() for line in done.stdout.splitlines())
+    return {way: (float(whole), float(added)) for way, whole, added in lines}
 
 
-def exec_us(environment: Mapping[str, str]) -> float:
+def in_turns(daemon: ScriptedDaemon, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
+    """Grants so long, each so long after it was asked for; without a pause only at the first time."""
+    asked = [False]
+
+    def grant(client: Client) -> None:
+        if not client.gone:
+            daemon.grant(client, quantum_ms, metered=True)
+
+    def on_want(client: Client) -> Grant | None:
+        if not asked[0]:
+            asked[0] = True
+            return daemon.next_grant(quantum_ms, metered=True)
+        timer = threading.Timer(pause_ms / 1000, grant, (client,))
+        timer.daemon = True
+        timer.start()
+        return None
+
+    return on_want
+
+
+def launch_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
+    """Each situation at each number of threads; beside those alone the straight call and the other ways."""
+    rows = []
+    for situation, stream in (
+        ("alone", "stream"),
+        ("alone, default stream", "default"),
+        ("ceiling-bound", "stream"),
+        ("contended", "stream"),
+    ):
+        for threads in THREADS:
+            daemon.hints.contended = situation == "contended"
+            if situation == "ceiling-bound":
+                daemon.on_want = in_turns(daemon, 70, 30)
+            elif situation == "contended":
+                daemon.on_want = in_turns(daemon, 50, 50)
+            else:
+                daemon.on_want = lambda client: daemon.next_grant()
+            took = cost(threads, "launch", stream, hooked)
+            case = f"{threads} thread{'s' if threads > 1 else ''}"
+            if situation == "alone":
+                rows.append(Row(f"straight, {case}", "launch_bare", "ns", round(took["bare"][0], 2)))
+                rows += [
+                    Row(f"{name}, {case}", "launch_overhead", "ns", round(took[way][1], 2))
+                    for way, name in WAYS.items()
+                ]
+            rows.append(Row(f"{situation}, {case}", "launch_overhead", "ns", round(took["hooked"][1], 2)))
+    return rows
+
+
+def copy_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
+    """A copy whose call says that it is between device memories, and one of which the driver has to be asked."""
+    daemon.hints.contended = False
+    daemon.on_want = lambda client: daemon.next_grant()
+    rows = []
+    for call, name in (("copy", "cuMemcpyDtoDAsync"), ("copy-unsaid", "cuMemcpyAsync")):
+        added = cost(1, call, "stream", hooked, ROUNDS // 2)["hooked"][1]
+        rows.append(Row(f"alone, 1 thread, {name}", "copy_overhead", "ns", round(added, 2)))
+    return rows
+
+
+def spawn_us(environment: Mapping[str, str]) -> float:
     """Microseconds from spawning a small program to its end."""
     program = str(BUILD / "programs" / "nothing")
     begun = time.perf_counter_ns()
@@ -48,35 +122,20 @@ def exec_us(environment: Mapping[str, str]) -> float:
     return (time.perf_counter_ns() - begun) / 1000
 
 
-def launch_rows(daemon: ScriptedDaemon, bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Per number of threads and kind of stream: without the hook, with it, and the difference."""
-    rows = []
-    for stream in ("stream", "default"):
-        for threads in (1, 4):
-            where = "a stream" if stream == "stream" else "default stream"
-            case = f"{threads} thread{'s' if threads > 1 else ''}, {where}"
-            daemon.on_want = lambda client: daemon.next_grant()
-            without, having = launch_ns(threads, stream, bare), launch_ns(threads, stream, hooked)
-            rows.append(Row(case, "launch_bare", "ns", round(without, 2)))
-            rows.append(Row(case, "launch_hooked", "ns", round(having, 2)))
-            rows.append(Row(case, "launch_overhead", "ns", round(having - without, 2)))
-    daemon.on_want = lambda client: daemon.next_grant(metered=True)
-    metered = launch_ns(1, "stream", hooked, METERED_LAUNCHES)
-    rows.append(Row("1 thread, a stream, metered", "launch_hooked", "ns", round(metered, 2)))
-    return rows
-
-
-def exec_rows(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
-    """Both ways in turns, so that what else the machine does meets both."""
-    without, having = [], []
-    for _ in range(EXECS):
-        without.append(exec_us(bare))
-        having.append(exec_us(hooked))
-    medians = statistics.median(without), statistics.median(having)
+def exec_rows(hook: Path, empty: Path) -> list[Row]:
+    """All in turns, so that what else the machine does meets each."""
+    plain = {"PATH": os.environ["PATH"]}
+    ways = {"bare": plain, "hooked": {**plain, "LD_PRELOAD": str(hook)}, "empty": {**plain, "LD_PRELOAD": str(empty)}}
+    took: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(EXECS):
+        order = list(ways)[turn % len(ways) :] + list(ways)[: turn % len(ways)]
+        for way in order:
+            took[way].append(spawn_us(ways[way]))
+    medians = {way: statistics.median(values) for way, values in took.items()}
     return [
-        Row("a small program", "exec_bare", "us", round(medians[0], 1)),
-        Row("a small program", "exec_hooked", "us", round(medians[1], 1)),
-        Row("a small program", "exec_overhead", "us", round(medians[1] - medians[0], 1)),
+        Row("a program without CUDA", "exec_bare", "us", round(medians["bare"], 1)),
+        Row("a program without CUDA", "exec_overhead", "us", round(medians["hooked"] - medians["bare"], 1)),
+        Row("an empty library instead", "exec_overhead", "us", round(medians["empty"] - medians["bare"], 1)),
     ]
 
 
@@ -85,18 +144,20 @@ def main() -> int:
     subprocess.run(["make", "-sC", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"], check=True, timeout=300)
     with tempfile.TemporaryDirectory(prefix="sharepod-") as folder:
         tenant = Path(folder)
-        hook = tenant / "libsharepod.so"
+        hook, empty = tenant / "libsharepod.so", tenant / "empty.so"
         build = [sys.executable, "setup.py", "--quiet", "build_hook", f"--target={BUILD / 'hook' / 'libsharepod.so'}"]
         subprocess.run(build, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=300)
         shutil.copy2(BUILD / "hook" / "libsharepod.so", hook)
+        (tenant / "empty.c").write_text("")
+        subprocess.run(["cc", "-shared", "-nostdlib", "-o", empty, tenant / "empty.c"], check=True, timeout=60)
         (tenant / "limits").write_text(f"gpu GPU-{GPU} request 500 limit 1000 memory 1073741824 enforced 1\n")
         daemon = ScriptedDaemon(tenant, [GpuTerms(bytes.fromhex(GPU.replace("-", "")), 500, 1000, 1 << 30, True)])
-        bare = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(BUILD / "hollow")}
+        hooked = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(BUILD / "hollow"), "LD_PRELOAD": str(hook)}
         try:
-            rows = launch_rows(daemon, bare, {**bare, "LD_PRELOAD": str(hook)})
+            rows = launch_rows(daemon, hooked) + copy_rows(daemon, hooked)
         finally:
             daemon.close()
-        rows += exec_rows(bare, {**bare, "LD_PRELOAD": str(hook)})
+        rows += exec_rows(hook, empty)
     write("hook", rows)
     return 0
 

@@ -21,17 +21,25 @@ static inline void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* Which context a handle stands for: of a default stream the current one, else NULL (the handle says it). */
-static inline CUcontext gate_context(CUstream stream) {
-    CUcontext current = NULL;
-    if (streams_default(stream))
-        DRIVER(cuCtxGetCurrent)(&current);
-    return current;
+/* A stream as a thread remembers it: a default stream by its one name and the current context, others by the handle
+ * alone. */
+struct which_stream {
+    CUstream stream;
+    CUcontext context; /* NULL: the handle says it */
+};
+
+static inline struct which_stream gate_which(CUstream stream, bool per_thread) {
+    struct which_stream which = {stream, NULL};
+    if (streams_default(stream)) {
+        which.stream = streams_named(stream, per_thread);
+        DRIVER(cuCtxGetCurrent)(&which.context);
+    }
+    return which;
 }
 
 /* Where the thread remembers that stream, or another one. */
-static inline struct slot_stream *gate_remembered(struct slot *slot, CUstream stream, CUcontext context) {
-    uintptr_t key = (uintptr_t)stream ^ (uintptr_t)context;
+static inline struct slot_stream *gate_remembered(struct slot *slot, struct which_stream which) {
+    uintptr_t key = (uintptr_t)which.stream ^ (uintptr_t)which.context;
     return &slot->streams[(key >> 4 ^ key >> 12) % SLOT_STREAMS];
 }
 
@@ -39,7 +47,7 @@ static inline struct slot_stream *gate_remembered(struct slot *slot, CUstream st
 static inline struct slot_stream *gate_enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
     if (UNLIKELY(slot == NULL))
         return NULL;
-    CUcontext context = gate_context(stream);
+    struct which_stream which = gate_which(stream, per_thread);
     const struct gate *gate = &the_process->gate;
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     if (UNLIKELY(sequence & 1))
@@ -47,9 +55,9 @@ static inline struct slot_stream *gate_enter_fast(struct slot *slot, CUstream st
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
     gate_order(gate);
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
-    struct slot_stream *entry = gate_remembered(slot, stream, context);
-    if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == stream &&
-               entry->per_thread == per_thread && (context == NULL || entry->context == context)))
+    struct slot_stream *entry = gate_remembered(slot, which);
+    if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == which.stream &&
+               (which.context == NULL || entry->context == which.context)))
         return entry;
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;

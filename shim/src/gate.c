@@ -205,11 +205,11 @@ __attribute__((noinline)) struct passage gate_enter(CUstream stream, bool per_th
         uint32_t word = atomic_load(&gate->word);
         if (word & GATE_OPEN) {
             struct slot_stream unslotted = {0},
-                               *entry = slot ? gate_remembered(slot, stream, gate_context(stream)) : &unslotted;
+                               *entry = slot ? gate_remembered(slot, gate_which(stream, per_thread)) : &unslotted;
             passage.slot = slot;
             passage.gated = true;
             passage.stream = slot ? entry : NULL;
-            if (!streams_register(&process->streams, stream, per_thread, word, entry)) {
+            if (!streams_register(&process->streams, streams_named(stream, per_thread), word, entry)) {
                 gate_abandon(&passage);
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
             }
@@ -276,5 +276,6 @@ void gate_leave(struct passage *passage) {
 bool gate_note(CUstream stream, bool per_thread) {
     struct process *process = the_process;
     struct slot_stream unremembered = {0};
-    return streams_register(&process->streams, stream, per_thread, atomic_load(&process->gate.word), &unremembered);
+    return streams_register(&process->streams, streams_named(stream, per_thread), atomic_load(&process->gate.word),
+                            &unremembered);
 }

@@ -23,11 +23,10 @@ enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE
 
 /* A stream that this thread launched into during the present opening; see meter.c. */
 struct slot_stream {
-    CUstream stream;
+    CUstream stream; /* by its one name, see streams_named */
     CUcontext context;
     uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
     bool metered;
-    bool per_thread;
     uint16_t window; /* launches between two fences */
     uint16_t count;  /* launches since the last one */
     uint8_t fences;  /* recorded and not waited for, 0 to FENCES */

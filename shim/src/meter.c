@@ -77,12 +77,11 @@ void meter_launched(struct slot *slot, struct slot_stream *entry) {
     if (++entry->count < entry->window)
         return;
     entry->count = 0;
-    CUstream stream = entry->stream == NULL && entry->per_thread ? CU_STREAM_PER_THREAD : entry->stream;
     CUstreamCaptureMode mode = streams_hide();
     CUevent *event = &entry->events[entry->fences % FENCES];
     if (*event == NULL)
         *event = streams_make_event(entry->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
-    if (*event != NULL && DRIVER(cuEventRecord)(*event, stream) == CUDA_SUCCESS) {
+    if (*event != NULL && DRIVER(cuEventRecord)(*event, entry->stream) == CUDA_SUCCESS) {
         expect(slot, entry->took);
         if (entry->fences == 0) {
             entry->waited = sys_now();

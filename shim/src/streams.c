@@ -191,15 +191,14 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
     unlock(&streams->lock);
 }
 
-bool streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
-                      struct slot_stream *entry) {
+bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry) {
     CUcontext context = streams_context_of(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
         entry->word = 0;
         entry->metered = false;
         return true;
     }
-    if (entry->word == word && entry->stream == stream && entry->per_thread == per_thread && entry->context == context)
+    if (entry->word == word && entry->stream == stream && entry->context == context)
         return true;
     lock(&streams->lock);
     struct known_context *known = streams_note_context(streams, context);
@@ -219,7 +218,6 @@ bool streams_register(struct streams *streams, CUstream stream, bool per_thread,
     if (entry->window == 0)
         entry->window = 1;
     entry->stream = stream;
-    entry->per_thread = per_thread;
     entry->context = context;
     entry->born = born;
     entry->metered = (word & GATE_METERED) != 0;

@@ -82,9 +82,9 @@ static inline struct open_capture *streams_capture(const struct streams *streams
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Notes that a launch into the stream follows; fills the thread's memory of it. Inside a passage. False: no memory. */
-bool streams_register(struct streams *streams, CUstream stream, bool per_thread, uint32_t word,
-                      struct slot_stream *entry);
+/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. False: no
+ * memory. */
+bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry);
 /* The context that a stream's work runs in; NULL: the driver will refuse it. */
 CUcontext streams_context_of(CUstream stream);
 bool streams_is_capturing(CUstream stream, bool per_thread);
