@@ -23,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memory_calls import MemoryCalls  # it lies beside this file
+from memory_calls import MemoryCalls  # they lie beside this file
+from work_calls import WorkCalls
 
 CU_STREAM_NON_BLOCKING = 1
 
@@ -36,32 +37,7 @@ def _answer(reply: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-class Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-def _side(word: Any, side: str, three: bool) -> list[tuple[str, Any]]:
-    pointer = ctypes.c_void_p
-    fields = [("X", word), ("Y", word)] + ([("Z", word), ("LOD", word)] if three else [])
-    fields += [("Type", ctypes.c_uint), ("Host", pointer), ("Device", word), ("Array", pointer)]
-    fields += [("Context", pointer)] * three + [("Pitch", word)] + [("Rows", word)] * three
-    return [(side + name, kind) for name, kind in fields]
-
-
-def copy_2d(word: Any) -> Any:
-    """CUDA_MEMCPY2D, of 32 or 64 bits."""
-    fields = [*_side(word, "src", False), *_side(word, "dst", False), ("Width", word), ("Height", word)]
-    return type("Copy2D", (ctypes.Structure,), {"_fields_": fields})
-
-
-def copy_3d(word: Any) -> Any:
-    """CUDA_MEMCPY3D, of 32 or 64 bits, or of two contexts."""
-    fields = [*_side(word, "src", True), *_side(word, "dst", True)]
-    fields += [("Width", word), ("Height", word), ("Depth", word)]
-    return type("Copy3D", (ctypes.Structure,), {"_fields_": fields})
-
-
-class Calls(MemoryCalls):
+class Calls(MemoryCalls, WorkCalls):
     """The operations, by name. Each returns (CUresult, value)."""
 
     def __init__(self) -> None:
@@ -218,87 +194,6 @@ class Calls(MemoryCalls):
         found = ctypes.c_void_p()
         code = self.cuda("cuGetProcAddress", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0))
         return code, _file_of(found.value or 0)
-
-    def work_memory(self) -> tuple[int, Any]:
-        """What `work` works on: two pieces of device memory, one of the host's, two arrays."""
-        self.memory = [ctypes.c_uint64(), ctypes.c_uint64()]
-        self.arrays = [ctypes.c_void_p(), ctypes.c_void_p()]
-        self.host = ctypes.create_string_buffer(4096)
-        code = 0
-        for address in self.memory:
-            code = code or self.cuda("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(4096))
-        self.managed = [ctypes.c_uint64(), ctypes.c_uint64()]
-        for address in self.managed:
-            code = code or self.cuda("cuMemAllocManaged", ctypes.byref(address), ctypes.c_size_t(4096), 1)
-        descriptor = struct.pack("=QQII", 64, 0, 1, 1)  # width, height, CU_AD_FORMAT_UNSIGNED_INT8, channels
-        for array in self.arrays:
-            code = code or self.cuda("cuArrayCreate_v2", ctypes.byref(array), descriptor)
-        return code, None
-
-    def work(self, symbol: str, parameters: str) -> tuple[int, Any]:
-        """Calls an entry point that copies, fills or moves 64 bytes, by the types of its parameters."""
-        addresses = iter((self.managed if "Prefetch" in symbol else self.memory) * 2)
-        arrays = iter(self.arrays * 2)
-        self.kept: list[Any] = []  # what is pointed to while the call runs
-        return self.cuda(
-            symbol, *(self._work_argument(part, addresses, arrays) for part in parameters.split(", "))
-        ), None
-
-    def _work_argument(self, part: str, addresses: Any, arrays: Any) -> Any:
-        kind, _, name = part.rpartition(" ")
-        kind, name = kind + "*" * name.count("*"), name.lstrip("*")
-        plain = {
-            "CUstream": self.handles["s"],
-            "CUcontext": self.context,
-            "CUdevice": ctypes.c_int(0),
-            "unsigned char": ctypes.c_ubyte(1),
-            "unsigned short": ctypes.c_ushort(1),
-            "unsigned int": ctypes.c_uint(
-                {"N": 16, "Width": 8, "Height": 1, "dstPitch": 64, "ByteCount": 64}.get(name, 0)
-            ),
-            "unsigned long long": ctypes.c_uint64(0),
-            "const void*": ctypes.cast(self.host, ctypes.c_void_p),
-            "void*": ctypes.cast(self.host, ctypes.c_void_p),
-        }
-        if kind in plain:
-            return plain[kind]
-        if kind == "size_t":
-            sizes = {"N": 16, "Width": 8, "Height": 1, "dstPitch": 64, "ByteCount": 64, "size": 64, "count": 1}
-            counts = {"numOps": 1, "numAttrs": 1, "numPrefetchLocs": 1}
-            return ctypes.c_size_t((sizes | counts).get(name, 0))
-        if kind in ("CUdeviceptr", "CUdeviceptr_v1"):
-            address = next(addresses).value
-            return ctypes.c_uint32(address & 0xFFFFFFFF) if kind.endswith("v1") else ctypes.c_uint64(address)
-        if kind == "CUarray":
-            return next(arrays)
-        if kind == "CUmemLocation":
-            return Location(1, 0)  # CU_MEM_LOCATION_TYPE_DEVICE
-        self.kept.append(self._work_struct(kind, addresses, name == "sizes"))
-        return ctypes.byref(self.kept[-1])
-
-    def _work_struct(self, kind: str, addresses: Any, sizes: bool) -> Any:
-        if kind == "CUdeviceptr*":
-            return (ctypes.c_uint64 * 1)(next(addresses).value)
-        if kind == "size_t*":
-            return (ctypes.c_size_t * 1)(64 if sizes else 0)
-        if kind == "CUmemLocation*":
-            return Location(1, 0)
-        if kind == "CUmemcpyAttributes*":
-            return ctypes.create_string_buffer(struct.pack("=IiiiiI", 1, 0, 0, 0, 0, 0))
-        if kind == "CUDA_MEMCPY3D_BATCH_OP*":
-            sides = [struct.pack("=I4xQQQii", 1, next(addresses).value, 0, 0, 0, 0) for _ in range(2)]
-            return ctypes.create_string_buffer(sides[0] + sides[1] + struct.pack("=QQQII", 64, 1, 1, 1, 0))
-        if kind.startswith("const CUDA_MEMCPY"):
-            copy = (copy_2d if "2D" in kind else copy_3d)(ctypes.c_uint if kind.endswith("_v1*") else ctypes.c_size_t)()
-            for side in ("src", "dst"):
-                setattr(copy, side + "Type", 2)  # CU_MEMORYTYPE_DEVICE
-                setattr(copy, side + "Device", next(addresses).value & (2**32 - 1 if kind.endswith("_v1*") else -1))
-                setattr(copy, side + "Pitch", 64)
-                if "PEER" in kind:
-                    setattr(copy, side + "Context", self.context)
-            copy.Width, copy.Height, copy.Depth = 64, 1, 1
-            return copy
-        return ctypes.create_string_buffer(256)
 
     # Not CUDA.
 
