@@ -1,6 +1,9 @@
-/* A libcuda that does nothing, at once: what is left of a launch's time is the hook's. For benchmarks/hook_overhead.py.
+/* A libcuda that does nothing, at once: what is left of a call's time is the hook's. For benchmarks/hook_overhead.py and
+ * benchmarks/memory.py. HOLLOW_GPU: the UUID of its one device, 32 hexadecimal digits.
  */
 #include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define NOTHING(name, ...)              \
@@ -11,6 +14,8 @@
 static int context, event;
 
 NOTHING(cuInit, unsigned flags)
+NOTHING(cuCtxSetCurrent, CUcontext set)
+NOTHING(cuMemFree_v2, CUdeviceptr freed)
 NOTHING(cuCtxPushCurrent_v2, CUcontext pushed)
 NOTHING(cuEventDestroy_v2, CUevent destroyed)
 NOTHING(cuEventRecord, CUevent recorded, CUstream stream)
@@ -54,5 +59,33 @@ EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *of) {
 EXPORT CUresult cuEventCreate(CUevent *created, unsigned flags) {
     (void)flags;
     *created = (CUevent)&event;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *retained, CUdevice device) {
+    (void)device;
+    *retained = (CUcontext)&context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *device) {
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+    const char *text = getenv("HOLLOW_GPU");
+    (void)device;
+    for (unsigned i = 0; i < sizeof uuid->bytes; i++)
+        if (text == NULL || sscanf(text + 2 * i, "%2hhx", (unsigned char *)&uuid->bytes[i]) != 1)
+            return CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
+}
+
+/* Every address is a new one. */
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *allocated, size_t bytes) {
+    static CUdeviceptr next = 0x700000000000;
+    *allocated = next;
+    next += bytes;
     return CUDA_SUCCESS;
 }

@@ -1,0 +1,130 @@
+"""What the hook adds to an allocation and to a free, and how soon a sibling's idle credits are called back.
+
+    make bench-memory
+
+Writes build/results/memory.json. Allocations go to a libcuda that does nothing, so that the difference between with and
+without the hook is the hook's own time. In credit they are of a kind that the hook decides by itself; out of credit
+each of them asks the agent, and each free gives back. Beside them stands a bare question to the agent by the same
+socket. The real agent at its default settings; rounds with and without the hook in turns, and the median of them.
+
+Called back: one process has credits that it does not use, and its sibling asks for so much that it needs them. Timed is
+the sibling's whole call, on the fake driver, as the process that drives it sees it, which adds a pipe's two ways.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hook.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, built, running, tenant
+from hook.caller import Caller
+from results import Row, write
+
+ROOT = Path(__file__).resolve().parent.parent
+HOLLOW = ROOT / "build" / "hollow"
+MIB = 1 << 20
+LIMIT = 1024 * MIB
+TURNS = 7
+CALLED_BACK = 300
+IN_CREDIT = (512 << 10, 32, 2000)
+"""Bytes, how many at once, how often: together less than what a process keeps as idle credits."""
+OUT_OF_CREDIT = (64 * MIB, 1, 1000)
+"""One at a time, and more than that."""
+
+
+def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float]:
+    """What `alloccost` measured."""
+    done = subprocess.run(
+        [str(PROGRAMS / "alloccost"), *arguments],
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"alloccost {' '.join(arguments)} ended with {done.returncode}: {done.stderr.strip()}")
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
+    """A call without the hook, with it, and the difference."""
+    arguments = ["calls", *map(str, shape)]
+    without, having = [], []
+    for _ in range(TURNS):
+        without.append(ran(arguments, bare))
+        having.append(ran(arguments, hooked))
+    rows = []
+    for call in ("alloc", "free"):
+        medians = [statistics.median(turn[f"{call}_ns"] for turn in turns) for turns in (without, having)]
+        rows.append(Row(case, f"{call}_bare", "ns", round(medians[0], 1)))
+        rows.append(Row(case, f"{call}_hooked", "ns", round(medians[1], 1)))
+        rows.append(Row(case, f"{call}_overhead", "ns", round(medians[1] - medians[0], 1)))
+    return rows
+
+
+def called_back(node: Node) -> list[Row]:
+    """How long an allocation takes that needs its sibling's idle credits."""
+    environment = dict(os.environ) | {
+        "LD_LIBRARY_PATH": str(FAKE_CUDA),
+        "LD_PRELOAD": str(node.path("a") / "libsharepod.so"),
+        "FAKE_CUDA_STATE": str(node.state),
+        "FAKE_CUDA_VISIBLE": GPUS[0],
+    }
+    idle, asking = Caller(environment), Caller(environment)
+    took = []
+    try:
+        for caller in (idle, asking):
+            caller.start()
+        for _ in range(CALLED_BACK):
+            idle.ok("cuMemFree_v2", idle.new("cuMemAlloc_v2", 24 * MIB))
+            begun = time.perf_counter_ns()
+            address = asking.new("cuMemAlloc_v2", LIMIT)
+            took.append((time.perf_counter_ns() - begun) / 1e6)
+            asking.ok("cuMemFree_v2", address)
+    finally:
+        idle.close()
+        asking.close()
+    took.sort()
+    case = "needs a sibling's idle credits"
+    return [
+        Row(case, "called_back_p50", "ms", round(took[len(took) // 2], 3)),
+        Row(case, "called_back_p99", "ms", round(took[int(0.99 * (len(took) - 1))], 3)),
+        Row(case, "called_back_max", "ms", round(took[-1], 3)),
+    ]
+
+
+def main() -> int:
+    """0 when all was measured."""
+    if not built():
+        sys.exit("hook or double not built: run `make shim doubles`")
+    with (
+        tempfile.TemporaryDirectory(prefix="bm") as directory,
+        running(Path(directory), tenant("a", 0.5, memory=LIMIT)) as node,
+    ):
+        bare = {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(HOLLOW),
+            "HOLLOW_GPU": GPUS[0].removeprefix("GPU-").replace("-", ""),
+        }
+        hooked = bare | {"LD_PRELOAD": str(node.path("a") / "libsharepod.so")}
+        rows = calls("in credit", IN_CREDIT, bare, hooked)
+        rows += calls("out of credit", OUT_OF_CREDIT, bare, hooked)
+        trip = ran(["trip", str(node.path("a") / "agent.sock"), "5000"], bare)
+        rows.append(Row("a question to the agent", "round_trip_p50", "ns", trip["trip_ns"]))
+        rows.append(Row("a question to the agent", "round_trip_p99", "ns", trip["trip_p99_ns"]))
+        rows += called_back(node)
+    write("memory", rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
