@@ -44,9 +44,11 @@ _BESIDE_OTHERS = {
     "test_hook_memory_kinds",
     "test_hook_memory_shared",
     "test_hook_nvml",
-    "test_hook_work",
     "test_hook_randomlife",
+    "test_hook_work",
+    "test_memory_table",
     "test_resolution",
+    "test_soak_memory",
     "test_table",
 }
 
