@@ -277,6 +277,18 @@ async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path)
         assert (status.enforced, status.findings) == (None, ())
 
 
+async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        found = status_of(tenants, "a").findings
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=60), [row("a")]) as tenants:
+        assert status_of(tenants, "a").enforced is False
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        assert status_of(tenants, "a").findings == found
+        observe(tenants)
+        assert status_of(tenants, "a").findings == ()
+
+
 async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: Tenants) -> None:
     observe(tenants, Process(4242, GPU0, GI), owner="a")
     assert status_of(tenants, "a").enforced is None

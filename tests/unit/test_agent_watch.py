@@ -102,6 +102,23 @@ def test_three_overtakings_within_a_minute_are_reported_and_forgotten_after_it()
     assert not watch.findings
 
 
+def test_what_an_earlier_agent_found_out_stands_until_this_one_has_looked_for_as_long() -> None:
+    before = TenantWatch(WatchConfig(unhooked_after_s=0, gap_after_s=0))
+    before.see_processes(0, {7})
+    before.see_memory(0, {GPU0: 1 << 40})
+    after = TenantWatch(WatchConfig(unhooked_after_s=3, gap_after_s=3), before.findings)
+    for now in (100, 101, 102, 103, 104):
+        after.see_processes(now, {7})
+        after.see_memory(now, {GPU0: 0})
+        assert after.findings[0] == before.findings[0], "in the same words, without a break"
+        assert (len(after.findings) == 2) is (now <= 103), "of memory nothing is to be seen any more"
+    after.see_processes(105, set())
+    assert not after.findings
+    gone = TenantWatch(WatchConfig(unhooked_after_s=3), before.findings[:1])
+    gone.see_processes(100, set())
+    assert not gone.findings, "where there is no such process nothing has to be waited for"
+
+
 def test_the_gravest_finding_comes_first() -> None:
     watch = TenantWatch(WatchConfig(unhooked_after_s=0, gap_after_s=0))
     watch.see_blind({GPU0})

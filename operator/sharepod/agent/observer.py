@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sharepod.api.gpunode import Mode, TenantState
+from sharepod.api.gpunode import Finding, Mode, TenantState
 from sharepod.timeshare import Usage
 
 from .busy import BusyClock, Key
@@ -20,6 +21,7 @@ from .entry import Entry
 from .inventory import Process, Reading
 from .served import ServedTenant
 from .sightings import Sightings, sort
+from .watch import TenantWatch, WatchConfig
 
 log = structlog.get_logger(__name__)
 
@@ -27,26 +29,41 @@ Residue = Callable[[str], str | None]
 OwnerOf = Callable[[int], str | None]
 
 
-class Observer:
-    """`contexts`: the file that what contexts take is kept in. `usage`: token time of a tenant that is served."""
+class _Kept(BaseModel):
+    """What stood of each tenant, by id."""
 
-    def __init__(self, contexts: Path, usage: Callable[[str], Usage]) -> None:
+    model_config = ConfigDict(extra="ignore")
+    findings: dict[str, tuple[Finding, ...]] = {}
+
+
+class Observer:
+    """What it learns is kept in files of `state_dir`. `usage`: token time of a tenant that is served."""
+
+    def __init__(self, state_dir: Path, config: WatchConfig, usage: Callable[[str], Usage]) -> None:
         self.busy = BusyClock()
         """How long tenants and GPUs were busy, as the driver says."""
         self._usage = usage
-        self._contexts = ContextCosts(contexts)
+        self._contexts = ContextCosts(state_dir / "contexts.json")
+        self._config = config
+        self._findings_file = state_dir / "findings.json"
+        self._findings: dict[str, tuple[Finding, ...]] = {}
         self._models: dict[str, tuple[str, str]] = {}
         """By UUID, model and driver, as last read."""
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Reads what an earlier agent learnt."""
+        """Reads what an earlier agent learnt and found out."""
         await asyncio.to_thread(self._contexts.load)
+        await asyncio.to_thread(self._load_findings)
 
     async def close(self) -> None:
         """Waits for what is being written."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
+
+    def watch_of(self, tenant_id: str) -> TenantWatch:
+        """A tenant's watch, which goes on with what an earlier agent found out."""
+        return TenantWatch(self._config, self._findings.get(tenant_id, ()))
 
     def know_models(self, reading: Reading) -> None:
         """What GPUs there are."""
@@ -72,6 +89,7 @@ class Observer:
                     self._watch(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
             self._learn_contexts(entries, reading)
+            self._keep({entry.row.id: entry.watch.findings for entry in entries.values() if entry.watch.findings})
         return sightings
 
     def _learn_contexts(self, entries: Mapping[str, Entry], reading: Reading) -> None:
@@ -84,14 +102,33 @@ class Observer:
                 if entry.served is not None and gpu.uuid in entry.row.gpus and gpu.uuid in entry.seen.memory:
                     samples |= entry.served.beyond_credits(gpu.uuid, entry.seen.memory[gpu.uuid])
             self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
-        if self._contexts.changed and (self._saving is None or self._saving.done()):
-            self._saving = asyncio.create_task(self._save_contexts(), name="save-contexts")
 
-    async def _save_contexts(self) -> None:
+    def _keep(self, findings: dict[str, tuple[Finding, ...]]) -> None:
+        """Writes what is new for the next agent."""
+        news = findings != self._findings
+        if (news or self._contexts.changed) and (self._saving is None or self._saving.done()):
+            self._findings = findings
+            self._saving = asyncio.create_task(self._save(findings=news), name="save-observations")
+
+    async def _save(self, *, findings: bool) -> None:
         try:
-            await asyncio.to_thread(self._contexts.save)
+            if self._contexts.changed:
+                await asyncio.to_thread(self._contexts.save)
+            if findings:
+                await asyncio.to_thread(self._save_findings, _Kept(findings=self._findings))
         except OSError as error:
-            log.warning("cannot keep what contexts take", error=str(error))
+            log.warning("cannot keep what was found out for the next agent", error=str(error))
+
+    def _save_findings(self, kept: _Kept) -> None:
+        draft = self._findings_file.with_suffix(".new")
+        draft.write_text(kept.model_dump_json())
+        draft.replace(self._findings_file)
+
+    def _load_findings(self) -> None:
+        try:
+            self._findings = _Kept.model_validate_json(self._findings_file.read_bytes()).findings
+        except (OSError, ValidationError):
+            self._findings = {}
 
     def _observe_busy(self, now: float, entries: Mapping[str, Entry], reading: Reading) -> None:
         busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.busy.items()}

@@ -28,7 +28,6 @@ from .settings import Settings
 from .sightings import Sightings
 from .statedir import StateDir
 from .tokens import Tokens
-from .watch import TenantWatch
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +51,7 @@ class Tenants:
         self._applying = asyncio.Lock()
         self._removing: asyncio.Task[None] | None = None
         self._known = False
-        self._observer = Observer(settings.state_dir / "contexts.json", self._tokens.usage)
+        self._observer = Observer(settings.state_dir, settings.watch(), self._tokens.usage)
         self._checkpointing: asyncio.TimerHandle | None = None
         self._refusals: Counter[Refusal] = Counter()
         """By tenants that are gone."""
@@ -234,7 +233,7 @@ class Tenants:
         if trouble is not None:
             if entry is None or entry.trouble != trouble:
                 log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=trouble)
-            self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()), trouble=trouble)
+            self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), trouble=trouble)
         elif row.state is TenantState.RELEASING:
             await self._release(row, entry)
         elif entry is None or entry.directory is None:
@@ -252,7 +251,7 @@ class Tenants:
         served = None
         if row.mode is Mode.SHARED:
             served = await self._listen(row)
-        self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()), served=served, directory=directory)
+        self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), served=served, directory=directory)
         log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
 
     async def _listen(self, row: Tenant) -> ServedTenant:
@@ -297,7 +296,7 @@ class Tenants:
 
     async def _release(self, row: Tenant, entry: Entry | None) -> None:
         if entry is None:
-            entry = self._entries[row.id] = Entry(row, TenantWatch(self._settings.watch()))
+            entry = self._entries[row.id] = Entry(row, self._observer.watch_of(row.id))
             if row.id not in await asyncio.to_thread(self._state.existing):
                 return
         if entry.row.state is not TenantState.RELEASING or entry.directory is not None:

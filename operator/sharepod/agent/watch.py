@@ -8,7 +8,7 @@ second, nor of what a restart of the agent or a slow start looks like for a mome
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Finding, FindingReason
@@ -61,11 +61,13 @@ class Window:
 
 
 class TenantWatch:
-    """Of one tenant. `observe` after each reading; `findings` whenever it is asked."""
+    """Of one tenant. `see_...` after each reading; `findings` whenever it is asked. `resumed`: what stood when an
+    earlier agent last looked; it stands until this one has looked for long enough to find it out anew."""
 
-    def __init__(self, config: WatchConfig) -> None:
+    def __init__(self, config: WatchConfig, resumed: Sequence[Finding] = ()) -> None:
         self._config = config
-        self._standing: dict[FindingReason, Finding] = {}
+        self._standing = {finding.reason: finding for finding in resumed}
+        self._resumed_until: dict[FindingReason, float | None] = {finding.reason: None for finding in resumed}
         self._unhooked_since: dict[int, float] = {}
         self._gap_since: dict[str, float] = {}
         self._windows: dict[str, tuple[Window, Window]] = {}
@@ -89,7 +91,9 @@ class TenantWatch:
         self._unhooked_since = since
         self.unhooked = frozenset(pid for pid, begun in since.items() if now - begun >= self._config.unhooked_after_s)
         if not self.unhooked:
-            self._end(FindingReason.PROCESS_WITHOUT_HOOK)
+            if not unhooked:
+                self._resumed_until.pop(FindingReason.PROCESS_WITHOUT_HOOK, None)
+            self._end(FindingReason.PROCESS_WITHOUT_HOOK, now, self._config.unhooked_after_s)
             return
         listed = ", ".join(str(pid) for pid in sorted(self.unhooked)[:_LISTED_PIDS])
         more = f" and {len(self.unhooked) - _LISTED_PIDS} more" if len(self.unhooked) > _LISTED_PIDS else ""
@@ -109,6 +113,7 @@ class TenantWatch:
                 "hook would not be noticed",
             )
         else:
+            self._resumed_until.pop(FindingReason.PROCESSES_NOT_TOLD, None)
             self._end(FindingReason.PROCESSES_NOT_TOLD)
 
     def see_time(self, now: float, busy_s: Mapping[str, float], held_s: float) -> None:
@@ -133,7 +138,7 @@ class TenantWatch:
                 f"{min(1.0, held.rate):.0%}: something in the pod uses the GPU past the hook",
             )
         elif worst < self._config.busy_tolerance / 2:
-            self._end(FindingReason.BUSY_BEYOND_HELD)
+            self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)
 
     def see_memory(self, now: float, gap: Mapping[str, int]) -> None:
         """By GPU, how many bytes the driver counts beyond what was credited."""
@@ -148,7 +153,7 @@ class TenantWatch:
                 "explain (contexts, loaded modules, or allocations past the hook); they count against its limit",
             )
         elif all(size <= tolerated * 3 // 4 for size in gap.values()):
-            self._end(FindingReason.MEMORY_BEYOND_TRACKED)
+            self._end(FindingReason.MEMORY_BEYOND_TRACKED, now, self._config.gap_after_s)
 
     def see_overtakings(self, now: float, total: int) -> None:
         """How often it was overtaken, ever."""
@@ -165,10 +170,19 @@ class TenantWatch:
                 "wait for each other belong into one SharePod with a higher count, or into mode: Exclusive",
             )
         elif not self._overtakings:
-            self._end(FindingReason.OVERTAKEN)
+            self._end(FindingReason.OVERTAKEN, now, OVERTAKEN_WITHIN_S)
 
     def _begin(self, reason: FindingReason, message: str) -> None:
         self._standing.setdefault(reason, Finding(reason=reason, message=message[:1024]))
+        self._resumed_until.pop(reason, None)
 
-    def _end(self, reason: FindingReason) -> None:
+    def _end(self, reason: FindingReason, now: float = 0.0, resumed_s: float = 0.0) -> None:
+        """It is not so. What an earlier agent found out is given the time that finding it out takes."""
+        if reason in self._resumed_until:
+            until = self._resumed_until[reason]
+            if until is None:
+                until = self._resumed_until[reason] = now + resumed_s
+            if now <= until:
+                return
+            del self._resumed_until[reason]
         self._standing.pop(reason, None)
