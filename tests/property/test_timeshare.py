@@ -31,16 +31,106 @@ def parts(whole: int, most: int) -> st.SearchStrategy[list[int]]:
 
 @SOME
 @given(
-    requests=parts(1000, 6), kernel=st.lists(kernels, min_size=6, max_size=6), hand_off=st.sampled_from([0, 300 * US])
+    requests=parts(1000, 6),
+    kernel=st.lists(st.tuples(kernels, st.booleans()), min_size=6, max_size=6),
+    hand_off=st.sampled_from([0, 300 * US]),
+    guess=st.sampled_from([None, 0.3, 1.0, 2.0]),
 )
-def test_busy_tenants_get_what_they_were_guaranteed(requests: list[int], kernel: list[int], hand_off: int) -> None:
+def test_busy_tenants_get_what_they_were_guaranteed(
+    requests: list[int], kernel: list[tuple[int, bool]], hand_off: int, guess: float | None
+) -> None:
+    """Whatever they launch, kernels or graphs, and however well they guess when their last work ends."""
+    programs = [
+        Program(f"t{i}", request=r, kernel_ns=k, graphs=graphs)
+        for i, (r, (k, graphs)) in enumerate(zip(requests, kernel, strict=False))
+    ]
+    end = WARM_UP + 300 * S
+    simulation = Simulation(programs, hand_off_ns=hand_off, announces=guess is not None, guess=guess or 1.0)
+    simulation.run(end)
+    for program in programs:
+        assert program.share(WARM_UP, end) == pytest.approx(program.request / 1000, abs=0.01)
+    charged = sum(simulation.scheduler.usage(end, program.id).held_ns for program in programs)
+    assert charged == simulation.held_ns, "each moment that somebody holds the GPU is charged once"
+
+
+habits = st.tuples(st.integers(1, 300), st.integers(1, 3000), kernels, st.integers(0, 9 * S))
+"""Milliseconds of work and of pause, length of kernels, begin."""
+
+
+@SOME
+@given(
+    requests=parts(1000, 5),
+    history=st.lists(habits, min_size=5, max_size=5),
+    hang=st.one_of(st.none(), st.tuples(st.integers(0, 9 * S), st.integers(1, 3 * S))),
+    change=st.integers(0, 9 * S),
+)
+def test_after_any_history_all_that_are_busy_get_what_they_were_guaranteed_within_the_time_that_can_be_owed(
+    requests: list[int], history: list[tuple[int, int, int, int]], hang: tuple[int, int] | None, change: int
+) -> None:
+    programs = [
+        Program(f"t{i}", request=r, burst_ns=burst * MS, pause_ns=pause * MS, kernel_ns=k, start_ns=start)
+        for i, (r, (burst, pause, k, start)) in enumerate(zip(requests, history, strict=False))
+    ]
+    for program in programs:
+        program.busy_from_ns = 10 * S
+    if hang is not None:
+        programs[0].hang_at_ns, programs[0].hang_until_ns = hang[0], sum(hang)
+    simulation = Simulation(programs, announces=True)
+    first = programs[0]
+    for time, request in ((change, first.request // 2), (10 * S, first.request)):
+        simulation.at(
+            time,
+            lambda request=request: simulation.scheduler.set_tenant(  # type: ignore[misc]
+                simulation.now, first.id, first.gpus, request_milli=request, limit_milli=1000
+            ),
+        )
+    owed = 10 * S + Config().debt_ns + Config().assured_burst_ns
+    simulation.run(owed + 30 * S)
+    for program in programs:
+        kernel = 2 * program.kernel_ns + Config().target_latency_ns + sum(other.kernel_ns for other in programs)
+        for begin in range(owed, owed + 20 * S, 2 * S):
+            assert program.held(begin, begin + 10 * S) >= program.request * 10 * S // 1000 - kernel - 100 * MS
+
+
+@SOME
+@given(
+    requests=parts(1000, 5),
+    kernel=st.lists(st.sampled_from([100 * US, 1 * MS, 7 * MS]), min_size=5, max_size=5),
+    pause=st.integers(1 * S, 20 * S),
+)
+def test_one_that_returns_delays_nobodys_request_by_more_than_the_second_it_can_save_up(
+    requests: list[int], kernel: list[int], pause: int
+) -> None:
     programs = [
         Program(f"t{i}", request=r, kernel_ns=k) for i, (r, k) in enumerate(zip(requests, kernel, strict=False))
     ]
-    end = WARM_UP + 300 * S
-    Simulation(programs, hand_off_ns=hand_off).run(end)
+    returning = programs[0]
+    returning.start_ns = back = WARM_UP + pause
+    Simulation(programs, announces=True).run(back + 10 * S)
+    config = Config()
     for program in programs:
-        assert program.share(WARM_UP, end) == pytest.approx(program.request / 1000, abs=0.01)
+        for window in (1 * S, 2 * S, 5 * S, 10 * S):
+            due = program.request * (window - config.assured_burst_ns) // 1000
+            assert program.held(back, back + window) >= due - 2 * config.quantum_max_ns
+
+
+@SOME
+@given(
+    request=st.integers(1, 8), burst=st.integers(1, 20), pause=st.integers(20, 500), kernel=st.sampled_from([1, 5, 20])
+)
+def test_who_wakes_seldom_waits_for_the_least_quantum_and_costs_the_busy_one_nothing(
+    request: int, burst: int, pause: int, kernel: int
+) -> None:
+    assume(burst / (burst + pause) < request / 10 - 0.02)
+    service = Program("service", request=100 * request, burst_ns=burst * MS, pause_ns=pause * MS, kernel_ns=1 * MS)
+    busy = Program("busy", request=1000 - 100 * request, kernel_ns=kernel * MS)
+    Simulation([service, busy], gap_ns=200 * US, announces=True).run(60 * S)
+    config = Config()
+    waits = sorted(service.waits[5:])
+    assert waits[len(waits) // 2] <= config.quantum_min_ns + 2 * kernel * MS
+    assert max(waits) <= config.quantum_max_ns + 2 * kernel * MS
+    assert busy.share(10 * S, 60 * S) >= busy.request / 1000 - 0.01
+    assert busy.share(10 * S, 60 * S) + service.share(10 * S, 60 * S) >= 0.98
 
 
 @SOME

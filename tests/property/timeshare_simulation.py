@@ -35,6 +35,8 @@ class Program:
     pause_ns: int = 0
     graphs: bool = False
     """Each kernel is a graph, whose length the hook has learned."""
+    busy_from_ns: int | None = None
+    """From then on it has work always."""
     hang_at_ns: int | None = None
     """From the first grant after this moment it does not drain until `hang_until_ns`."""
     hang_until_ns: int = 0
@@ -87,6 +89,8 @@ class Simulation:
         self.busy_until: dict[str, int] = {}
         """By GPU, when the last work of those whose gate has closed ends."""
         self.overdue_seen = 0
+        self.held_ns = 0
+        """Time that anybody had the token and had not drained."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -107,17 +111,20 @@ class Simulation:
             times = [time for time in (due, next_event) if time is not None]
             if not times or min(times) > until:
                 break
-            moment = max(self.now, min(times))
-            assert moment >= self.now
-            self.now = moment
+            self._pass(max(self.now, min(times)))
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
-            self.now += self.gap_ns
+            self._pass(self.now + self.gap_ns)
             self._carry_out()
-        self.now = until
+        self._pass(until)
         for program in self.programs.values():
             if program.grant is not None:
                 program.spans.append((program.granted_at, until))
+
+    def _pass(self, moment: int) -> None:
+        if any(program.grant is not None for program in self.programs.values()):
+            self.held_ns += moment - self.now
+        self.now = moment
 
     def _wake(self, program: Program) -> None:
         program.work_ns = program.burst_ns
@@ -193,11 +200,16 @@ class Simulation:
         program.announced = False
         program.spans.append((program.granted_at, self.now))
         wanting = True
+        if program.busy_from_ns is not None and self.now >= program.busy_from_ns:
+            program.burst_ns = 0
         if program.burst_ns:
             program.work_ns -= self.now - program.granted_at
             wanting = program.work_ns > 0
             if not wanting:
-                self.at(self.now + program.pause_ns, lambda: self._wake(program))
+                wakes = self.now + program.pause_ns
+                if program.busy_from_ns is not None:
+                    wakes = min(wakes, program.busy_from_ns)
+                self.at(wakes, lambda: self._wake(program))
         if wanting:
             program.wanted_at = self.now
         self.scheduler.drained(self.now, program.id, wanting=wanting)

@@ -325,9 +325,23 @@ def test_an_overdue_holder_that_wants_more_gets_what_is_idle(limit: int) -> None
     scheduler.want(now, "a")
     assert scheduler.tick(now) == []
     scheduler.drained(now + 5 * S, "b", wanting=False)
-    now += 5 * S if limit == 1000 else 11 * S  # what it owes counts against its ceiling for a while
+    now += 5 * S if limit == 1000 else 11 * S  # what it owes counts against its ceiling, for a while
     assert granted(scheduler, now).tenant == "a"
     assert not scheduler.overdue("a")
     scheduler.want(now + 1 * MS, "b")
     scheduler.drained(now + 1 * MS, "a", wanting=False)
     assert granted(scheduler, now + 1 * MS).tenant == "b"
+
+
+def test_an_overdue_tenant_that_wants_more_is_not_starved_by_busy_neighbours() -> None:
+    scheduler = two_that_share()
+    now = 2 * S
+    assert Overdue("a", 1) in scheduler.tick(now)
+    scheduler.want(now, "a")
+    for _ in range(103):
+        now += 100 * MS
+        scheduler.drained(now, "b", wanting=True)
+        if "a" in {action.tenant for action in scheduler.tick(now) if isinstance(action, Grant)}:
+            break
+    assert scheduler.holding("a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
+    assert not scheduler.overdue("a")

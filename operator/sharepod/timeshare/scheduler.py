@@ -44,6 +44,9 @@ class Scheduler:
         self._turns = Turns(self._config, self._gpus)
         self._grants = 0
         self._holding: dict[str, Tenant] = {}
+        self._stuck: dict[str, Tenant] = {}
+        """Those that are overdue and wait: what they have not drained may wait for what they would launch next, while
+        what they owe grows without end."""
         self._cuts: dict[str, int] = {}
         """Per GPU, until when the holds that were cut for those who woke are paid for."""
         self._throttled: dict[str, Tenant] = {}
@@ -211,6 +214,11 @@ class Scheduler:
             if now >= hold.deadline + self._config.grace_ns:
                 self._overtake(now, tenant, hold)
                 actions.append(Overdue(tenant.id, hold.grant_id))
+        for tenant in list(self._stuck.values()):
+            if not tenant.insists and now >= self._insists_at(tenant):
+                tenant.insists = True
+                self._gpus.settle_around(now, tenant)
+                self._classify(now, tenant)
         for tenant in list(self._throttled.values()):
             if tenant.throttled_until is not None and now >= tenant.throttled_until:
                 self._gpus.settle_around(now, tenant)
@@ -222,6 +230,7 @@ class Scheduler:
     def next_deadline(self) -> int | None:
         """When `tick` has something to do at the latest, if nothing else happens before."""
         times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
+        times += [self._insists_at(tenant) for tenant in self._stuck.values() if not tenant.insists]
         for tenant in self._holding.values():
             hold = tenant.hold
             assert hold is not None, "a holder holds"
@@ -296,13 +305,20 @@ class Scheduler:
         tenant.waiting_since = now
         tenant.asleep_since = None
         tenant.woke = woke and tenant.account.assured > 0
+        if tenant.hold is not None:
+            self._stuck[tenant.id] = tenant
         if woke or tenant.account.grants == 0:
             self._turns.join(tenant)
         self._classify(now, tenant)
 
+    def _insists_at(self, tenant: Tenant) -> int:
+        assert tenant.waiting_since is not None, "it waits"
+        return tenant.waiting_since + self._config.debt_ns
+
     def _stop_waiting(self, tenant: Tenant) -> None:
         """It was granted, or wants no more."""
-        tenant.waiting_since, tenant.woke = None, False
+        tenant.waiting_since, tenant.woke, tenant.insists = None, False, False
+        self._stuck.pop(tenant.id, None)
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
 
@@ -311,9 +327,7 @@ class Scheduler:
         account, config = tenant.account, self._config
         assert tenant.waiting_since is not None, "it waits"
         resume = max(config.quantum_min_ns, min(config.resume_ns, config.quantum_max_ns // 2))
-        # What an overdue one owes grows without end. Its work may wait for what it would launch in its next turn.
-        patience = tenant.waiting_since + config.debt_ns if tenant.hold is not None else None
-        if account.fits(resume if tenant.throttled else config.quantum_min_ns) or (patience and now >= patience):
+        if tenant.insists or account.fits(resume if tenant.throttled else config.quantum_min_ns):
             if tenant.throttled:
                 self._turns.join(tenant)
             tenant.throttled, tenant.throttled_until = False, None
@@ -321,7 +335,7 @@ class Scheduler:
             self._shorten_holds(now, tenant.gpus, tenant)
         else:
             tenant.throttled = True
-            tenant.throttled_until = patience or account.ready_at(resume)
+            tenant.throttled_until = account.ready_at(resume)
             self._throttled[tenant.id] = tenant
         self._stale.update(tenant.gpus)
 

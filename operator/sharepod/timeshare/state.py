@@ -51,6 +51,8 @@ class Tenant:
     waiting_since: int | None = None
     woke: bool = False
     """It woke with credit and goes next."""
+    insists: bool = False
+    """It is overdue and has waited in vain for long: it goes next, whatever it owes."""
     throttled: bool = False
     """It waits for its ceiling bucket only."""
     throttled_until: int | None = None
@@ -122,6 +124,8 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
 def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int) -> tuple[int, int, int, str]:
     """The smallest goes first. Of equals the one that has waited longest, `since` when."""
     account = tenant.account
+    if tenant.insists:
+        return (0, since, 0, tenant.id)
     if account.assured > 0:
         return (0, since, 0, tenant.id) if tenant.woke else (1, -account.owed_ns(), since, tenant.id)
     ahead = max(tenant.virtual[gpu] - floors[gpu, tenant.best_effort] for gpu in tenant.gpus)
