@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py operator/native/*) setup.py
 DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -76,10 +76,13 @@ lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/mypy operator/sharepod tests/harness benchmarks demo
 	$(BIN)/lint-imports
 
+docs: shim ## docs/settings.md, from the code that reads the settings
+	@$(BIN)/python docs/generate.py
+
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-packing bench-placement bench-burst bench-chaos bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py

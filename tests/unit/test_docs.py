@@ -1,7 +1,9 @@
-"""The reference names every field, annotation and condition that there is."""
+"""What the pages say is there: every field, annotation, condition and setting; every link, every `make` target."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,13 @@ from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Tenant, Tenant
 from sharepod.api.objects import Model
 from sharepod.api.sharepod import GpuSpec, SharePodStatus
 
-REFERENCE = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+PAGES = [
+    *(ROOT / folder for folder in ("README.md", "benchmarks/gpu/README.md", "tests/harness/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "tests" / "hook").glob("*.md")),
+]
 
 
 @pytest.mark.parametrize("model", [GpuSpec, SharePodStatus, GPUNodeSpec, GPUNodeStatus, Gpu, Tenant, TenantStatus])
@@ -28,3 +36,33 @@ def test_every_annotation_is_in_the_reference() -> None:
 def test_every_condition_and_phase_is_in_the_reference() -> None:
     conditions = {value for name, value in vars(api).items() if name.startswith("CONDITION_")}
     assert not {name for name in conditions | {phase.value for phase in api.Phase} if f"`{name}`" not in REFERENCE}
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_and_make_target_of_a_page_exists(page: Path) -> None:
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        assert not anchor or anchor in _anchors(target.read_text()), f"{page.name} links to {link}"
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    said = set(re.findall(r"(?:`|^    |\bSEED=\d+ )make ([a-z][a-z-]*)", text, re.MULTILINE))
+    assert not said - targets
+
+
+def _anchors(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}

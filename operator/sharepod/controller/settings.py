@@ -126,8 +126,10 @@ class Settings(BaseSettings):
     """`/metrics` (Prometheus) and `/readyz` (everything was listed once). 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
     log_format: Literal["json", "console"] = "json"
+    """`json` (one object per line) or `console`."""
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:
