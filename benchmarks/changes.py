@@ -4,8 +4,9 @@ Three busy tenants of one simulated GPU, the real agent at its default settings,
 to the first socket that is listened on again. `hooks_back`: from then until every program is connected. `right_after`:
 the earliest time from which on, for a second, each tenant's share of what all of them got was within 3 points of its
 request, counted from the first listen or from the edit. `over_limit`: of siblings started while no agent was there,
-those that got more memory than was left; `dead`: programs that ended. With `--cluster` also how long the agent takes
-from a GPUNode's change (the answer to the write) to the tenant's limits in force. Prints a table and writes
+those that got more memory than was left; `dead`: programs that ended. With `--cluster` also the gap of an agent
+with all its Kubernetes half, and how long it takes from a GPUNode's change (the answer to the write) to the tenant's
+limits in force. Prints a table and writes
 `build/results/changes.json`.
 """
 
@@ -123,12 +124,12 @@ def in_cluster(times: int) -> list[Row]:
     from cluster.agent_world import OneNode, install, row
     from harness.cluster import Cluster
 
-    took = []
+    took, gaps = [], []
     with Cluster(scheduler=False, controller_manager=True) as cluster:
         install(cluster)
         node = OneNode(cluster, "edited-0")
         node.make_gpunode(row("a"))
-        node.start_agent()
+        agent = node.start_agent()
         node.await_observed(1)
         limits = node.tenant_directory("a") / "limits"
         for turn in range(times):
@@ -141,7 +142,20 @@ def in_cluster(times: int) -> list[Row]:
                 time.sleep(0.001)
             took.append((time.monotonic() - begin) * 1000)
             time.sleep(0.05)
+        listening = node.tenant_directory("a") / "agent.sock"
+        for _ in range(3):
+            former, begin = listening.stat().st_ino, time.monotonic()
+            agent.signal(signal.SIGKILL)
+            agent.wait(10)
+            agent = node.start_agent()
+            while listening.stat().st_ino == former:
+                if time.monotonic() > begin + 30:
+                    raise RuntimeError("the agent did not listen again within 30 s")
+                time.sleep(0.002)
+            gaps.append((time.monotonic() - begin) * 1000)
     return [
+        Row("agent of a cluster killed", "gap_p50", "ms", round(statistics.median(gaps))),
+        Row("agent of a cluster killed", "gap_max", "ms", round(max(gaps))),
         Row("GPUNode edited", "in_force_p50", "ms", round(statistics.median(took), 1)),
         Row("GPUNode edited", "in_force_max", "ms", round(max(took), 1)),
     ]
