@@ -152,6 +152,30 @@ def _tiles(symbol: str) -> Way:
     return way
 
 
+def _bound(symbol: str) -> Way:
+    """Kept by what it is bound to, a multicast object, by its handle or by the address where it is mapped."""
+
+    def way(caller: Caller, size: int, undo: ExitStack) -> None:
+        team = caller.new("cuMulticastCreate", In(struct.pack("<I4xQQQ", 1, size, 0, 0)))
+        undo.callback(caller.ok, "cuMemRelease", team)
+        caller.ok("cuMulticastAddDevice", team, 0)
+        device = [0] if symbol.endswith("_v2") else []
+        with ExitStack() as made:
+            handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
+            made.callback(caller.ok, "cuMemRelease", handle)
+            if "Addr" in symbol:
+                address = caller.new("cuMemAddressReserve", size, 0, 0, 0)
+                made.callback(caller.ok, "cuMemAddressFree", address, size)
+                caller.ok("cuMemMap", address, size, 0, handle, 0)
+                made.callback(caller.ok, "cuMemUnmap", address, size)
+                caller.ok(symbol, team, *device, 0, address, size, 0)
+            else:
+                caller.ok(symbol, team, *device, 0, handle, 0, size, 0)
+        undo.callback(caller.ok, "cuMulticastUnbind", team, 0, 0, size)
+
+    return way
+
+
 def _imported(caller: Caller, size: int, undo: ExitStack) -> None:
     """A second handle to the process's own memory."""
     handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
@@ -327,6 +351,15 @@ WAYS: dict[str, Way] = {
     "cuMemMap": _mapped,
     "cuMemRetainAllocationHandle": _retained,
     "cuMemImportFromShareableHandle": _imported,
+    **{
+        symbol: _bound(symbol)
+        for symbol in (
+            "cuMulticastBindMem",
+            "cuMulticastBindMem_v2",
+            "cuMulticastBindAddr",
+            "cuMulticastBindAddr_v2",
+        )
+    },
     "cuMemMapArrayAsync": _tiles("cuMemMapArrayAsync"),
     "cuMemMapArrayAsync_ptsz": _tiles("cuMemMapArrayAsync_ptsz"),
     **{

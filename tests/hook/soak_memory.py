@@ -3,8 +3,8 @@
 The real agent, the real hook, the fake driver. From one seed: every way to take memory and to give it back, calls that
 must fail, allocations that all processes make at once, processes that are killed, an agent that is killed and started
 again, limits that are raised and lowered. In lock-step: after each step what the processes use by the agent's ledger
-has to be what the driver has taken for them; what is credited is not more than the limit (nor, if that was lowered,
-than it was before the step); what was refused would not have fitted. `make soak-memory` is twenty minutes of it.
+has to be what the driver has taken for them; what they use is not more than the limit (nor, if that was lowered, than
+it was before the step); what was refused would not have fitted. `make soak-memory` is twenty minutes of it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Soak:
         self.run = run
         self.node = node
         self.limit = limit
-        self.credited = 0
+        self.used = 0
         self.observer = Observer(node.path("a") / "agent.sock")
         self.driver = Driver(node.state)
         self.processes: list[Process] = []
@@ -166,10 +166,12 @@ class Soak:
                 raise WrongError("mismatches", f"the ledger has {told:,}, the driver {used:,}")
             self.counts["read again"] += 1
             time.sleep(0.001)
-        if answer.used > max(self.limit, self.credited):
-            self.counts["bytes over the limit"] += answer.used - max(self.limit, self.credited) - 1
-            raise WrongError("bytes over the limit", f"{answer.used:,} are credited, {self.credited:,} were before")
-        self.credited = answer.used
+        if used > max(self.limit, self.used):
+            self.counts["bytes over the limit"] += used - max(self.limit, self.used) - 1
+            raise WrongError(
+                "bytes over the limit", f"{used:,} are in use of {self.limit:,}, {self.used:,} were before"
+            )
+        self.used = used
 
     def told(self, callers: list[Caller], credited: int, used: int) -> int:
         """What the ledger has in use. While more is credited than a lowered limit, processes see nothing free, however

@@ -41,10 +41,7 @@ TAKES_NOTHING = {
     "cuMemRelease",
     "cuMemUnmap",
     "cuMipmappedArrayDestroy",
-    # Keep what cuMemCreate took, as a mapping does: tests/hook/test_hook_memory_kinds.py.
     "cuMulticastCreate",
-    "cuMulticastBindMem",
-    "cuMulticastBindAddr",
     "cuMulticastUnbind",
 }
 Table = dict[str, dict[str, str]]

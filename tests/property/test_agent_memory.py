@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.agent.memory import CLAIM_MAX, Action, Credited, LedgerError, MemoryLedger, RecallFrom
+from sharepod.agent.memory import CLAIM_MAX, RETURN_NS, Action, Credited, LedgerError, MemoryLedger, RecallFrom
 
 RECALL = 50
 
@@ -83,10 +83,10 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
         due = ledger.next_deadline()
         assert due is None or due > now
         assert bool(waiting) == (due is not None), "who waits has a time by which it is answered"
-    now += RECALL * (len(waiting) + 1)
+    now += RETURN_NS * (len(waiting) + 1)
     while waiting:
         note(ledger.expire(now))
-        now += RECALL
+        now += RETURN_NS
 
 
 def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -> None:
@@ -114,7 +114,7 @@ def test_a_request_waits_for_a_process_that_is_just_ending() -> None:
     assert answers(ledger.exited(1, 7)) == [("b", 100)]
     ledger.disconnect(2, "b", 8)
     assert ledger.reserve(2, "c", 1, 1) == []
-    assert answers(ledger.expire(2 + RECALL)) == [("c", 0)], "it lives on"
+    assert answers(ledger.expire(2 + RETURN_NS)) == [("c", 0)], "it lives on"
 
 
 def test_a_sibling_that_gives_nothing_back_means_refusal_at_once() -> None:
@@ -187,7 +187,8 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     ledger.reserve(0, "a", 1, 10)
     ledger.disconnect(0, "a", 1)
     assert ledger.reserve(0, "b", 2, 1) == [], "it may end, or declare less"
-    assert answers(ledger.expire(RECALL)) == [("b", 0)]
+    assert answers(ledger.expire(RETURN_NS - 1)) == []
+    assert answers(ledger.expire(RETURN_NS)) == [("b", 0)]
     ledger.handover("a again", 4, 1)
     assert ledger.used == 10, "what it does not declare is not known to be free"
     ledger.begin_reading()

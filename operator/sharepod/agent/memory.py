@@ -49,6 +49,10 @@ Action = Credited | RecallFrom
 PENDING_MAX = 64
 """Requests of one client that may wait at once; a hook has one per thread that allocates."""
 
+RETURN_NS = 2_000_000_000
+"""How long a request waits for processes whose connection was lost, as all are when an agent comes in the place of
+another: a hook tries again at least each 250 ms, and then says what it holds."""
+
 CLAIM_MAX = 1 << 47
 """More than any GPU has: the most that one request, or all that a client hands over, may be."""
 _SUM_MAX = 1 << 62
@@ -274,7 +278,7 @@ class MemoryLedger:
             siblings = [client for client in self._credits if client != head.client]
             if not (siblings or self._left) or self._untracked + head.bytes > self.limit:
                 return False
-            head.deadline = now + self._recall_ns
+            head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._left else self._recall_ns)
             for client in siblings:
                 self._ask(head, client, actions)
         if now >= head.deadline:
