@@ -1,18 +1,24 @@
 """How long a decision takes on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
 
 `decisions_per_s` counts everything: deciding, reserving, releasing as many as come, learning and renewing the weights.
-p50 and p99 are of the decision alone. Beside it, in the same run, the straightforward way: the model built from its
-objects and every node and GPU asked, for each decision. Prints a table and writes `build/results/placement.json`.
+p50 and p99 are of the decision alone; `growth`: how many times those of the size before it. Beside it, in the same run,
+the straightforward way: the model built from its objects and every node and GPU asked, for each decision. Each size has
+a process of its own, whose memory is that after the model was built (`memory`) less that before (`model`). Prints a
+table and writes `build/results/placement.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -166,11 +172,16 @@ def rebuilt(states: Sequence[NodeState], cluster: Cluster) -> Cluster:
 
 
 def resident() -> float:
-    """MiB that this process has, everything included; sizes grow from case to case."""
+    """MiB that this process has, everything included."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
-def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
+def measure(gpus: int, label: str, fill: float, count: int) -> list[Row]:
+    return list(_measured(gpus, label, fill, count))
+
+
+def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
+    before = resident()
     states = node_states(gpus)
     cluster, held = filled(states, fill, gpus)
     arriving = requests(1)
@@ -178,6 +189,8 @@ def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
         cluster.packing.arrived(next(arriving))
     cluster.packing.renew()
     memory = resident()
+    gc.collect()
+    gc.freeze()  # as the operator does once it has listed everything
     times: list[float] = []
     placed = 0
     for number in range(count + count // 4):
@@ -206,6 +219,7 @@ def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     yield Row(case, "p50", "us", float(p50))
     yield Row(case, "p99", "us", float(p99))
     yield Row(case, "memory", "MiB", memory)
+    yield Row(case, "model", "MiB", memory - before)
     scans: list[float] = []
     while len(scans) < 20 and sum(scans) < 3.0:
         request = next(arriving)
@@ -216,6 +230,16 @@ def measure(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     yield Row(f"{case}, rebuild and scan", "decisions_per_s", "1/s", len(scans) / sum(scans))
 
 
+def growth(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[Row]:
+    """p50 and p99 of each size over those of the one before it."""
+    values = {(row.case, row.metric): row.value for row in rows}
+    for smaller, larger in pairwise(sizes):
+        for label in FILLS:
+            for metric in ("p50", "p99"):
+                ratio = values[f"{larger} GPUs, {label}", metric] / values[f"{smaller} GPUs, {label}", metric]
+                yield Row(f"{smaller} to {larger} GPUs, {label}", f"{metric}_growth", "x", ratio)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--sizes", type=lambda text: [int(part) for part in text.split(",")], default=list(SIZES))
@@ -224,9 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     for gpus in options.sizes:
         for label, fill in FILLS.items():
-            rows += measure(gpus, label, fill, options.decisions)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+                rows += alone.submit(measure, gpus, label, fill, options.decisions).result()
             print(f"{gpus} GPUs, {label}: done", file=sys.stderr, flush=True)
-    write("placement", rows)
+    write("placement", [*rows, *growth(rows, options.sizes)])
     return 0
 
 

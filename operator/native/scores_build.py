@@ -36,6 +36,3 @@ ffi.set_source(
     libraries=["m"],
     py_limited_api=False,
 )
-
-if __name__ == "__main__":
-    ffi.compile(tmpdir=str(HERE.parent), verbose=True)

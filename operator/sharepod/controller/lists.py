@@ -7,6 +7,7 @@ and none that was gone by then. What a list does not show is taken as gone only 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Iterable
 
@@ -49,6 +50,10 @@ class Lists:
             await self._kind(PODS, self._model.pods, self._model.put_pod, self._model.drop_pod, TENANT_LABEL)
             await self._kind(GPUNODES, self._model.gpunodes, self._model.put_gpunode, self._model.drop_gpunode)
             self._done = covers
+            if not self.complete:
+                # What was listed lives on; a collection that walks all of it takes a tenth of a second at 10,000 GPUs.
+                gc.collect()
+                gc.freeze()
             self.complete = True
 
     async def _kind(
