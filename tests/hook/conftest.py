@@ -44,6 +44,7 @@ _BESIDE_OTHERS = {
     "test_hook_memory_kinds",
     "test_hook_memory_shared",
     "test_hook_nvml",
+    "test_hook_portable",
     "test_hook_randomlife",
     "test_hook_work",
     "test_memory_table",
