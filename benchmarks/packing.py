@@ -2,7 +2,7 @@
 
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. Prints
-tables and a plot, writes `build/results/packing.json` and `--json`. With `--published`, the replays of BestFit and FGD
+tables and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD
 have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status is 1.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from packing_plot import svg_plot, text_plot
 from packing_policies import BestFit, Engine, Fgd, Policy
 from packing_trace import (
     GIB,
@@ -34,7 +35,7 @@ from packing_trace import (
     visits,
     with_memory,
 )
-from results import Row, print_table, write
+from results import RESULTS, ROOT, Row, print_table, write
 
 MARKS = (1.0, 1.2, 1.3)
 TOLERANCE = 0.3
@@ -55,6 +56,11 @@ class Outcome:
     def at(self, percent: int) -> float | None:
         values = [curve[percent] for curve in self.curves if percent in curve]
         return fmean(values) if values else None
+
+    def mean(self) -> dict[int, float]:
+        """What all seeds have reached."""
+        reached = min((max(curve, default=0) for curve in self.curves), default=0)
+        return {percent: fmean(curve[percent] for curve in self.curves) for percent in range(1, reached + 1)}
 
 
 def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, float]:
@@ -96,18 +102,13 @@ def latency_rows(case: str, decisions: Sequence[float]) -> Iterator[Row]:
     yield Row(case, "decision_p99", "us", float(p99))
 
 
-def plot(outcomes: dict[str, Outcome], title: str) -> None:
-    """Allocated against arrived, as text: one line per step, one letter per policy."""
-    print(f"\n{title}: % allocated (80 to 100 across) against % arrived")
-    for percent in range(70, 131, 5):
-        line = [" "] * 61
-        for name, outcome in outcomes.items():
-            value = outcome.at(percent)
-            if value is not None and 80 <= value <= 100:
-                line[round((value - 80) * 3)] = name[0]
-        print(f"{percent:4} |{''.join(line).rstrip()}")
-    print("     " + ", ".join(f"{name[0]} = {name}" for name in outcomes))
-    sys.stdout.flush()
+def plot(name: str, outcomes: dict[str, Outcome]) -> None:
+    curves = {policy: outcome.mean() for policy, outcome in outcomes.items()}
+    print(f"\n{text_plot(curves, name)}")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"packing-{name}.svg"
+    path.write_text(svg_plot(curves, f"{name}: {len(next(iter(outcomes.values())).curves)} seeds"))
+    print(f"     {path.relative_to(ROOT)}", flush=True)
 
 
 def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
@@ -199,7 +200,8 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="where to write the results, besides build/results/packing.json")
     options = parser.parse_args(arguments)
     if options.trace is not None:
-        found = sorted(options.trace.glob("*node_list*.csv"))
+        # A trace published with two lists has one of the nodes with GPUs.
+        found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
         options.pods = options.pods or sorted(options.trace.glob("*pod_list*.csv"))
         options.nodes = options.nodes or (found[0] if found else None)
         beside = options.trace / "published.csv"
@@ -219,6 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         traces = {path.stem.rpartition("pod_list_")[2]: read_pods(path) for path in options.pods}
         nodes = read_nodes(options.nodes, options.gpu_memory) if options.nodes else []
+        for path, pods in zip(options.pods, traces.values(), strict=True):
+            if not any(pod.demand for pod in pods):
+                raise TraceError(f"{path}: no pod asks for a GPU")
+        if options.nodes and not any(node.gpus for node in nodes):
+            raise TraceError(f"{options.nodes}: no node has a GPU")
     except (TraceError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -232,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += made
         print_table(made, title=name)
         if not options.load:
-            plot(outcomes, name)
+            plot(name, outcomes)
         for policy, outcome in outcomes.items():
             for mark, value in zip(MARKS, expected.get((name, policy), ()), strict=False):
                 replayed = outcome.at(int(mark * 100))

@@ -73,7 +73,7 @@ def read_pods(path: Path) -> list[TracePod]:
         if count == 1 and not 0 < milli <= 1000:
             raise TraceError(f"{path}, line {line}: gpu_milli {milli} is not in 1..1000")
         models = tuple(model for model in (row.get("gpu_spec") or "").split("|") if model)
-        memory = int(row["gpu_memory_mib"]) << 20 if row.get("gpu_memory_mib") else None
+        memory = _number(path, line, row, "gpu_memory_mib") << 20 if row.get("gpu_memory_mib") else None
         cpu, ram = _number(path, line, row, "cpu_milli"), _number(path, line, row, "memory_mib")
         pods.append(TracePod(cpu, ram, count, milli, models, memory))
     return pods
@@ -90,9 +90,9 @@ def _rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]
 
 def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
     try:
-        return int(row[column])
-    except ValueError:
-        raise TraceError(f"{path}, line {line}: {column} {row[column]!r} is not a whole number") from None
+        return int(float(row[column] or ""))
+    except (TypeError, ValueError, OverflowError):
+        raise TraceError(f"{path}, line {line}: {column} {row[column]!r} is not a number") from None
 
 
 def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[TracePod]]:
