@@ -2,8 +2,9 @@
 
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. Prints
-tables and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD
-have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the exit status is 1.
+tables and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the
+replays of BestFit and FGD have to come out within 0.3 points of it, which is what says that the replay is right;
+otherwise the exit status is 1.
 """
 
 from __future__ import annotations

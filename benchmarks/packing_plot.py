@@ -43,13 +43,12 @@ def svg_plot(curves: Mapping[str, Curve], title: str) -> str:
         return _HEIGHT - _BOTTOM - (value - bottom) / max(100 - bottom, 1) * (_HEIGHT - _TOP - _BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
+        "<style>text { font-size: 12px }</style>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_WIDTH / 2}" y="20" text-anchor="middle" font-size="14">{escape(title)}</text>',
+        f'<text x="{_WIDTH / 2}" y="20" text-anchor="middle">{escape(title)}</text>',
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">% of the GPU time that has arrived</text>',
-        f'<text x="16" y="{_HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 16 {_HEIGHT / 2})">'
-        "% allocated</text>",
+        f'<text transform="translate(16 {_HEIGHT / 2}) rotate(-90)" text-anchor="middle">% allocated</text>',
     ]
     for value in range(bottom, 101, 5):
         parts.append(f'<path d="M{x(left):.1f} {y(value):.1f}H{x(right):.1f}" stroke="#ddd"/>')
