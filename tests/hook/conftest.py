@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sharepod.protocol import GpuTerms
@@ -23,6 +23,9 @@ from sharepod.protocol import GpuTerms
 from hook.fakecuda import State, create_state, read_state
 from hook.probe import Probe
 from hook.scripted_daemon import ScriptedDaemon
+
+if TYPE_CHECKING:
+    from hook.lives import Life
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -252,3 +255,12 @@ def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: 
 def tenant(make_tenant: MakeTenant) -> Tenant:
     """A tenant with half of the first GPU's time and 256 MiB of its memory."""
     return make_tenant()
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Life]]:
+    """Runs of the program lifecycle, ended with the test."""
+    started: list[Life] = []
+    yield started
+    for life in started:
+        life.close()

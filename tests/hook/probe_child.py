@@ -238,6 +238,9 @@ class Calls(MemoryCalls, WorkCalls):
         maps = Path("/proc/self/maps").read_text()
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
 
+    def thread_id(self) -> tuple[int, Any]:
+        return 0, threading.get_native_id()
+
     def welcomed(self) -> tuple[int, Any]:
         """Waits until the daemon's hints are mapped: it has answered HELLO."""
         deadline = time.monotonic() + 10
