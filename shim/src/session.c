@@ -174,6 +174,12 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     return answer;
 }
 
+/* Processes that have lost the same daemon do not all come back to it at the same moment. */
+static uint64_t spread(uint64_t pause, uint64_t now) {
+    uint64_t chance = (now ^ (uintptr_t)the_process) * 0x9e3779b97f4a7c15ull >> 32;
+    return pause / 2 + chance % (pause / 2 + 1);
+}
+
 void session_drop(struct session *session) {
     struct process *process = the_process;
     lock(&process->gpus.lock);
@@ -191,7 +197,8 @@ void session_drop(struct session *session) {
     bool was_ready = session->state == SESSION_READY;
     session->state = SESSION_DOWN;
     session->patient_until = 0;
-    session->next_attempt = sys_now() + session->backoff;
+    uint64_t now = sys_now();
+    session->next_attempt = now + spread(session->backoff, now);
     session->backoff = session->backoff * 2 < BACKOFF_MOST ? session->backoff * 2 : BACKOFF_MOST;
     frames_unmap_hints(session);
     token_disconnected(&process->token, was_ready);
