@@ -1,5 +1,5 @@
 /* A process's random life, all of it from one seed: threads that come and go launch by every kind of call, capture in
- * every mode, launch graphs, make and end streams and contexts, allocate, wait, sleep, fork.
+ * every mode, launch graphs, move memory, make and end streams and contexts, allocate, wait, sleep, fork.
  *
  *     randomlife SEED SECONDS THREADS
  *
@@ -122,7 +122,8 @@ static void capture(struct life *life) {
     CHECK(cuStreamBeginCapture_v2(stream, mode));
     bool whole = true;
     for (unsigned i = below(life, 5) + 1; i > 0; i--) {
-        whole &= cuLaunchKernel(life->kernels[below(life, KERNELS)], 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS;
+        CUfunction kernel = life->kernels[below(life, KERNELS)];
+        whole &= cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS;
         if (below(life, 3) == 0)
             pause_us(below(life, 3000)); /* the token comes and goes meanwhile */
     }
@@ -180,6 +181,72 @@ static void allocate(struct life *life) {
         check("an allocation", result);
         atomic_fetch_add(&counts.allocations, 1);
     }
+}
+
+/* On the device, so each of them is a launch to the gate. */
+static void move(struct life *life) {
+    CUdeviceptr from = life->memory[below(life, ALLOCATIONS)], to = life->memory[below(life, ALLOCATIONS)];
+    CUstream stream = some_stream(life);
+    if (from == 0 || to == 0)
+        return;
+    if (below(life, 2) == 0)
+        CHECK(cuMemsetD8Async(to, 0, 1, stream));
+    else
+        CHECK(cuMemcpyDtoDAsync_v2(to, from, 1, stream));
+    atomic_fetch_add(&counts.launches, 1);
+}
+
+/* Memory in a stream's order, from the pool of the device. */
+static void use_pool(struct life *life) {
+    CUdeviceptr memory;
+    CUstream stream = some_stream(life);
+    CUresult result = cuMemAllocAsync(&memory, 1 + below(life, 1 << 23), stream);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        atomic_fetch_add(&counts.refused, 1);
+        return;
+    }
+    check("cuMemAllocAsync", result);
+    atomic_fetch_add(&counts.allocations, 1);
+    CHECK(cuMemFreeAsync(memory, stream));
+}
+
+/* A physical allocation, mapped and unmapped. */
+static void use_virtual(struct life *life) {
+    CUmemAllocationProp what = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAccessDesc access = {.location = what.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr address;
+    size_t size = (1 + below(life, 4)) << 21;
+    CUresult result = cuMemCreate(&handle, size, &what, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        atomic_fetch_add(&counts.refused, 1);
+        return;
+    }
+    check("cuMemCreate", result);
+    atomic_fetch_add(&counts.allocations, 1);
+    CHECK(cuMemAddressReserve(&address, size, 0, 0, 0));
+    CHECK(cuMemMap(address, size, 0, handle, 0));
+    CHECK(cuMemSetAccess(address, size, &access, 1));
+    if (below(life, 2) == 0)
+        pause_us(below(life, 2000));
+    CHECK(cuMemRelease(handle)); /* the mapping holds it */
+    CHECK(cuMemUnmap(address, size));
+    CHECK(cuMemAddressFree(address, size));
+}
+
+static void use_array(struct life *life) {
+    CUDA_ARRAY_DESCRIPTOR shape = {
+        .Width = 64 + below(life, 512), .Height = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+    CUarray array;
+    pthread_rwlock_rdlock(&forbidden);
+    CUresult result = cuArrayCreate_v2(&array, &shape);
+    if (result == CUDA_SUCCESS)
+        CHECK(cuArrayDestroy(array));
+    pthread_rwlock_unlock(&forbidden);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY)
+        check("cuArrayCreate", result);
+    atomic_fetch_add(result == CUDA_SUCCESS ? &counts.allocations : &counts.refused, 1);
 }
 
 static void look(void) {
@@ -240,7 +307,15 @@ static void *live(void *argument) {
         case 6:
         case 7:
         case 8: allocate(&life); break;
-        case 9: look(); break;
+        case 9:
+            switch (below(&life, 6)) {
+            case 0: look(); break;
+            case 1: use_virtual(&life); break;
+            case 2: use_array(&life); break;
+            case 3: use_pool(&life); break;
+            default: move(&life); break;
+            }
+            break;
         case 10: pause_us(below(&life, 20000)); break;
         case 11:
             if (below(&life, 8) == 0)
