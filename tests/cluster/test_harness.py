@@ -16,7 +16,7 @@ from harness.api import ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.errors import CommandError, StartError
 from harness.fakes import FakeKubelets
-from harness.process import descendants_of, start_time
+from harness.process import as_at_a_terminal, descendants_of, start_time
 
 _TESTS = Path(__file__).parent.parent
 
@@ -67,11 +67,8 @@ def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -
         "import time; from harness.cluster import Cluster; c = Cluster(controller_manager=False);"
         "print(c.services.pid, c.state, flush=True); time.sleep(600)"
     )
-    harness = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=_TESTS, stderr=subprocess.DEVNULL
-    )
-    assert harness.stdout is not None
-    with harness:
+    with as_at_a_terminal(script, cwd=_TESTS) as harness:
+        assert harness.stdout is not None
         words = harness.stdout.readline().split()
         supervisor, state = int(words[0]), Path(words[1])
         started = [supervisor, *descendants_of(supervisor)]

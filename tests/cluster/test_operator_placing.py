@@ -66,10 +66,12 @@ def test_a_burst_never_gets_more_of_a_gpu_than_there_is_and_every_gap_is_filled(
         lambda: sum(len(world.rows(node)) for node in nodes) == 12 and len(world.cluster.pods(namespace)) == 12,
         what="two of 0.35 on each of six GPUs",
     )
-    waiting = [
-        item for item in world.api.get(world.path(namespace))["items"] if not (item.get("status") or {}).get("node")
-    ]
-    assert len(waiting) == 8
+
+    def waiting() -> int:
+        items = world.api.get(world.path(namespace))["items"]
+        return sum(not (item.get("status") or {}).get("node") for item in items)
+
+    wait(lambda: waiting() == 8, what="the status of the twelve")
     for node in nodes:
         for index in range(2):
             rows = [row for row in world.rows(node) if gpu_uuid(node, index) in row["gpus"]]

@@ -10,6 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -68,3 +72,18 @@ def descendants_of(pid: int) -> list[int]:
         found += below
         waiting += below
     return found
+
+
+@contextmanager
+def as_at_a_terminal(script: str, *, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Runs a Python script that Ctrl-C interrupts, even where this process was started with SIGINT ignored, as in the
+    background of a shell, and killed when the block ends if it still runs then."""
+    heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", heeding], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from harness.errors import NodeUnavailableError
 from harness.node import BASE_IMAGE, Node
 from harness.node_packages import RECORD
 from harness.node_traces import OWN_DIRECTORIES
-from harness.process import descendants_of, start_time
+from harness.process import as_at_a_terminal, descendants_of, start_time
 
 _TESTS = Path(__file__).parent.parent
 _SLEEPER: Object = {
@@ -81,11 +80,8 @@ def test_nothing_is_left_after_the_harness_is_ended_by(number: signal.Signals) -
         "import time; from harness.cluster import Cluster; from harness.node import Node\n"
         "c = Cluster(); n = Node(c); print(n.services.pid, n.state, c.kubeconfig, c.bin, flush=True); time.sleep(600)"
     )
-    harness = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=_TESTS
-    )
-    assert harness.stdout is not None
-    with harness:
+    with as_at_a_terminal(script, cwd=_TESTS) as harness:
+        assert harness.stdout is not None
         pid, state, kubeconfig, programs = harness.stdout.readline().split()
         subprocess.run(
             [f"{programs}/kubectl", "--kubeconfig", kubeconfig, "apply", "-f", "-"],
