@@ -39,7 +39,8 @@ static void *agent(void *argument) {
     for (;;) {
         uint64_t now = sys_now();
         session_step(&process->session, now);
-        uint64_t due = token_step(&process->token, now), others[] = {session_deadline(&process->session), credits_step(now)};
+        uint64_t due = token_step(&process->token, now);
+        uint64_t others[] = {session_deadline(&process->session), credits_step(now)};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;
         session_wait(&process->session, due);
@@ -59,7 +60,8 @@ static const void *choose_stack(union attributes *attributes) {
     const size_t least = 1 << 20;
     size_t size = 0;
     int (*begin)(void *) = (int (*)(void *))object_libc_symbol("pthread_attr_init");
-    int (*get)(const void *, size_t *) = (int (*)(const void *, size_t *))object_libc_symbol("pthread_attr_getstacksize");
+    int (*get)(const void *, size_t *) =
+        (int (*)(const void *, size_t *))object_libc_symbol("pthread_attr_getstacksize");
     int (*set)(void *, size_t) = (int (*)(void *, size_t))object_libc_symbol("pthread_attr_setstacksize");
     if (begin == NULL || get == NULL || set == NULL || begin(attributes) != 0)
         return NULL;

@@ -147,7 +147,8 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     if (question != NULL) {
         atomic_store(&question->state, 0);
         question->thread = self;
-        question->seq = seq = session->seq = (session->seq + 1) & FRAMES_SEQ_MASK ? (session->seq + 1) & FRAMES_SEQ_MASK : 1;
+        seq = (session->seq + 1) & FRAMES_SEQ_MASK;
+        question->seq = session->seq = seq = seq ? seq : 1;
         question->answer = nothing;
         sent = send_locked(session, &frame, (uint16_t)type, size, question->seq);
         if (sent)

@@ -1,5 +1,5 @@
 /* Launches without end in a thread of its own and, for each line that it reads, says how many launches have returned.
- * `launches symbol|dlsym` names the way to cuLaunchKernel. It needs nothing of the C library that is not in every one. */
+ * `launches symbol|dlsym` names the way to cuLaunchKernel. It needs nothing that is not in every C library. */
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
