@@ -81,9 +81,9 @@ class Driver:
         self._map.close()
 
 
-def ledger_use(observer: Observer, callers: Sequence[Caller]) -> int:
-    """Bytes of the first GPU that the processes use, as the ledger has it. The processes all have a context on it, and
-    nobody else uses the tenant."""
+def ledger_use(observer: Observer, callers: Sequence[Caller], gpu: int = 0) -> int:
+    """Bytes of one of the tenant's GPUs that the processes use, as the ledger has it. The processes' current contexts
+    are all on it, and nobody else of the tenant uses it."""
     for caller in callers:
         caller.post("cuMemGetInfo_v2", Out(8), Out(8))
     free = []
@@ -91,6 +91,6 @@ def ledger_use(observer: Observer, callers: Sequence[Caller]) -> int:
         code, (left, _) = caller.answer()
         assert code == 0, f"cuMemGetInfo returned {code}"
         free.append(int.from_bytes(left, "little"))
-    told = observer.ask()
+    told = observer.ask(gpu)
     idle = sum(told.used - (told.limit - left) for left in free)
     return told.used - idle
