@@ -25,6 +25,7 @@ from hook.fakecuda import State, create_state, read_state
 ROOT = Path(__file__).resolve().parents[2]
 HOOK = ROOT / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
 FAKE_CUDA = ROOT / "build" / "fakecuda"
+FAKE_NVML = ROOT / "build" / "fakenvml"
 PROGRAMS = ROOT / "build" / "programs"
 GI = 1 << 30
 GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
@@ -54,17 +55,27 @@ def tenant(
 class Node:
     """`directory` has to be short: Unix socket paths end at 107 bytes. Use `running`."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str], context_bytes: int = 0) -> None:
-        """`context_bytes`: what a process's contexts take of a GPU, which the agent knows already."""
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str],
+        *,
+        context_bytes: int = 0,
+        known: bool = True,
+        nvml: bool = False,
+    ) -> None:
+        """`context_bytes`: what a process's contexts take of a GPU, which the agent has learnt already if it is
+        `known`. `nvml`: the agent reads the simulated devices by NVML, not from a file."""
         self.directory = directory
         self.state = create_state(
             directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS], context_bytes=context_bytes
         )
-        if context_bytes:
+        if context_bytes and known:
             (directory / "state").mkdir()
             learnt = {"bytes": {"Simulated / simulated": [context_bytes]}}
             (directory / "state" / "contexts.json").write_text(json.dumps(learnt))
         self._settings = dict(settings)
+        self._nvml = nvml
         self._agent: subprocess.Popen[bytes] | None = None
         self._programs: list[Program] = []
         inventory = [{"uuid": gpu, "index": i, "model": "Simulated", "memory": "16Gi"} for i, gpu in enumerate(GPUS)]
@@ -87,11 +98,14 @@ class Node:
         environment |= {
             "SHAREPOD_AGENT_MODE": "standalone",
             "SHAREPOD_AGENT_STATE_DIR": str(self.directory / "state"),
-            "SHAREPOD_AGENT_INVENTORY_FILE": str(self.directory / "inventory.yaml"),
             "SHAREPOD_AGENT_TENANTS_FILE": str(self.directory / "tenants.yaml"),
             "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
             "SHAREPOD_AGENT_HTTP_PORT": "0",
         } | self._settings
+        if self._nvml:
+            environment |= {"LD_LIBRARY_PATH": str(FAKE_NVML), "FAKE_CUDA_STATE": str(self.state)}
+        else:
+            environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(self.directory / "inventory.yaml")
         before = {path: path.stat().st_ino for path in self.directory.glob("state/tenants/*/agent.sock")}
         with (self.directory / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen([sys.executable, "-m", "sharepod.agent.main"], env=environment, stderr=log)
@@ -223,10 +237,17 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(directory: Path, *rows: Mapping[str, Any], context_bytes: int = 0, **settings: str) -> Iterator[Node]:
+def running(
+    directory: Path,
+    *rows: Mapping[str, Any],
+    context_bytes: int = 0,
+    known: bool = True,
+    nvml: bool = False,
+    **settings: str,
+) -> Iterator[Node]:
     """A node with these tenants; settings of the agent by the names of the environment, without prefix."""
     named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
-    node = Node(directory, named, context_bytes)
+    node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml)
     try:
         node.start_agent(*rows)
         yield node

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from hook.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
+from hook.agent_node import FAKE_CUDA, FAKE_NVML, GI, GPUS, Node, running, tenant, wait_for
 
 MI = 1 << 20
-FAKE_NVML = FAKE_CUDA.with_name("fakenvml")
 
 RESERVED = 512 * MI
 STRANGER = """
