@@ -61,7 +61,9 @@ class Usage:
 
 def _usage(content: bytes, at: int) -> Usage:
     fields = _USAGE.unpack_from(content, at)
-    return Usage(*fields[:7], dict(zip(KINDS, fields[8:], strict=True)))
+    submitted, kernels, busy_ns, last_end, memory, peak, copies = fields[:7]
+    kinds = dict(zip(KINDS, fields[8:], strict=True))
+    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, kinds)
 
 
 @dataclass(frozen=True)
