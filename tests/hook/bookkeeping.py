@@ -77,6 +77,11 @@ class Driver:
                 return 0
         return int(struct.unpack_from("=Q", self._map, self._places[pid, device])[0])
 
+    def forget(self, pid: int) -> None:
+        """The process has ended; another may come by its pid and another place in the file."""
+        for key in [key for key in self._places if key[0] == pid]:
+            del self._places[key]
+
     def close(self) -> None:
         self._map.close()
 

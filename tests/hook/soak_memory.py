@@ -305,6 +305,7 @@ class Soak:
             process.caller.post("cuMemAlloc_v2", Out(8), self.size(process.gpu))
         process.caller.kill()
         process.caller.close()
+        self.driver.forget(process.caller.pid)
         self.counts["calls"] += process.caller.calls
         self.counts["kills"] += 1
         while not self.processes:
