@@ -11,7 +11,7 @@ import fcntl
 import os
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,17 +170,20 @@ def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
 
 
 def _usage_at(path: Path | str, pid: int, device: int) -> int:
-    for index, content in enumerate(_records(path)):
-        _, found, used = _CLIENT.unpack_from(content)
-        if used and found == pid:
-            return _CLIENTS_AT + index * _CLIENT_BYTES + _CLIENT.size + device * _USAGE.size
-    raise KeyError(f"no process {pid} has used {path}")
-
-
-def _records(path: Path | str) -> Iterator[bytes]:
-    content = Path(path).read_bytes()
-    for index in range(MAX_CLIENTS):
-        yield content[_CLIENTS_AT + index * _CLIENT_BYTES :][: _CLIENT.size]
+    """Of the process that lives, if one that has ended had the same pid."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        content = os.pread(descriptor, _STATE_BYTES, 0)
+        found = []
+        for index in range(MAX_CLIENTS):
+            _, its, used = _CLIENT.unpack_from(content, _CLIENTS_AT + index * _CLIENT_BYTES)
+            if used and its == pid:
+                found.append((_alive(descriptor, index), index))
+    finally:
+        os.close(descriptor)
+    if not found:
+        raise KeyError(f"no process {pid} has used {path}")
+    return _CLIENTS_AT + max(found)[1] * _CLIENT_BYTES + _CLIENT.size + device * _USAGE.size
 
 
 def release_hung_kernels(path: Path | str) -> None:
