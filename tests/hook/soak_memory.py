@@ -353,10 +353,10 @@ def _row(limit: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _node(limit: int) -> Iterator[Node]:
+def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
     with (
         tempfile.TemporaryDirectory(prefix="sm") as directory,
-        running(Path(directory), _row(limit), context_bytes=CONTEXT) as node,
+        running(Path(directory), _row(limit), context_bytes=CONTEXT, nvml=nvml) as node,
     ):
         yield node
 
@@ -364,7 +364,8 @@ def _node(limit: int) -> Iterator[Node]:
 def soak(run: Run) -> dict[str, int]:
     """The counts of one run."""
     limit = run.random.choice(LIMITS)
-    with _node(limit) as node:
+    nvml = run.random.random() < 0.5  # else nobody tells the agent of processes: it goes by its own books
+    with _node(limit, nvml=nvml) as node:
         soaking = Soak(run, node, limit)
         try:
             soaking.go()
@@ -372,4 +373,4 @@ def soak(run: Run) -> dict[str, int]:
             soaking.close()
     counts = soaking.counts
     calls = counts.pop("calls")
-    return {**counts, "calls": calls}
+    return {"nvml": int(nvml), **counts, "calls": calls}
