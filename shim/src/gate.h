@@ -43,6 +43,7 @@ struct slot {
     _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
     _Atomic int thread;
     _Atomic uint32_t waits; /* which closing of the gate its thread waits out; 0: none */
+    _Atomic bool fenced;   /* its thread waits for a fence, and launches when that has passed */
     _Atomic uint64_t ends; /* when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
 } __attribute__((aligned(128)));
@@ -105,7 +106,8 @@ bool gate_clear(struct gate *gate);
 /* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because
  * its signal handler has jumped away, counts until the next opening at most. */
 bool gate_wanted(struct gate *gate);
-/* Whether a thread that waited for this opening has not run yet; `forget` those that should have by now. */
+/* Whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` those that should have
+ * by now. */
 bool gate_waking(struct gate *gate, bool forget);
 /* Launches that entered so far. */
 uint64_t gate_launches(struct gate *gate);

@@ -55,18 +55,22 @@ static void expect(struct slot *slot, uint64_t took) {
 static bool wait_for(struct slot *slot, struct slot_stream *entry, CUevent event) {
     if (DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY)
         return true;
+    bool passed = false;
+    atomic_store_explicit(&slot->fenced, true, memory_order_relaxed);
     uint64_t begun = sys_now(), waited = 0, ends = atomic_load_explicit(&slot->ends, memory_order_relaxed),
              due = ends > begun + entry->took ? ends - entry->took : begun; /* one window is behind it */
     do {
         if (waited > PATIENCE)
             entry->spare = entry->allowed = entry->allowed ? least(entry->allowed * 2ull, UINT16_MAX) : 1;
         if (waited > PATIENCE || !(atomic_load(&the_process->gate.word) & GATE_OPEN))
-            return false;
+            break;
         uint64_t now = begun + waited, off = now > due ? now - due : due - now;
         sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
         waited = sys_now() - begun;
-    } while (DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY);
-    return true;
+        passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    } while (!passed);
+    atomic_store_explicit(&slot->fenced, false, memory_order_relaxed);
+    return passed;
 }
 
 void meter_launched(struct slot *slot, struct slot_stream *entry) {
