@@ -10,9 +10,6 @@ Guarantees:
 - A tenant starts only if its ceiling leaves room for a least quantum, and is given no longer than it leaves room for.
   Order: tenants that wake with credit; those with a positive assured bucket, most owed first; borrowers in proportion
   to their request; best effort.
-- A holder whose turn it is again when its quantum ends goes on without draining.
-- For one that wakes with credit a holder keeps the token for the least quantum only, as long as that does not happen so
-  often that hand-offs would eat what is shared.
 
 Every method takes the present time in nanoseconds of any clock that never goes back. After any of them call `tick`
 and carry out what it returns; call it again at `next_deadline` at the latest.
@@ -20,18 +17,16 @@ and carry out what it returns; call it again at `next_deadline` at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from .account import Account, AccountState, Usage
-from .actions import Action, Grant, Overdue, Revoke
+from .actions import Action, Grant
 from .config import Config
+from .holds import Holds
 from .occupancy import Occupancy
 from .placing import Turn, affected
 from .state import Hold, Tenant
 from .turns import Turns
-
-_NOTICE_NS = 1_000_000
-"""A holder whose quantum becomes shorter is told so if more than this is left of it."""
 
 
 class Scheduler:
@@ -43,18 +38,14 @@ class Scheduler:
         self._gpus = Occupancy()
         self._turns = Turns(self._config, self._gpus)
         self._grants = 0
-        self._holding: dict[str, Tenant] = {}
+        self._stale: set[str] = set()
+        """GPUs for which it may be someone's turn."""
+        self._holds = Holds(self._config, self._gpus, self._turns, self._stale)
         self._stuck: dict[str, Tenant] = {}
         """Those that are overdue and wait: what they have not drained may wait for what they would launch next, while
         what they owe grows without end."""
-        self._cuts: dict[str, int] = {}
-        """Per GPU, until when the holds that were cut for those who woke are paid for."""
         self._throttled: dict[str, Tenant] = {}
         self._now = 0
-        self._stale: set[str] = set()
-        """GPUs for which it may be someone's turn."""
-        self._due: list[Grant] = []
-        """New terms of what is held, to be told by the next tick."""
 
     # ---- what the outside tells
 
@@ -94,7 +85,7 @@ class Scheduler:
             tenant.account.set_rates(request_milli=request_milli, limit_milli=limit_milli)
             if tenant.waiting_since is not None:
                 self._classify(now, tenant)
-            self._shorten_holds(now, tenant.gpus)
+            self._holds.shorten(now, tenant.gpus, unlimited=self._unlimited)
         self._stale.update(tenant.gpus)
 
     def remove(self, now: int, tenant_id: str) -> None:
@@ -105,15 +96,13 @@ class Scheduler:
             return
         self._gpus.settle_around(now, tenant)
         self._gpus.remove(tenant)
-        self._holding.pop(tenant_id, None)
-        tenant.hold = None
+        self._holds.end(tenant)
         self._stop_waiting(tenant)
         for gpu in tenant.gpus:
             if gpu not in self._gpus.sharing:
                 self._turns.forget(gpu)
-                self._cuts.pop(gpu, None)
+                self._holds.forget(gpu)
         del self._tenants[tenant_id]
-        self._due = [action for action in self._due if action.tenant != tenant_id]
         self._stale.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
@@ -146,15 +135,8 @@ class Scheduler:
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         tenant.present = present
-        for gpu in tenant.gpus if present else ():
-            holder = self._gpus.holder.get(gpu)
-            if holder is None or holder is tenant or holder.hold is None or holder.hold.bounded:
-                continue
-            hold = holder.hold
-            hold.bounded = True
-            left = 0 if hold.deadline is None else hold.deadline - now
-            if left > 0 or hold.deadline is None:
-                self._due.append(Grant(holder.id, hold.grant_id, left, True))
+        if present:
+            self._holds.bound(now, tenant.gpus, tenant)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """The tenant's gate is closed, and what is left of its grant's work is expected to take so long: the next is
@@ -177,8 +159,7 @@ class Scheduler:
         self._gpus.settle_around(now, tenant)
         self._turns.forgive(tenant, hold.charged_ns)
         self._gpus.free(tenant)
-        self._holding.pop(tenant_id, None)
-        tenant.hold = None
+        self._holds.end(tenant)
         tenant.active_until = now
         if tenant.waiting_since is not None:
             self._classify(now, tenant)
@@ -193,27 +174,7 @@ class Scheduler:
     def tick(self, now: int) -> list[Action]:
         """Everything that is due at `now`. Cheap when nothing is."""
         now = self._advance_clock(now)
-        actions: list[Action] = [renewal for renewal in self._due if self.holding(renewal.tenant) == renewal.grant_id]
-        self._due = []
-        for tenant in list(self._holding.values()):
-            hold = tenant.hold
-            assert hold is not None, "a holder holds"
-            if hold.gives_way_at is not None and now >= hold.gives_way_at:
-                self._give_way(now, tenant, hold)
-            if hold.deadline is None or now < self._look_at(hold):
-                continue
-            if not hold.considered and not hold.revoked and not hold.ending:
-                hold.considered = True
-                if now < hold.deadline:
-                    actions.extend(self._renew(now, tenant, hold))
-            if now < hold.deadline:
-                continue
-            if hold.shortened and not hold.revoked and not hold.ending:
-                hold.revoked = True
-                actions.append(Revoke(tenant.id, hold.grant_id))
-            if now >= hold.deadline + self._config.grace_ns:
-                self._overtake(now, tenant, hold)
-                actions.append(Overdue(tenant.id, hold.grant_id))
+        actions = self._holds.tick(now)
         for tenant in list(self._stuck.values()):
             if not tenant.insists and now >= self._insists_at(tenant):
                 tenant.insists = True
@@ -231,18 +192,7 @@ class Scheduler:
         """When `tick` has something to do at the latest, if nothing else happens before."""
         times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
         times += [self._insists_at(tenant) for tenant in self._stuck.values() if not tenant.insists]
-        for tenant in self._holding.values():
-            hold = tenant.hold
-            assert hold is not None, "a holder holds"
-            if hold.gives_way_at is not None and self._gpus.may_give_way(tenant):
-                times.append(hold.gives_way_at)
-            if hold.deadline is None:
-                continue
-            if hold.ending or hold.revoked or (hold.considered and not hold.shortened):
-                times.append(hold.deadline + self._config.grace_ns)
-            else:
-                times.append(hold.deadline if hold.considered else self._look_at(hold))
-        return min(times, default=None)
+        return min([*times, *self._holds.due()], default=None)
 
     def usage(self, now: int, tenant_id: str) -> Usage:
         """What the tenant used up to `now`."""
@@ -332,7 +282,7 @@ class Scheduler:
                 self._turns.join(tenant)
             tenant.throttled, tenant.throttled_until = False, None
             self._throttled.pop(tenant.id, None)
-            self._shorten_holds(now, tenant.gpus, tenant)
+            self._holds.shorten(now, tenant.gpus, tenant, unlimited=self._unlimited)
         else:
             tenant.throttled = True
             tenant.throttled_until = account.ready_at(resume)
@@ -340,65 +290,6 @@ class Scheduler:
         self._stale.update(tenant.gpus)
 
     # ---- holds
-
-    def _look_at(self, hold: Hold) -> int:
-        """When it is to be seen whether the holder goes on; its deadline once it was."""
-        assert hold.deadline is not None, "it has a quantum"
-        if hold.considered:
-            return hold.deadline
-        return hold.deadline - min(self._config.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
-
-    def _give_way(self, now: int, tenant: Tenant, hold: Hold) -> None:
-        """Lets the next in while the tenant's last work ends, unless its own turn is the next. One at a time on a
-        GPU."""
-        if not self._gpus.may_give_way(tenant):
-            return
-        hold.gives_way_at = None
-        if self._turns.next_of(now, tenant) is None:
-            self._gpus.settle_around(now, tenant)
-            hold.yielded = True
-            self._gpus.give_way(tenant)
-            self._stale.update(tenant.gpus)
-
-    def _overtake(self, now: int, tenant: Tenant, hold: Hold) -> None:
-        self._gpus.settle_around(now, tenant)
-        hold.overdue = True
-        tenant.account.overdue += 1
-        del self._holding[tenant.id]
-        self._gpus.overtake(tenant)
-        self._stale.update(tenant.gpus)
-
-    def _shorten_holds(self, now: int, gpus: Iterable[str], waiter: Tenant | None = None) -> None:
-        """A holder that someone waits for keeps the token no longer than the quantum for that many.
-
-        Once someone comes who has credit it keeps the token for the least quantum only, if it holds on borrowed time or
-        is owed less by more than a quantum; for one that wakes with credit always, as long as that is not too often.
-        """
-        owed = waiter.account.owed_ns() if waiter is not None and waiter.account.assured > 0 else None
-        for gpu in gpus:
-            holder = self._gpus.holder.get(gpu)
-            if holder is None or holder.hold is None or self._unlimited(now, holder):
-                continue
-            hold, quantum, cut = holder.hold, self._turns.quantum(holder), False
-            if owed is not None and (not hold.assured or owed - holder.account.owed_ns() > quantum):
-                quantum = self._config.quantum_min_ns
-            elif waiter is not None and waiter.woke and self._cuts.get(gpu, now) <= now + self._config.cut_burst_ns:
-                quantum, cut = self._config.quantum_min_ns, True
-            deadline = max(now, hold.granted_at + quantum)
-            if hold.deadline is None or hold.deadline - deadline >= self._config.quantum_min_ns:
-                if cut:
-                    self._cuts[gpu] = max(now, self._cuts.get(gpu, now)) + self._config.cut_every_ns
-                self._gpus.settle(now, holder)
-                self._shorten(now, holder, hold, deadline)
-
-    def _shorten(self, now: int, tenant: Tenant, hold: Hold, deadline: int) -> None:
-        """The holder is told at once, so that its queue is short by then; where that is too late, it is revoked when it
-        is due."""
-        hold.deadline, hold.considered = deadline, False
-        hold.shortened = deadline - now < _NOTICE_NS
-        if not hold.shortened and not hold.revoked and not hold.ending:
-            hold.bounded = True
-            self._due.append(Grant(tenant.id, hold.grant_id, deadline - now, True))
 
     def _accompanied(self, tenant: Tenant) -> bool:
         return any(other.present for gpu in tenant.gpus for other in self._gpus.sharing[gpu] if other is not tenant)
@@ -411,25 +302,11 @@ class Scheduler:
     def _place(self, now: int) -> list[Action]:
         """Gives free GPUs to those whose turn it is."""
         waiting = affected(self._stale, self._gpus.sharing)
-        self._stale = set()
+        self._stale.clear()
         holder = self._gpus.holder
         if all(len(tenant.gpus) == 1 and tenant.gpus[0] in holder for tenant in waiting):
             return []
         return [self._grant(now, turn) for turn in self._turns.begin(now, waiting)]
-
-    def _renew(self, now: int, tenant: Tenant, hold: Hold) -> list[Action]:
-        """Lets a holder go on whose turn it is again."""
-        turn = self._turns.next_of(now, tenant)
-        if turn is None:
-            return []
-        assert hold.deadline is not None, "it has a quantum"
-        self._gpus.settle_around(now, tenant)
-        self._turns.forgive(tenant, hold.charged_ns)
-        hold.granted_at, hold.deadline = hold.deadline, hold.deadline + turn.quantum_ns
-        hold.assured = tenant.account.assured > 0
-        hold.shortened = hold.considered = False
-        hold.charged_ns = 0
-        return [Grant(tenant.id, hold.grant_id, hold.deadline - now, hold.bounded)]
 
     def _grant(self, now: int, turn: Turn) -> Grant:
         tenant = turn.tenant
@@ -443,9 +320,8 @@ class Scheduler:
         metered = not unlimited or self._accompanied(tenant)
         self._grants += 1
         assured = tenant.account.assured > 0
-        tenant.hold = Hold(self._grants, now, deadline, metered=metered, assured=assured, bounded=metered)
+        hold = Hold(self._grants, now, deadline, metered=metered, assured=assured, bounded=metered)
         tenant.account.grants += 1
         self._stop_waiting(tenant)
-        self._holding[tenant.id] = tenant
-        self._gpus.occupy(tenant)
+        self._holds.begin(tenant, hold)
         return Grant(tenant.id, self._grants, 0 if deadline is None else deadline - now, metered)
