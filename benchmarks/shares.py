@@ -4,8 +4,9 @@ Every case runs its tenants' programs at once for a stated time, each launching 
 read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's length.
 `work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to getting
 it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes on until
-every share is and stays within a point: `window`. Prints tables and writes `build/results/shares.json`; a run of some
-of the cases replaces only their rows there.
+every share is and stays within a point: `window`. In the case `service` one tenant is a service that launches 5 ms of
+work every 50 ms and waits for it, beside one that is always busy. Prints tables and writes `build/results/shares.json`;
+a run of some of the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -173,6 +174,31 @@ def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float
     return measured, window, cpu
 
 
+def beside_service(seconds: float) -> list[Row]:
+    """A service of request 0.3 beside a program of 0.7 that is always busy: how long the service waits for its turn,
+    and what both got."""
+    case, names = "service", ("service", "busy")
+    with (
+        tempfile.TemporaryDirectory(prefix="sh") as directory,
+        running(Path(directory), tenant("service", 0.3), tenant("busy", 0.7)) as node,
+    ):
+        node.launch("service", "--kernel-us", "5000", "--sync-every", "1", "--idle-us", "45000")
+        node.launch("busy", "--kernel-us", "5000")
+        wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
+        time.sleep(SETTLE_S)
+        waits = [waits_of(node, name) for name in names]
+        shares = node.shares(seconds, *names)
+        time.sleep(1.1)  # what the agent tells is up to a second old
+        rows = []
+        for name, before in zip(names, waits, strict=True):
+            waited = [late - early for early, late in zip(before, waits_of(node, name), strict=True)]
+            rows.append(Row(f"{case}: {name}", "share", "fraction", round(shares[name], 4)))
+            for part in (0.5, 0.99):
+                value = quantile(WAIT_BOUNDS_S, waited, part)
+                rows.append(Row(f"{case}: {name}", f"wait_p{part * 100:g}", "ms", round(value * 1e3, 2)))
+    return rows
+
+
 def rows_of(case: str, measured: list[Measured], single: float, window: float, cpu: float) -> list[Row]:
     """As they are written."""
     rows = []
@@ -209,13 +235,16 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each case is measured (default 20)")
     parser.add_argument("--mix", action="append", choices=MIXES, help="only these shares; may be repeated")
     parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
+    parser.add_argument("--service", action="store_true", help="only the service beside a busy program")
     arguments = parser.parse_args()
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
     singles: dict[Work, float] = {}
     rows: list[Row] = []
-    for work in arguments.work or WORKS:
+    if arguments.service or not (arguments.work or arguments.mix):
+        rows += beside_service(arguments.seconds)
+    for work in arguments.work or (() if arguments.service and not arguments.mix else WORKS):
         for one in WORKS[work]:
             if one not in singles:
                 singles[one] = alone(one, min(5.0, arguments.seconds))
