@@ -49,7 +49,7 @@ class Config:
     hand_off_ns: int = 1_500_000
     """So long before the last work of a holder is expected to end the next is granted."""
 
-    cut_every_ns: int = 50 * _MS
+    cut_every_ns: int = 25 * _MS
     """The quantum of a holder is cut for those who wake with credit no more often than this, on each GPU."""
 
     cut_burst_ns: int = 500 * _MS
