@@ -321,6 +321,8 @@ class Scheduler:
         self._grants += 1
         assured = tenant.account.assured > 0
         hold = Hold(self._grants, now, deadline, metered=metered, assured=assured, bounded=metered)
+        # To look whether it goes on costs the agent to wake up once more.
+        hold.considered = not self._turns.may_go_on(tenant, turn.quantum_ns * 3 // 4)
         tenant.account.grants += 1
         self._stop_waiting(tenant)
         self._holds.begin(tenant, hold)

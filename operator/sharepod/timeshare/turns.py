@@ -82,6 +82,18 @@ class Turns:
             return None
         return next((turn for turn in self.begin(now, waiting, tenant) if turn.tenant is tenant), None)
 
+    def may_go_on(self, tenant: Tenant, quantum_ns: int) -> bool:
+        """Whether it can be the turn of a holder that begins now again after its quantum, by what others are owed now:
+        that grows by as much as what it is owed itself."""
+        account = tenant.account
+        if account.assured <= 0:
+            return True
+        left = account.owed_ns() - quantum_ns * 1000 // account.request_milli
+        others = (other for gpu in tenant.gpus for other in self._gpus.sharing[gpu] if other is not tenant)
+        return not any(
+            other.runnable and other.account.request_milli and other.account.owed_ns() > left for other in others
+        )
+
     def quantum(self, tenant: Tenant) -> int:
         """How long the tenant may hold among those who compete with it now."""
         return self._length(tenant, crowds(tenant.gpus, self._gpus.sharing))
