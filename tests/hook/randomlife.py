@@ -42,6 +42,8 @@ PROCESSES_MOST = 3
 OVERDUE_S = 40.0
 """After the end of its time, of which it was not stopped: longer than an allocation waits for a daemon."""
 _SOCKET_PID = struct.Struct("=iii")
+_BACK_TO_PID = 8
+"""From the counts of the first device to the number of the process."""
 
 
 class Counts:
@@ -51,15 +53,16 @@ class Counts:
         self._path = state
         with state.open("rb") as file:
             self._page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self._places: dict[int, int] = {}
 
-    def launches(self, pid: int) -> int:
-        """Of a process that has used CUDA."""
-        place = self._places.get(pid)
-        if place is None:
-            place = self._places[pid] = submitted_at(self._path, pid)
-        count: int = struct.unpack_from("=Q", self._page, place)[0]
-        return count
+    def place(self, pid: int) -> int:
+        """Where the counts of a process are that uses CUDA."""
+        return submitted_at(self._path, pid)
+
+    def launches(self, turn: Turn) -> int | None:
+        """None: it has ended, and its place has gone to another."""
+        count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
+        owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
+        return count if owner == turn.pid else None
 
     def close(self) -> None:
         self._page.close()
@@ -70,6 +73,8 @@ class Turn:
     """What the daemon knows of a client's right to launch."""
 
     pid: int
+    place: int
+    """Of its counts."""
     held: Grant | None = None
     """Until it is drained."""
     before: int = 0
@@ -113,7 +118,7 @@ class WatchedDaemon(ScriptedDaemon):
     def _act(self, client: Client, turn: Turn) -> None:
         chance = self._chance.random()
         if turn.due is not None and time.monotonic() >= turn.due:
-            turn.before = self._counts.launches(turn.pid)
+            turn.before = self._counts.launches(turn) or 0
             turn.due = turn.settled = None
             quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
             turn.held = replace(self.next_grant(quantum_ms, metered=metered), announce=self._chance.random() < 0.5)
@@ -147,7 +152,8 @@ class WatchedDaemon(ScriptedDaemon):
         self.seen["nonsense"] += 1
 
     def _look(self, turn: Turn) -> None:
-        if turn.settled is not None and (now := self._counts.launches(turn.pid)) != turn.settled:
+        now = self._counts.launches(turn)
+        if turn.settled is not None and now is not None and now != turn.settled:
             self._accuse(turn, now - turn.settled, "since it was drained")
             turn.settled = now
 
@@ -174,12 +180,16 @@ class WatchedDaemon(ScriptedDaemon):
 
     def _hear(self, client: Client, frame: Want | Drained) -> None:
         if id(client) not in self._turns:
-            self._turns[id(client)] = Turn(_pid_of(client))
-        turn = self._turns[id(client)]
-        if turn.given_up:
+            pid = _pid_of(client)
+            with contextlib.suppress(KeyError):  # it has ended meanwhile
+                self._turns[id(client)] = Turn(pid, self._counts.place(pid))
+        turn = self._turns.get(id(client))
+        if turn is None or turn.given_up:
             return
         self._look(turn)
-        now = self._counts.launches(turn.pid)
+        now = self._counts.launches(turn)
+        if now is None:
+            return
         if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
             if now > turn.before + frame.launches:
                 self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
