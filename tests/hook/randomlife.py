@@ -2,9 +2,10 @@
 are started, stopped, let go on and killed; daemons that grant and revoke, end and come back.
 
 What is proved: between the moment at which a process says that it is drained (or asks for the token) and its next
-grant, the driver accepts no launch of it; and from grant to drained no more launches than the hook says. The fake
-driver counts them in a page of memory that the daemon's side maps too, and the daemon compares. Beside that: every
-process ends when it is to end, no stream capture is broken, no CUDA call fails, and the ledger of memory stays whole.
+grant, the driver accepts no launch of it and has nothing of it to do; and from grant to drained it accepts no more
+launches than the hook says. The fake driver counts them in a page of memory that the daemon's side maps too, and the
+daemon compares. Beside that: every process ends when it is to end, no stream capture is broken, no CUDA call fails, and
+the ledger of memory stays whole.
 """
 
 from __future__ import annotations
@@ -33,7 +34,14 @@ from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, Tenant, terms
 from hook.fakecuda import create_state, submitted_at
 from hook.scripted_daemon import Client, ScriptedDaemon
 
-NOTHING_OF = ("launches without a token", "hangs", "captures broken", "failed processes", "broken ledgers")
+NOTHING_OF = (
+    "launches without a token",
+    "drained too early",
+    "hangs",
+    "captures broken",
+    "failed processes",
+    "broken ledgers",
+)
 WANTED = dict.fromkeys(NOTHING_OF, 0)
 """What has to be 0 at the end."""
 
@@ -63,6 +71,12 @@ class Counts:
         count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
         owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
         return count if owner == turn.pid else None
+
+    def unfinished(self, turn: Turn) -> str:
+        """What the device still has to do for it; empty if nothing."""
+        submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
+        left = last_end - time.monotonic_ns()
+        return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left > 0 else ""
 
     def close(self) -> None:
         self._page.close()
@@ -193,6 +207,9 @@ class WatchedDaemon(ScriptedDaemon):
         if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
             if now > turn.before + frame.launches:
                 self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
+            elif unfinished := self._counts.unfinished(turn):
+                self.seen["drained too early"] += 1
+                print(f"{unfinished} at {frame}: {turn}", flush=True)
             turn.held = None
         if turn.held is None:
             turn.settled = now

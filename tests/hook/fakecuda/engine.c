@@ -236,6 +236,19 @@ void fake_wait_event(struct event *event) {
     sleep_unlocked(event->end);
 }
 
+/* The first stream that was destroyed with work on it which is not on the timeline yet; forgets those that are done. */
+static struct stream *destroyed_and_busy(struct context *context) {
+    for (struct stream **at = &context->destroyed; *at != NULL;) {
+        if ((*at)->committed != (*at)->submitted)
+            return *at;
+        if (fake_stream_idle(*at))
+            *at = (*at)->next;
+        else
+            at = &(*at)->next;
+    }
+    return NULL;
+}
+
 void fake_wait_context(struct context *context) {
     struct stream *fixed[] = {&context->legacy, &context->per_thread};
     uint64_t end = 0;
@@ -247,6 +260,10 @@ void fake_wait_context(struct context *context) {
         wait_committed(&stream->committed, stream->submitted);
         end = later(end, stream->end);
     }
+    for (struct stream *stream; (stream = destroyed_and_busy(context)) != NULL;)
+        wait_committed(&stream->committed, stream->submitted);
+    for (struct stream *stream = context->destroyed; stream != NULL; stream = stream->next)
+        end = later(end, stream->end);
     sleep_unlocked(end);
 }
 

@@ -82,6 +82,7 @@ struct context {
     uint64_t charged; /* device memory that the context itself takes */
     struct stream legacy, per_thread;
     struct stream *streams;
+    struct stream *destroyed; /* with work on them, perhaps */
     struct context *next;
 };
 

@@ -40,6 +40,8 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
     for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
+            stream->next = stream->context->destroyed;
+            stream->context->destroyed = stream;
             break;
         }
     pthread_mutex_unlock(&fake_lock);
