@@ -132,9 +132,12 @@ def _fetch(folder: Path) -> None:
 
 
 def _apt(arguments: list[str], where: Path) -> str:
-    done = subprocess.run(
-        ["apt-get", "--quiet", *arguments], cwd=where, capture_output=True, text=True, timeout=_TIMEOUT
-    )
+    try:
+        done = subprocess.run(
+            ["apt-get", "--quiet", *arguments], cwd=where, capture_output=True, text=True, timeout=_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        raise MissingError(f"an old glibc cannot be fetched: apt-get did not end within {_TIMEOUT:g} s") from None
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         raise MissingError(f"an old glibc cannot be fetched: {said}")
