@@ -17,6 +17,8 @@
 #define POLL_MOST (2 * SYS_MS)
 #define STOPPED (10 * POLL_MOST) /* between two looks: the process was stopped, or had no CPU */
 
+#define ASK_EACH (100 * SYS_MS) /* while overdue */
+
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
@@ -30,7 +32,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->state = TOKEN_HELD;
     token->local = local;
     token->metered = metered;
-    token->idle = token->quiet = false;
+    token->idle = token->quiet = token->asked = false;
     token->deadline = deadline;
     token->opened = now;
     token->launches = token->seen = gate_launches(gate);
@@ -43,6 +45,7 @@ static void close(struct token *token, uint64_t now) {
     gate_close(&the_process->gate);
     token->state = TOKEN_CLOSING;
     token->patience = (grace_ms ? grace_ms : 1000) * SYS_MS;
+    token->next_ask = now + token->patience;
     token->last_step = now;
     token->drain_started = now;
     token->expected = 0;
@@ -75,6 +78,11 @@ void token_granted(struct token *token, const struct shp_grant *grant) {
     } else if (token->state == TOKEN_WANTED) {
         token->grant_id = grant->grant_id;
         hold(token, now, deadline, metered, false);
+    } else if (token->asked && !token->local && token->grant_id != grant->grant_id) {
+        uint64_t launches = token->launches; /* those of the grant before are drained with those of this one */
+        token->grant_id = grant->grant_id;
+        hold(token, now, deadline, metered, false);
+        token->launches = launches;
     } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
         send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted() ? SHP_DRAINED_WANT : 0));
         if (wanted() && token->state == TOKEN_NONE)
@@ -148,16 +156,21 @@ static uint64_t step_local(struct token *token, uint64_t now) {
     return now;
 }
 
-static uint64_t step_none(struct token *token, uint64_t now) {
+static bool send_want(void) {
     struct shp_want frame;
+    struct session *session = &the_process->session;
+    memset(&frame, 0, sizeof frame);
+    frame.gpu_mask = (1u << session->gpu_count) - 1;
+    return session_send(session, &frame, SHP_WANT, sizeof frame);
+}
+
+static uint64_t step_none(struct token *token, uint64_t now) {
     struct session *session = &the_process->session;
     if (session->state != SESSION_READY)
         return step_local(token, now);
     if (!wanted())
         return SYS_NEVER;
-    memset(&frame, 0, sizeof frame);
-    frame.gpu_mask = (1u << session->gpu_count) - 1;
-    if (!session_send(session, &frame, SHP_WANT, sizeof frame))
+    if (!send_want())
         return now + 10 * SYS_MS;
     token->state = TOKEN_WANTED;
     session->heard = now; /* the silence that the ping goes by begins here */
@@ -248,15 +261,21 @@ static uint64_t next_poll(const struct token *token, uint64_t now) {
     return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
+/* Without a daemon: what ran beyond the end of the window is made up for. */
+static void run_over(struct token *token, uint64_t now) {
+    if (now > token->window_end && token->window_end != 0)
+        token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
+    token->window_end = 0;
+}
+
 static void finish(struct token *token, uint64_t now) {
     struct process *process = the_process;
     bool waits = wanted(), idle = token->idle && !waits && gate_launches(&process->gate) == token->seen;
     drain_end(&process->streams);
     token->state = TOKEN_NONE;
+    token->asked = false;
     if (token->local) {
-        if (now > token->window_end && token->window_end != 0)
-            token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
-        token->window_end = 0;
+        run_over(token, now);
         return;
     }
     send_drained(token, token->grant_id, gate_launches(&process->gate) - token->launches,
@@ -264,6 +283,20 @@ static void finish(struct token *token, uint64_t now) {
     if (waits) {
         token->state = TOKEN_WANTED;
         process->session.heard = now;
+    }
+}
+
+/* Overdue, with a thread at the gate: the work that is left may wait for it. Without a daemon the process goes by its
+ * windows again; what is left stays registered, and is waited for by the next drain. */
+static void ask_again(struct token *token, uint64_t now) {
+    if (now < token->next_ask || !wanted())
+        return;
+    token->next_ask = now + ASK_EACH;
+    if (token->local) {
+        token->state = TOKEN_NONE;
+        run_over(token, now);
+    } else if (send_want()) {
+        token->asked = true;
     }
 }
 
@@ -275,7 +308,8 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
         if (now >= token->announce_at)
             announce(token, now);
         token->next_poll = next_poll(token, now);
-        return least(token->next_poll, token->announce_at);
+        ask_again(token, now);
+        return token->state == TOKEN_DRAINING ? least(token->next_poll, token->announce_at) : now;
     }
     if (gate_launches(&process->gate) != token->drained_launches) { /* one that slept in a full queue came through */
         token->drained_launches = gate_launches(&process->gate);

@@ -2,7 +2,9 @@
  *
  * Guarantees: the gate is open only while a grant of the daemon is held or, without a daemon, in the part of each
  * period that is the tenant's request; DRAINED is sent once for each grant, after the gate was closed, no thread was
- * inside a launch (or the grace period had passed) and all work launched under it had finished.
+ * inside a launch (or the grace period had passed) and all work launched under it had finished. Where that takes longer
+ * than the grace period while a thread waits at the gate, the token is asked for once more: what is unfinished may wait
+ * for what that thread would launch. A grant that comes then takes the place of the one before.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -30,6 +32,8 @@ struct token {
     uint64_t patience; /* with threads inside a launch; of the time that this process runs */
     uint64_t last_step; /* of closing */
     uint64_t drain_started;
+    uint64_t next_ask; /* when the token is asked for once more, if the drain lasts and a thread waits */
+    bool asked;        /* it was */
     uint64_t expected; /* when the drain is expected to end; 0: not known */
     uint64_t announce_at;
     uint64_t next_poll;

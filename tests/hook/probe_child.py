@@ -169,6 +169,20 @@ class Calls(MemoryCalls, WorkCalls):
             self.handles[graph] = executable
         return code, None
 
+    def recapture(self, stream: str, plain: str, kernel: str, other: str) -> tuple[int, Any]:
+        """Records a kernel into a graph of one that differs; called back for that, it launches into `other`."""
+        answers = []
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)
+        def mismatch(*_: Any) -> int:
+            answers.append(self.launch("noop", other)[0])
+            return 0
+
+        graph = self.handles[plain]
+        code = self.cuda("cuStreamBeginRecaptureToGraph", self.handles[stream], 0, graph, mismatch, None)
+        code = code or self.launch(kernel, stream)[0]
+        return code or self.cuda("cuStreamEndCapture", self.handles[stream], ctypes.byref(graph)), answers
+
     def graph_destroy(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuGraphExecDestroy", self.handles.pop(name)), None
 

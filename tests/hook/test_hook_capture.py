@@ -95,6 +95,30 @@ def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
     probe.ok("capture_end", "captured", "graph")
 
 
+def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
+    """It waits for the token like any launch, and holds up nobody who begins or ends a capture meanwhile."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("s", "t", "u"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="other")
+    probe.ok("capture_begin", "s")
+    probe.ok("launch", "spin_us_100", "s")
+    probe.ok("capture_end", "s", "", "graph")
+    recaptured = probe.post("recapture", "s", "graph", "spin_us_200", "t")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    probe.ok("capture_begin", "u", RELAXED, thread="other")
+    probe.ok("launch", "noop", "u", thread="other")
+    probe.ok("capture_end", "u", "other graph", thread="other")
+    assert not recaptured.done()
+    assert tenant.submitted() == 0
+    daemon.grant(client)
+    assert (recaptured.result(10).code, recaptured.result(10).value) == (0, [0])
+    assert tenant.submitted() == 1
+
+
 def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -> None:
     daemon = tenant.daemon()
     probe = tenant.probe()

@@ -150,6 +150,51 @@ def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
     assert daemon.next_frame(client, Drained).launches == 1
 
 
+def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
+    """A kernel that spins until another one has run ends only if that one may be launched: once the grant is overdue
+    the token is asked for again, and a new grant opens the gate beside the work of the old one."""
+    daemon = tenant.daemon(grace_ms=50)
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("s", "t"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="other")
+    launched = probe.post("launch", "hang", "s")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 10, metered=True)
+    assert launched.result(10).code == 0
+    others = [probe.post("launch", "noop", "t", thread="other")]
+
+    def asked() -> bool:
+        if others[-1].done():  # the gate was open still
+            others.append(probe.post("launch", "noop", "t", thread="other"))
+        return len(daemon.frames(client, Want)) > 1
+
+    tenant.until(asked, "WANT")
+    assert not others[-1].done()
+    second = daemon.grant(client, 10, metered=True)
+    assert others[-1].result(10).code == 0
+    assert daemon.frames(client, Drained) == []
+    release_hung_kernels(tenant.state)
+    drained = daemon.next_frame(client, Drained)
+    assert (drained.grant_id, drained.launches) == (second.grant_id, 1 + len(others))
+
+
+def test_without_a_daemon_too_work_may_wait_for_a_thread_at_the_gate(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant(terms(request=950))
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("s", "t"):
+        probe.ok("stream", name)
+    probe.ok("launch", "hang", "s")
+    probe.ok("context_use", thread="other")
+    for _ in range(3):  # one of them meets a closed gate
+        probe.ok("launch", "noop", "t", thread="other")
+        time.sleep(0.04)
+    release_hung_kernels(tenant.state)
+
+
 def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant: Tenant) -> None:
     daemon = tenant.daemon(grace_ms=50)
     probe = tenant.probe()

@@ -84,7 +84,7 @@ def test_a_graph_that_waits_goes_on_when_the_grant_is_prolonged(tenant: Tenant) 
     assert len(daemon.frames(client, Drained)) == 1
 
 
-@pytest.mark.parametrize("change", ["destroy"])
+@pytest.mark.parametrize("change", ["destroy", "update"])
 def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: str) -> None:
     """Another graph under the same handle is launched as one that nobody knows."""
     daemon, client, probe = with_graph(tenant, 60)

@@ -84,16 +84,32 @@ def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version
     assert probe.call("capture_end", "origin").code != 901  # CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 
 
-def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant) -> None:
+@pytest.mark.parametrize("metered", [False, True])
+def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant, metered: bool) -> None:
+    """Metered, each launch is behind a fence that is not waited for yet when its stream goes."""
     daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    daemon.on_want = lambda client: daemon.next_grant(metered=metered)
     probe = tenant.probe()
     probe.start_cuda()
-    for _ in range(600):
+    for _ in range(300):
         probe.ok("stream", "short-lived")
         probe.ok("launch", "noop", "short-lived")
         probe.ok("stream_destroy", "short-lived")
     assert probe.ok("live_events") < 100
+
+
+def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
+    """With limit 1 and no neighbour: no event is recorded, however many launches pass."""
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    before = probe.ok("live_events")
+    probe.ok("launch", "noop", "s", 500)
+    assert probe.ok("live_events") == before
+    daemon.hints.contended = True  # for the same grant
+    tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before, "fences")
 
 
 def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
