@@ -29,7 +29,7 @@
 enum shp_type {
     /* client to daemon */
     SHP_HELLO = 1,    /* first frame */
-    SHP_WANT = 2,     /* a thread waits at the gate: asks for the token */
+    SHP_WANT = 2,     /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
     SHP_DRAINED = 3,  /* gate closed and all GPU work of the grant finished: gives the token back */
     SHP_RESERVE = 4,  /* asks for bytes of device memory; answered by RESERVED with the same seq */
     SHP_RELEASE = 5,  /* gives credited bytes back */
