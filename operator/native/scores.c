@@ -438,11 +438,22 @@ void shp_update(const shp_columns *columns, const shp_capacity *capacity, const 
     }
 }
 
-/* The first of the highest, of those only that were scored with these weights if `number` is not 0. */
-static int64_t highest(const shp_columns *columns, const shp_scores *scores, int64_t number) {
+/* The first of the highest; -1: none has a place. */
+VECTORS static int64_t highest(const int64_t *restrict score, int64_t rows) {
+    int64_t most = NO_PLACE;
+    for (int64_t row = 0; row < rows; row++)
+        most = score[row] > most ? score[row] : most;
+    for (int64_t row = 0; row < rows && most > NO_PLACE; row++)
+        if (score[row] == most)
+            return row;
+    return -1;
+}
+
+/* As `highest`, of those only that were scored with the weights of this number. */
+static int64_t highest_of(const shp_scores *scores, int64_t rows, int64_t number) {
     int64_t best = -1, most = NO_PLACE;
-    for (int64_t row = 0; row < columns->rows; row++) {
-        if (scores->score[row] > most && (!number || scores->weights[row] == number)) {
+    for (int64_t row = 0; row < rows; row++) {
+        if (scores->score[row] > most && scores->weights[row] == number) {
             most = scores->score[row];
             best = row;
         }
@@ -455,11 +466,11 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
     struct state state = state_in(scratch, capacity->kinds);
     int64_t work = ask->count ? WORK : INT64_MAX;
     for (;;) {
-        int64_t row = highest(columns, scores, 0);
+        int64_t row = highest(scores->score, columns->rows);
         if (row < 0 || scores->weights[row] == capacity->number)
             return row;
         if (work < 0) {
-            int64_t scored = highest(columns, scores, capacity->number);
+            int64_t scored = highest_of(scores, columns->rows, capacity->number);
             if (scored >= 0)
                 return scored;
         }

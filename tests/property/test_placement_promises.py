@@ -30,6 +30,8 @@ from sharepod.placement.model import (
     Request,
     Reservation,
     Resources,
+    Taint,
+    Toleration,
     label_key,
 )
 
@@ -57,6 +59,16 @@ def gpu_requests(draw: st.DrawFn) -> GpuRequest:
         labels=SchedulingLabels(affinity=draw(labels), anti_affinity=draw(labels), exclusion=draw(labels)),
         placement=draw(st.sampled_from(PlacementPolicy)),
         models=draw(st.sampled_from([()] * 8 + [("big",), ("none",)])),
+        uuids=draw(st.sampled_from([()] * 12 + [("GPU-n0-0", "GPU-n0-1", "GPU-n1-0"), ("GPU-n2-3",)])),
+    )
+
+
+def pods() -> st.SearchStrategy[PodNeeds]:
+    return st.builds(
+        PodNeeds,
+        resources=st.builds(Resources, st.sampled_from([0, 0, 0, CPU, 3 * CPU])),
+        node_selector=st.sampled_from([{}, {}, {}, {}, {"zone": "a"}]),
+        tolerations=st.sampled_from([(), (Toleration("gpu", "Exists"),)]),
     )
 
 
@@ -68,7 +80,7 @@ def requests() -> st.SearchStrategy[Request]:
         namespace=st.sampled_from(["one", "one", "two"]),
         gpu=gpu_requests(),
         owner=st.sampled_from([None, "a", "b"]),
-        pod=st.builds(PodNeeds, resources=st.builds(Resources, st.sampled_from([0, 0, 0, CPU, 3 * CPU]))),
+        pod=pods(),
     )
 
 
@@ -83,6 +95,8 @@ def node_states(draw: st.DrawFn, name: str) -> NodeState:
     )
     return NodeState(
         name=name,
+        labels={"zone": draw(st.sampled_from(["a", "a", "b"]))},
+        taints=draw(st.sampled_from([()] * 4 + [(Taint("gpu"),)])),
         allocatable=Resources(draw(st.sampled_from([2 * CPU, 20 * CPU, 20 * CPU]))),
         unavailable=draw(st.sampled_from([None] * 7 + ["is not ready"])),
         gpus=tuple(
@@ -184,6 +198,8 @@ class Placement(RuleBasedStateMachine):
             return False
         if not gpu.available or (asked.models and gpu.model not in asked.models):
             return False
+        if asked.uuids and gpu.uuid not in asked.uuids:
+            return False
         if asked.mode is Mode.EXCLUSIVE:
             return not here
         exclusion = None if asked.labels.exclusion is None else (namespace, asked.labels.exclusion)
@@ -218,12 +234,19 @@ class Placement(RuleBasedStateMachine):
             cpu = sum(row.needs.cpu_milli for row in self.rows(node.name) if not row.releasing)
             if node.unavailable or cpu + request.pod.resources.cpu_milli > node.allocatable.cpu_milli:
                 continue
+            if not self.suits(node, request.pod):
+                continue
             fits = frozenset(gpu.uuid for gpu in node.gpus if self.takes(node, gpu, request))
             if not group and len(fits) >= request.gpu.count:
                 yield node.name, fits
             for name, gpus in group:
                 if name == node.name and gpus <= fits and len(gpus) == request.gpu.count:
                     yield name, gpus
+
+    @staticmethod
+    def suits(node: NodeState, pod: PodNeeds) -> bool:
+        selected = all(node.labels[key] == value for key, value in pod.node_selector.items())
+        return selected and (not node.taints or bool(pod.tolerations))
 
     def possible_when_empty(self, request: Request) -> bool:
         asked = request.gpu
@@ -232,10 +255,11 @@ class Placement(RuleBasedStateMachine):
                 gpu
                 for gpu in node.gpus
                 if (not asked.models or gpu.model in asked.models)
+                and (not asked.uuids or gpu.uuid in asked.uuids)
                 and (asked.memory is None or asked.mode is Mode.EXCLUSIVE or asked.memory <= gpu.memory)
             ]
             large = request.pod.resources.cpu_milli <= node.allocatable.cpu_milli
-            if large and (len(fits) >= asked.count or not node.gpus):
+            if large and self.suits(node, request.pod) and (len(fits) >= asked.count or not node.gpus):
                 return True
         return False
 

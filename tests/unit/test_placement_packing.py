@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 
+from sharepod.api.units import TenantId
+from sharepod.placement.accounts import GpuAccount
 from sharepod.placement.cluster import Cluster
 from sharepod.placement.demand import HALF_LIFE, Demand, class_of
 from sharepod.placement.engine import find
@@ -100,3 +104,36 @@ def test_nodes_that_come_and_go_are_seen_by_the_next_decision() -> None:
     assert find(cluster, ask("second", 500)) is None
     cluster.upsert_node(node("node-a", 2))
     assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
+
+
+def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_the_same() -> None:
+    """Most nodes are only guessed at then; none that has room is overlooked."""
+    chance = random.Random(3)
+    names = [f"node-{number:03}" for number in range(300)]
+    cluster = cluster_of(*(node(name, 4) for name in names))
+    kinds = [
+        ask(f"kind-{number}", milli, memory=memory * GI, count=count)
+        for number, (milli, memory, count) in enumerate(
+            ((100, 1, 1), (250, 9, 1), (300, 30, 1), (500, 20, 2), (950, 1, 1))
+        )
+    ]
+    pods = [PodNeeds(resources=Resources(cpu)) for cpu in range(0, 9000, 300)]
+    learn(cluster, [replace(kind, pod=pod) for kind in kinds for pod in pods])
+    for name in names:
+        for index in range(4):
+            share, memory = chance.randrange(100, 1001), chance.randrange(1, 81)
+            put(cluster, ask(f"{name}-{index}", share, memory=memory * GI, uuids=[f"GPU-{name}-{index}"]))
+    refused = 0
+    for number, kind in enumerate(kinds * 50):
+        asked = replace(kind, tenant=TenantId(f"tenant-{number}"))
+        answer = find(cluster, asked)
+        most = max(sum(fits(gpu, asked) for gpu in account.gpus) for account in cluster.nodes())
+        assert (answer is None) == (most < asked.gpu.count)
+        refused += answer is None
+        if answer is not None:
+            cluster.reserve(answer.node, answer.reservation(asked))
+    assert 0 < refused < 200
+
+
+def fits(gpu: GpuAccount, request: Request) -> bool:
+    return gpu.free_milli >= request.gpu.request and gpu.free_memory >= (request.gpu.memory or 0)
