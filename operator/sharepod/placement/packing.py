@@ -93,7 +93,7 @@ class Packing:
     def offers(self, request: Request) -> Offers:
         """The places for a request, best first. The request asks for shares on any GPUs, not for certain ones."""
         scored = self.scored(request)
-        return Offers(self, self._without(scored, request.avoid) if request.avoid else scored)
+        return Offers(self, self._without(scored.copy(), request.avoid) if request.avoid else scored)
 
     def scored(self, request: Request) -> Scored:
         """The scores of all nodes for such a request, up to date."""
@@ -131,13 +131,12 @@ class Packing:
         return scored
 
     def _without(self, scored: Scored, names: Iterable[str]) -> Scored:
-        """A copy that has no place on these nodes."""
-        copy = scored.copy()
+        """The same, once it has no place on these nodes."""
         for name in names:
             slot = self.columns.slots.get(name)
             if slot is not None:
-                copy.score[slot] = NO_PLACE
-        return copy
+                scored.score[slot] = NO_PLACE
+        return scored
 
     def best(self, scored: Scored) -> int:
         return self._scores.best(scored)

@@ -41,7 +41,7 @@ class Scored:
     like. `weights`: the number of the weights that each was made with; 0: it is a guess. `seen`: the stamp up to which
     changes are in."""
 
-    __slots__ = ("_ask", "_blocked", "_kept", "ask", "cell", "in_c", "score", "seen", "weights")
+    __slots__ = ("_ask", "_blocked", "_kept", "ask", "cell", "compiled", "in_c", "score", "seen", "weights")
 
     def __init__(self, ask: Ask, rows: int) -> None:
         self.ask = ask
@@ -50,8 +50,8 @@ class Scored:
         self.cell = np.zeros(rows, dtype=np.int64)
         self.weights = np.zeros(rows, dtype=np.int64)
         self.in_c = _ffi.new("shp_scores *")
-        self._ask = _ffi.new("shp_ask *")
-        self._kept: dict[str, tuple[Array, Any]] = {}
+        self.compiled = self._ask = _ffi.new("shp_ask *")
+        self._kept: dict[str, tuple[Array, Any]] = {}  # what C has pointers to
         for name in ("score", "cell", "weights"):
             array = getattr(self, name)
             self._kept[name] = array, _ffi.from_buffer("int64_t[]", array)
@@ -66,11 +66,12 @@ class Scored:
     def copy(self) -> Scored:
         """As it stands, for one decision."""
         copy = Scored(self.ask, len(self.score))
+        copy.compiled, copy._kept["of"] = self.compiled, (self.score, self)
         copy.score[:], copy.cell[:], copy.weights[:], copy.seen = self.score, self.cell, self.weights, self.seen
         return copy
 
     def against(self, columns: Columns, masks: NodeMasks) -> Any:
-        """The request as C reads it, up to date with these columns."""
+        """`compiled`, the request as C reads it, up to date with these columns."""
         ask, compiled, kept = self.ask, self._ask, self._kept
         if "takes" not in kept or len(kept["takes"][0]) != max(len(columns.sizes), 1):
             self._point("takes", np.array([self._takes(size) for size in columns.sizes or [0]], dtype=np.int64))
@@ -187,10 +188,10 @@ class Scores:
             scored.seen = columns.now
 
     def best(self, scored: Scored) -> int:
-        """The first of the nodes with the highest score; -1: there is no place."""
-        ask = scored.against(self._columns, self._masks)
-        best = _lib.shp_best(self._view, self._capacity, ask, scored.in_c, self._for_scratch, self._for_cells)
-        return int(best)
+        """The first of the nodes with the highest score; -1: there is no place. It is up to date."""
+        return int(
+            _lib.shp_best(self._view, self._capacity, scored.compiled, scored.in_c, self._for_scratch, self._for_cells)
+        )
 
     def most_free(self, ask: Ask) -> Scored:
         """By how free the fullest of the GPUs is that would be taken."""
@@ -210,8 +211,7 @@ class Scores:
 
     def passing(self, scored: Scored, row: int) -> list[int]:
         """The cells of one node that pass; none where they are fewer than asked."""
-        compiled = scored.against(self._columns, self._masks)
-        found = _lib.shp_passing(self._view, compiled, row, self._for_cells)
+        found = _lib.shp_passing(self._view, scored.compiled, row, self._for_cells)
         return list(self._for_cells[0:found])
 
     @staticmethod
