@@ -166,13 +166,16 @@ def _gap_loss(millis: Sequence[int], shares: Floats) -> Floats:
         weights[milli] = weights.get(milli, 0.0) + float(share)
     sizes = np.array(sorted(weights), dtype=np.int64)
     chances = np.array([weights[int(size)] for size in sizes])
-    loss = np.zeros(WHOLE_GPU + 1)
-    for free in range(WHOLE_GPU + 1):
+    # All sizes are multiples of `step`, so what is over a multiple is never used.
+    step = int(np.gcd.reduce(sizes)) if sizes.size else WHOLE_GPU
+    free_times = np.arange(WHOLE_GPU + 1)
+    loss = free_times.astype(np.float64)
+    for free in range(step, WHOLE_GPU + 1, step):
         fitting = int(np.searchsorted(sizes, free, side="right"))
-        if not fitting:
-            loss[free] = free
-            continue
-        after = loss[free - sizes[:fitting]]
-        likely = chances[:fitting] * np.exp(-(after - after.min()) / GAP_CHOICE)
-        loss[free] = (likely * after).sum() / likely.sum()
-    return loss
+        if fitting:
+            after = loss[free - sizes[:fitting]]
+            likely = chances[:fitting] * np.exp(-(after - after.min()) / GAP_CHOICE)
+            loss[free] = (likely * after).sum() / likely.sum()
+    over = free_times % step
+    result: Floats = loss[free_times - over] + over
+    return result
