@@ -21,12 +21,12 @@ static const int64_t WHOLE_GPU = 1000;
 #endif
 
 enum { EMPTY = 0, PLAIN = 1 }; /* labels of cells, as in columns.py */
-enum { LANES = 8 };            /* parts that a sum is made in, whatever the processor */
+enum { LANES = 8 };            /* parts that a sum is made in, whatever the processor; kinds are a multiple of it */
 enum { MEMO = 512 };           /* rows of equal state that are scored once; a power of two */
 
 /* Cells times kinds that a decision makes anew where much has changed, and as many again where the weights have: what
  * bounds its time. */
-enum { WORK = 40000 };
+enum { WORK = 30000 };
 
 /* A value of a state that was scored in this call. `tag` 0: nothing yet. */
 struct known {
@@ -48,7 +48,32 @@ static int64_t at_least(int64_t least, int64_t value) { return value > least ? v
 
 static int64_t at_most(int64_t most, int64_t value) { return value < most ? value : most; }
 
-static float lesser(float one, float other) { return one < other ? one : other; }
+/* Eight kinds at once; memory that holds some need not be aligned. */
+typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t masks __attribute__((vector_size(32)));
+
+static inline floats load(const float *from) { return *(const floats *)from; }
+
+static inline floats all_of(float value) { return value + (floats){0}; }
+
+static inline floats where(masks holds, floats value) { return (floats)((masks)value & holds); }
+
+static inline floats lesser(floats one, floats other) {
+    masks less = one < other;
+    return (floats)(((masks)one & less) | ((masks)other & ~less));
+}
+
+/* Of what is not negative. */
+static inline floats whole_part(floats value) {
+    return __builtin_convertvector(__builtin_convertvector(value, masks), floats);
+}
+
+static inline float total_of(floats sums) {
+    float total = 0.0F;
+    for (int lane = 0; lane < LANES; lane++)
+        total += sums[lane];
+    return total;
+}
 
 /* --- Filters ------------------------------------------------------------------------------------------------- */
 
@@ -105,69 +130,67 @@ static bool host_passes(const shp_columns *columns, const shp_ask *ask, int64_t 
 
 /* --- Usable capacity ----------------------------------------------------------------------------------------- */
 
-/* Adds `sign` times what a cell with this much free holds. */
-static void add_cell(struct state *to, const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size,
-                     float sign) {
-    int64_t kinds = capacity->kinds;
-    float *restrict fits = to->fits;
-    float *restrict suited = to->suited;
-    if (!capacity->memory_fits) {
-        const float *restrict held = capacity->in_proportion + at_most(time, memory) * (2 * kinds + 1);
-        for (int64_t kind = 0; kind < kinds; kind++) {
-            fits[kind] += sign * held[kind];
-            suited[kind] += sign * held[kinds + kind];
-        }
-        to->loss += sign * held[2 * kinds];
-        return;
-    }
+/* Of one cell: what is free of it, and what its time counts where a kind fits. */
+struct cell {
+    float time;
+    float memory;
+    const float *per_memory;
+    float worth;
+    float loss;
+};
+
+/* How many fit into so many thousandths. Halves keep a quotient of whole numbers off the next one: it is exact. */
+static inline floats fitting(floats thousandths, const float *per_thousandth) {
+    return whole_part(thousandths * load(per_thousandth));
+}
+
+static inline floats and_a_half(float thousandths) { return all_of(thousandths + 0.5F); }
+
+static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
+    if (!capacity->per_memory) /* all of it is in proportion: the smaller of the two says all */
+        time = memory = at_most(time, memory);
     if (size >= capacity->sizes)
         size = 0; /* first seen after the weights were made: as the first one, until they are renewed */
-    const float *restrict by_time = capacity->time_fits + time * kinds;
-    const float *restrict by_memory = capacity->memory_fits + (size * (WHOLE_GPU + 1) + memory) * kinds;
-    const float *restrict parts = capacity->parts;
-    float worth = capacity->mix * (float)time;
-    for (int64_t kind = 0; kind < kinds; kind++) {
-        float fit = by_time[kind] < by_memory[kind] ? by_time[kind] : by_memory[kind];
-        fits[kind] += sign * (fit * parts[kind]);
-        suited[kind] += sign * (fit >= 1.0F ? worth : 0.0F);
-    }
-    to->loss += sign * capacity->gap_loss[time];
+    return (struct cell){.time = (float)time,
+                         .memory = (float)memory,
+                         .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->kinds : 0,
+                         .worth = capacity->mix * (float)time,
+                         .loss = capacity->gap_loss[time]};
 }
 
-static void copies_by_cpu(float *restrict copies, const shp_capacity *capacity, float cpu) {
+/* Adds `sign` times what a cell holds. */
+VECTORS static void add_cell(struct state *to, const shp_capacity *capacity, struct cell cell, float sign) {
+    const float *per_time = capacity->per_time;
+    const float *per_memory = cell.per_memory ? cell.per_memory : per_time;
+    const floats time = and_a_half(cell.time), memory = and_a_half(cell.memory), worth = all_of(cell.worth);
+    for (int64_t at = 0; at < capacity->kinds; at += LANES) {
+        floats fits = lesser(fitting(time, per_time + at), fitting(memory, per_memory + at));
+        *(floats *)(to->fits + at) += sign * (fits * load(capacity->parts + at));
+        *(floats *)(to->suited + at) += sign * where(fits >= 1.0F, worth);
+    }
+    to->loss += sign * cell.loss;
+}
+
+VECTORS static void copies_by_cpu(float *copies, const shp_capacity *capacity, float cpu) {
     if (cpu < 0.0F)
         cpu = 0.0F;
-    for (int64_t kind = 0; kind < capacity->kinds; kind++)
-        copies[kind] = cpu / capacity->cpu[kind];
+    for (int64_t at = 0; at < capacity->kinds; at += LANES)
+        *(floats *)(copies + at) = cpu / load(capacity->cpu + at);
 }
 
-static float total_of(const float *sums) {
-    float total = 0.0F;
-    for (int lane = 0; lane < LANES; lane++)
-        total += sums[lane];
-    return total;
-}
-
-/* Adds what some kinds, at most LANES, add to usable capacity. */
-static inline void add_worth(float *restrict sums, int lanes, const float *restrict weights,
-                             const float *restrict by_copies, const float *restrict by_cpu,
-                             const float *restrict fits, const float *restrict suited) {
-    for (int lane = 0; lane < lanes; lane++) {
-        float copies = (float)(int32_t)lesser(by_cpu[lane], fits[lane]);
-        sums[lane] += weights[lane] * ((copies >= 1.0F ? suited[lane] : 0.0F) + copies * by_copies[lane]);
-    }
+/* What eight kinds add to usable capacity. */
+static inline floats worth(floats weights, floats by_copies, floats by_cpu, floats fits, floats suited) {
+    floats copies = whole_part(lesser(by_cpu, fits));
+    return weights * (where(copies >= 1.0F, suited) + copies * by_copies);
 }
 
 /* Usable capacity of a node in this state. */
 VECTORS static float value_of(const shp_capacity *capacity, const struct state *state, int64_t model) {
     const float *weights = capacity->weights + model * capacity->kinds;
-    float sums[LANES] = {0};
-    int64_t at = 0;
-    for (; at + LANES <= capacity->kinds; at += LANES)
-        add_worth(sums, LANES, weights + at, capacity->by_copies + at, state->by_cpu + at, state->fits + at,
-                  state->suited + at);
-    add_worth(sums, (int)(capacity->kinds - at), weights + at, capacity->by_copies + at, state->by_cpu + at,
-              state->fits + at, state->suited + at);
+    floats sums = all_of(0.0F);
+    for (int64_t at = 0; at < capacity->kinds; at += LANES)
+        sums += worth(load(weights + at), load(capacity->by_copies + at), load(state->by_cpu + at),
+                      load(state->fits + at), load(state->suited + at));
     return total_of(sums);
 }
 
@@ -188,7 +211,8 @@ void shp_hold(const shp_columns *columns, const shp_capacity *capacity, const in
         struct state state = {.fits = held, .suited = held + kinds, .by_cpu = scratch, .loss = 0.0F};
         memset(held, 0, (size_t)(2 * kinds + 1) * sizeof *held);
         for (int64_t at = row * columns->width; at < (row + 1) * columns->width; at++)
-            add_cell(&state, capacity, columns->time[at], columns->memory[at], columns->size[at], 1.0F);
+            add_cell(&state, capacity, cell_with(capacity, columns->time[at], columns->memory[at], columns->size[at]),
+                     1.0F);
         held[2 * kinds] = state.loss;
         copies_by_cpu(state.by_cpu, capacity, columns->cpu[row]);
         capacity->value[row] = value_of(capacity, &state, known_model(columns, capacity, row));
@@ -204,34 +228,21 @@ static void start_from(struct state *state, const shp_capacity *capacity, int64_
     state->loss = 0.0F;
 }
 
-/* Puts the request on a cell. */
-static void put(struct state *state, const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask,
-                int64_t at) {
-    int64_t time = columns->time[at], memory = columns->memory[at], size = columns->size[at];
-    int64_t takes = ask->takes[size];
-    add_cell(state, capacity, at_least(0, time - ask->milli), at_least(0, memory - takes), size, 1.0F);
-    add_cell(state, capacity, time, memory, size, -1.0F);
+/* A cell as it is, and as it would be with the request on it. */
+static struct cell cell_at(const shp_columns *columns, const shp_capacity *capacity, int64_t at) {
+    return cell_with(capacity, columns->time[at], columns->memory[at], columns->size[at]);
+}
+
+static struct cell cell_after(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask,
+                              int64_t at) {
+    int64_t size = columns->size[at];
+    return cell_with(capacity, at_least(0, columns->time[at] - ask->milli),
+                     at_least(0, columns->memory[at] - ask->takes[size]), size);
 }
 
 static float gain(const shp_columns *columns, const shp_capacity *capacity, const struct state *state, int64_t row) {
     float after = value_of(capacity, state, known_model(columns, capacity, row));
     return after - capacity->value[row] - state->loss * capacity->gap_weight;
-}
-
-/* Of one cell: how many of each kind fit by time and by memory, and what its time counts where one does. */
-struct cell {
-    const float *by_time;
-    const float *by_memory;
-    float worth;
-};
-
-static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
-    int64_t kinds = capacity->kinds;
-    if (size >= capacity->sizes)
-        size = 0; /* first seen after the weights were made: as the first one, until they are renewed */
-    return (struct cell){.by_time = capacity->time_fits + time * kinds,
-                         .by_memory = capacity->memory_fits + (size * (WHOLE_GPU + 1) + memory) * kinds,
-                         .worth = capacity->mix * (float)time};
 }
 
 /* A node of which one cell goes from `before` to `after`. */
@@ -243,82 +254,37 @@ struct move {
     struct cell after;
 };
 
-/* Adds what some kinds, from `at` on and at most LANES, add once the cell has changed. */
-static inline void add_moved(float *restrict sums, int lanes, const shp_capacity *capacity, const struct move *move,
-                             int64_t at) {
-    const float *restrict parts = capacity->parts + at;
-    const float *restrict held = move->held + at;
-    const float *restrict suits = held + capacity->kinds;
-    const float *restrict time_before = move->before.by_time + at, *restrict time_after = move->after.by_time + at;
-    const float *restrict memory_before = move->before.by_memory + at;
-    const float *restrict memory_after = move->after.by_memory + at;
-    const float worth_before = move->before.worth, worth_after = move->after.worth;
-    float fits[LANES], suited[LANES];
-    for (int lane = 0; lane < lanes; lane++) {
-        float before = lesser(time_before[lane], memory_before[lane]);
-        float after = lesser(time_after[lane], memory_after[lane]);
-        fits[lane] = held[lane] + (after - before) * parts[lane];
-        suited[lane] = suits[lane] + (after >= 1.0F ? worth_after : 0.0F) - (before >= 1.0F ? worth_before : 0.0F);
-    }
-    add_worth(sums, lanes, move->weights + at, capacity->by_copies + at, move->by_cpu + at, fits, suited);
-}
-
 /* Usable capacity of the node after the move. */
 VECTORS static float value_moved(const shp_capacity *capacity, const struct move *move) {
-    float sums[LANES] = {0};
-    int64_t at = 0;
-    for (; at + LANES <= capacity->kinds; at += LANES)
-        add_moved(sums, LANES, capacity, move, at);
-    add_moved(sums, (int)(capacity->kinds - at), capacity, move, at);
-    return total_of(sums);
-}
-
-/* As `add_moved`, where all memory is in proportion: `before` and `after` are rows of `in_proportion`. */
-static inline void add_moved_in_proportion(float *restrict sums, int lanes, const shp_capacity *capacity,
-                                           const struct move *move, const float *restrict before,
-                                           const float *restrict after, int64_t at) {
-    const float *restrict held = move->held + at;
-    const int64_t kinds = capacity->kinds;
-    float fits[LANES], suited[LANES];
-    for (int lane = 0; lane < lanes; lane++) {
-        fits[lane] = held[lane] + (after[at + lane] - before[at + lane]);
-        suited[lane] = held[kinds + lane] + after[kinds + at + lane] - before[kinds + at + lane];
+    const struct cell before = move->before, after = move->after;
+    const float *per_time = capacity->per_time;
+    const floats time_before = and_a_half(before.time), memory_before = and_a_half(before.memory);
+    const floats time_after = and_a_half(after.time), memory_after = and_a_half(after.memory);
+    const floats worth_before = all_of(before.worth), worth_after = all_of(after.worth);
+    floats sums = all_of(0.0F);
+    for (int64_t at = 0; at < capacity->kinds; at += LANES) {
+        floats fit_before = fitting(time_before, per_time + at), fit_after = fitting(time_after, per_time + at);
+        if (before.per_memory) {
+            fit_before = lesser(fit_before, fitting(memory_before, before.per_memory + at));
+            fit_after = lesser(fit_after, fitting(memory_after, after.per_memory + at));
+        }
+        floats fits = load(move->held + at) + (fit_after - fit_before) * load(capacity->parts + at);
+        floats suited = load(move->held + capacity->kinds + at) + where(fit_after >= 1.0F, worth_after) -
+                        where(fit_before >= 1.0F, worth_before);
+        sums += worth(load(move->weights + at), load(capacity->by_copies + at), load(move->by_cpu + at), fits, suited);
     }
-    add_worth(sums, lanes, move->weights + at, capacity->by_copies + at, move->by_cpu + at, fits, suited);
-}
-
-VECTORS static float value_moved_in_proportion(const shp_capacity *capacity, const struct move *move,
-                                               const float *before, const float *after) {
-    float sums[LANES] = {0};
-    int64_t at = 0;
-    for (; at + LANES <= capacity->kinds; at += LANES)
-        add_moved_in_proportion(sums, LANES, capacity, move, before, after, at);
-    add_moved_in_proportion(sums, (int)(capacity->kinds - at), capacity, move, before, after, at);
     return total_of(sums);
 }
 
 /* What is gained when the request goes to one cell of a node. */
 static float gain_at(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t row,
                      const float *by_cpu, int64_t at) {
-    int64_t width = 2 * capacity->kinds + 1;
-    struct move move = {.held = capacity->held + row * width,
+    struct move move = {.held = capacity->held + row * (2 * capacity->kinds + 1),
                         .by_cpu = by_cpu,
-                        .weights = capacity->weights + known_model(columns, capacity, row) * capacity->kinds};
-    int64_t time = columns->time[at], memory = columns->memory[at], size = columns->size[at];
-    int64_t time_left = at_least(0, time - ask->milli), memory_left = at_least(0, memory - ask->takes[size]);
-    float value, loss;
-    if (capacity->memory_fits) {
-        move.before = cell_with(capacity, time, memory, size);
-        move.after = cell_with(capacity, time_left, memory_left, size);
-        value = value_moved(capacity, &move);
-        loss = capacity->gap_loss[time_left] - capacity->gap_loss[time];
-    } else {
-        const float *before = capacity->in_proportion + at_most(time, memory) * width;
-        const float *after = capacity->in_proportion + at_most(time_left, memory_left) * width;
-        value = value_moved_in_proportion(capacity, &move, before, after);
-        loss = after[width - 1] - before[width - 1];
-    }
-    return value - capacity->value[row] - loss * capacity->gap_weight;
+                        .weights = capacity->weights + known_model(columns, capacity, row) * capacity->kinds,
+                        .before = cell_at(columns, capacity, at),
+                        .after = cell_after(columns, capacity, ask, at)};
+    return value_moved(capacity, &move) - capacity->value[row] - (move.after.loss - move.before.loss) * capacity->gap_weight;
 }
 
 static int64_t rounded(const shp_capacity *capacity, float raw) {
@@ -370,8 +336,11 @@ static struct known score_row(const shp_columns *columns, const shp_capacity *ca
         return best_cell(columns, capacity, ask, row, state, cells, passing);
     start_from(state, capacity, row);
     tightest_first(columns->time + row * columns->width, cells, passing, ask->count);
-    for (int64_t number = 0; number < ask->count; number++)
-        put(state, columns, capacity, ask, row * columns->width + cells[number]);
+    for (int64_t number = 0; number < ask->count; number++) {
+        int64_t at = row * columns->width + cells[number];
+        add_cell(state, capacity, cell_after(columns, capacity, ask, at), 1.0F);
+        add_cell(state, capacity, cell_at(columns, capacity, at), -1.0F);
+    }
     return (struct known){.score = rounded(capacity, gain(columns, capacity, state, row)), .tried = 2 * ask->count + 1};
 }
 

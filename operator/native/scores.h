@@ -31,17 +31,18 @@ typedef struct {
     const int64_t *like;
 } shp_columns;
 
-/* Usable capacity under one estimate of the demand, which has a `number` from 1 on. `in_proportion` is of 1001 x (2 kinds + 1); `time_fits` of 1001 x
- * kinds; `memory_fits`, null where all memory is in proportion, of sizes x 1001 x kinds; `weights` of (models + 1) x
- * kinds; `gap_loss` of 1001. `held` (rows x (2 kinds + 1)) and `value` (rows) are what `shp_hold` keeps of each row. */
+/* Usable capacity under one estimate of the demand, which has a `number` from 1 on. `kinds` is a
+ * multiple of eight; those that fill it up have no weight. How many of each kind fit into one
+ * thousandth: `per_time` by time, `per_memory` (sizes x kinds) by memory, null where all memory is in proportion.
+ * `weights` is of (models + 1) x kinds, `gap_loss` of 1001. `held` (rows x (2 kinds + 1)) and `value` (rows) are what
+ * `shp_hold` keeps of each row. */
 typedef struct {
     int64_t number;
     int64_t kinds;
     int64_t models;
     int64_t sizes;
-    const float *in_proportion;
-    const float *time_fits;
-    const float *memory_fits;
+    const float *per_time;
+    const float *per_memory;
     const float *parts;
     const float *cpu;
     const float *by_copies;

@@ -32,6 +32,7 @@ ffi.set_source(
         "-Wextra",
         "-Werror",
         "-Wno-unused-parameter",
+        "-Wno-psabi",  # vectors are passed between functions of this one file alone
     ],
     libraries=["m"],
     py_limited_api=False,

@@ -31,8 +31,9 @@ ROUND_TO = 20
 
 _CELLS = ("free", "bytes", "by_memory", "time", "memory", "size", "model", "label", "tenants", "like")
 _ROWS = ("room", "stamp", "state", "node_model")
-_TABLES = ("in_proportion", "time_fits", "parts", "cpu", "by_copies", "weights", "gap_loss")
+_TABLES = ("per_time", "parts", "cpu", "by_copies", "weights")
 _ANY_LABEL = 0
+_LANES = 8
 _IN_PROPORTION = -1
 
 
@@ -148,23 +149,30 @@ class Scores:
         self._number += 1
         capacity = _ffi.new("shp_capacity *")
         capacity.number = self._number
-        capacity.kinds, capacity.models, capacity.sizes = usable.kinds, usable.models, usable.sizes
+        self._kinds = -(-usable.kinds // _LANES) * _LANES
+        capacity.kinds, capacity.models, capacity.sizes = self._kinds, usable.models, usable.sizes
         capacity.mix, capacity.gap_weight, capacity.round_to = usable.mix, GAP_WEIGHT, ROUND_TO
         self._tables = []
         for name in _TABLES:
-            self._keep(self._tables, capacity, name, getattr(usable, name))
-        if usable.memory_fits is not None:
-            self._keep(self._tables, capacity, "memory_fits", usable.memory_fits)
-        self._scratch = np.zeros(max(3 * usable.kinds, 1), dtype=np.float32)
+            self._keep(self._tables, capacity, name, self._filled_up(getattr(usable, name), usable.kinds))
+        if usable.per_memory is not None:
+            self._keep(self._tables, capacity, "per_memory", self._filled_up(usable.per_memory, usable.kinds))
+        self._keep(self._tables, capacity, "gap_loss", usable.gap_loss)
+        self._scratch = np.zeros(max(3 * self._kinds, 1), dtype=np.float32)
         self._for_scratch = _ffi.from_buffer("float[]", self._scratch)
         self._capacity = capacity
         if self._view is not None:
             self._hold_all()
 
+    def _filled_up(self, table: Array, kinds: int) -> Array:
+        """With kinds of which none fits, up to a multiple of eight."""
+        filled = np.zeros((*table.shape[:-1], self._kinds), dtype=np.float32)
+        filled[..., :kinds] = table
+        return filled
+
     def _hold_all(self) -> None:
-        assert self._usable is not None
         rows = len(self._columns.names)
-        self.held = np.zeros((rows, self._usable.width), dtype=np.float32)
+        self.held = np.zeros((rows, 2 * self._kinds + 1), dtype=np.float32)
         self.value = np.zeros(rows, dtype=np.float32)
         self._state: list[Any] = []
         self._keep(self._state, self._capacity, "held", self.held)

@@ -69,8 +69,11 @@ class UsableCapacity:
         self.time_fits = _fits(steps, [kind.milli for kind in kinds])
         needs = [[max(memory_share(kind.memory, kind.milli, size), 1) for kind in kinds] for size in sizes or (1,)]
         self.in_proportion = self._cells(self.time_fits, steps)
+        self.per_time = np.array([1.0 / kind.milli for kind in kinds], dtype=np.float32)
+        self.per_memory: Floats | None = None
         self.memory_fits: Floats | None = None
         if any(kind.memory >= 0 for kind in kinds):
+            self.per_memory = (1.0 / np.array(needs)).astype(np.float32)
             self.memory_fits = np.stack([_fits(steps, of_size) for of_size in needs])
 
         fits = [[not known.models or model in known.models for known in self.classes] for model in models]
