@@ -211,7 +211,8 @@ static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GR
     return result;
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                             CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
     return with_parameters(DRIVER(cuGraphInstantiateWithParams), DRIVER(cuGraphUpload), exec, graph, parameters);
 }
 

@@ -76,10 +76,15 @@ static uint64_t step(const struct growing *growing, uint64_t bytes) {
     return grown;
 }
 
-/* As the driver grows; or, as long as it was not seen to take more than it needs, as little as there has to be. */
-static bool reserve_new(struct growth *growth, bool generous) {
+/* Whether the step in which the driver grows pools can be no smaller than `chunk`. With the lock. */
+static bool step_known(void) {
+    return memory()->chunk > 0 && memory()->surplus >= memory()->chunk / 2;
+}
+
+/* As the driver grows; or, as long as that may be less than expected, as little as there has to be. */
+static bool reserve_new(struct growth *growth, bool exact) {
     uint64_t least = memory_rounded(growth->bytes, CHUNK_LEAST);
-    if (generous || growth->reserved == least)
+    if (exact || growth->reserved == least)
         return credits_reserve(growth->growing->place, growth->reserved);
     if (credits_reserve_ahead(growth->growing->place, growth->reserved))
         return true;
@@ -90,9 +95,10 @@ static bool reserve_new(struct growth *growth, bool generous) {
 static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
     struct growing *growing = growth->growing;
     begin();
-    bool generous = memory()->generous && growing->pool != NULL;
+    bool exact = growing->pool == NULL || step_known();
     uint64_t until = growing->refused_until, wanted = step(growing, growth->bytes);
     end();
+    growth->learns = !exact;
     growth->reserved = wanted;
     if (credits_take(growing->place, growth->reserved))
         return true;
@@ -101,10 +107,10 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
         growth->reserved = 0;
         return true;
     }
-    if (reserve_new(growth, generous))
+    if (reserve_new(growth, exact))
         return true;
     growth->reserved = wanted;
-    if (!reuse && trim(growing) && reserve_new(growth, generous))
+    if (!reuse && trim(growing) && reserve_new(growth, exact))
         return true;
     uint64_t there;
     growth->reserved = 0;
@@ -115,21 +121,19 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
                      there >= growth->bytes);
 }
 
-/* What a pool grew by for one call says in what steps the driver grows pools: surely if that is more than the call
- * needed, else it is no more than the largest power of two in it. With the lock. */
+/* What a pool grew by for one call says in what steps the driver grows pools: they divide it, and are larger than what
+ * it has beyond what the call needed. With the lock. */
 static void learn(const struct growth *growth, uint64_t now) {
-    const struct growing *growing = growth->growing;
     struct memory *all = memory();
-    if (growing->pool == NULL || growing->most > 0 || now <= growth->before)
+    if (!growth->learns || growth->growing->most > 0 || now <= growth->before)
         return;
-    uint64_t grown = now - growth->before, chunk = grown & (~grown + 1);
+    uint64_t grown = now - growth->before, chunk = grown & (~grown + 1); /* the largest power of two in it */
+    uint64_t needed = memory_rounded(growth->bytes, CHUNK_LEAST), surplus = grown > needed ? grown - needed : 0;
     chunk = chunk > CHUNK_MOST ? CHUNK_MOST : chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk;
-    if (grown > memory_rounded(growth->bytes, CHUNK_LEAST)) {
-        all->generous = true;
+    if (all->chunk == 0 || chunk < all->chunk || surplus >= all->chunk)
         all->chunk = chunk;
-    } else if (!all->generous && (all->chunk == 0 || chunk < all->chunk)) {
-        all->chunk = chunk;
-    }
+    if (surplus > all->surplus)
+        all->surplus = surplus;
 }
 
 /* The driver's figure and the calls that were begun and ended before it was read; false: the pool is gone. */
@@ -159,13 +163,12 @@ bool growing_begin(struct growth *growth, struct growing *growing, uint64_t byte
     if (!reserve(growth, may_reuse))
         return false;
     uint32_t calls = 0;
-    bool learns = growing->pool != NULL && !memory()->generous && read(growing, &calls, &growth->before);
+    bool learns = growth->learns && read(growing, &calls, &growth->before);
     begin();
     growing->busy++;
     growing->calls++;
     growth->calls = growing->calls;
-    if (!learns || growth->calls != calls + 1) /* another call was under way */
-        growth->before = UINT64_MAX;
+    growth->learns = learns && growth->calls == calls + 1; /* no other call was under way */
     growing->counted += growth->reserved;
     growing->pending += growth->reserved;
     bool watched = memory()->growing_watched;

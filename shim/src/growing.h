@@ -49,6 +49,7 @@ struct growing {
 struct growth {
     struct growing *growing;
     uint64_t reserved, bytes;
+    bool learns;     /* what it grows by says in what steps the driver grows pools */
     uint64_t before; /* the driver's figure before the call */
     uint32_t calls;
 };
@@ -74,14 +75,15 @@ enum growing_reuse {
 /* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: whether what it has already may
  * serve the call where nothing more is to be had. */
 bool growing_begin(struct growth *growth, struct growing *growing, uint64_t bytes, enum growing_reuse may_reuse);
-/* After the call. False: it took more than there was: then the call is undone, if it can be, and growing_close follows. */
+/* After the call. False: it took more than there was; then the call is undone, if it can be, and growing_close follows.
+ */
 bool growing_end(struct growth *growth);
 /* Counts what was taken, whatever the limit. */
 void growing_close(struct growth *growth);
 /* Counts what the driver says now; more than before, whatever the limit, only while no call is under way. */
 void growing_settle(struct growing *growing);
-/* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy it
- * when it is empty. */
+/* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy
+ * it when it is empty. */
 CUresult growing_destroy(struct growing *growing);
 
 /* Looks at all of a GPU (-1: of every one); whether anything went back. */

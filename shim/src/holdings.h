@@ -53,7 +53,7 @@ void holdings_drop(struct holdings *holdings, struct holding *holding);
 struct holding *holdings_find(const struct holdings *holdings, enum holding_kind kind, uint64_t key);
 /* The same, taken out of the table. */
 struct holding *holdings_take(struct holdings *holdings, enum holding_kind kind, uint64_t key);
-/* Takes out one that ends with the context; NULL when there is none left. `at` begins at 0 and is kept between calls. */
+/* Takes out one that ends with the context; NULL: none is left. `at` begins at 0 and is kept between calls. */
 struct holding *holdings_take_of(struct holdings *holdings, CUcontext context, size_t *at);
 
 #endif

@@ -2,8 +2,8 @@
  *
  * Guarantees: on a GPU whose limit is enforced, no call returns success that takes what is counted over the limit; what
  * a failed call was to take, and what a freed thing took, goes back. Each of the files memory.c (linear memory and the
- * tenant's view), arrays.c, virtual.c, multicast.c, pools.c, graphmem.c and overhead.c (contexts and their limits) wraps
- * the calls of its kind; credits.c deals with the daemon.
+ * tenant's view), arrays.c, virtual.c, multicast.c, pools.c, graphmem.c and overhead.c (contexts and their limits)
+ * wraps the calls of its kind; credits.c deals with the daemon.
  */
 #ifndef SHAREPOD_MEMORY_H
 #define SHAREPOD_MEMORY_H
@@ -27,8 +27,8 @@ struct memory {
     struct growing *growing;
     struct slab growing_slab;
     bool growing_watched;
-    uint64_t chunk; /* pools grow by multiples of this; 0: not seen yet */
-    bool generous;  /* and by more than a call needs */
+    uint64_t chunk;   /* pools grow by multiples of this or of a part of it; 0: not seen yet */
+    uint64_t surplus; /* the most that one was seen to grow by beyond what its call needed: less than the step */
     uint64_t next_look;      /* the agent thread's */
     _Atomic bool graphs;     /* some graph may have memory nodes */
     uint32_t contexts[16];   /* of this process on each GPU */
@@ -61,8 +61,8 @@ void memory_forget_context(CUcontext context);
 /* Its holdings are booked under another handle, until it is known whether it has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
 
-/* The tenant's limit on a GPU and what all its processes use of it, asked of the daemon (1 s at most); false where it is
- * not enforced, or none of the tenant's. */
+/* The tenant's limit on a GPU and what all its processes use of it, asked of the daemon (1 s at most); false where it
+ * is not enforced, or none of the tenant's. */
 bool memory_view(int place, uint64_t *limit, uint64_t *used);
 
 /* overhead.c: a context of that GPU is gone. */

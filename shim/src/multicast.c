@@ -160,7 +160,8 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
         binds.object->pins++;
     for (struct binding **link = binds.object ? &binds.object->bindings : NULL; link != NULL && *link != NULL;) {
         struct binding *binding = *link;
-        if ((binding->bound->place >= 0 && binding->bound->place != place) || binding->at < from || binding->bytes > size ||
+        bool elsewhere = binding->bound->place >= 0 && binding->bound->place != place;
+        if (elsewhere || binding->at < from || binding->bytes > size ||
             binding->at - from > size - binding->bytes) {
             link = &binding->next;
             continue;

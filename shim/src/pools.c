@@ -1,5 +1,5 @@
-/* Stream-ordered allocation: cuMemAllocAsync and memory pools. A pool counts by what it reserves of the device, whatever
- * of it is in use. An allocation that a stream capture records becomes a node of its graph: see graphmem.c. What was
+/* Stream-ordered allocation: cuMemAllocAsync and memory pools. A pool counts by what it reserves of the device, in use
+ * or not. An allocation that a stream capture records becomes a node of its graph: see graphmem.c. What was
  * imported is paid for by the process that made it.
  */
 #include "entries.h"
@@ -95,22 +95,32 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
     ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, pool, true, address, bytes, pool, stream);
 }
 
-/* What is no pool's is taken out here as by cuMemFree, should the driver accept it. */
-#define FREE_ASYNC(symbol)                                                         \
-    CUresult result = process_enter();                                             \
-    if (result != CUDA_SUCCESS)                                                    \
-        return result;                                                             \
-    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);             \
-    result = HAS(symbol) ? DRIVER(symbol)(address, stream) : CUDA_ERROR_NOT_FOUND; \
-    uncharge_end(holding, result == CUDA_SUCCESS);                                 \
-    return result
+typedef CUresult (*free_call)(CUdeviceptr, CUstream);
+typedef CUresult (*wait_call)(CUstream);
+
+/* What is no pool's may be freed so too. It is in use until the stream has come there: that is waited for, as cuMemFree
+ * does. */
+static CUresult free_async(free_call call, wait_call wait, CUdeviceptr address, CUstream stream) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);
+    result = call != NULL ? call(address, stream) : CUDA_ERROR_NOT_FOUND;
+    if (holding != NULL && result == CUDA_SUCCESS && wait != NULL) {
+        CUstreamCaptureMode mode = streams_hide();
+        wait(stream);
+        streams_unhide(mode);
+    }
+    uncharge_end(holding, result == CUDA_SUCCESS);
+    return result;
+}
 
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    FREE_ASYNC(cuMemFreeAsync);
+    return free_async(DRIVER(cuMemFreeAsync), DRIVER(cuStreamSynchronize), address, stream);
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
-    FREE_ASYNC(cuMemFreeAsync_ptsz);
+    return free_async(DRIVER(cuMemFreeAsync_ptsz), DRIVER(cuStreamSynchronize_ptsz), address, stream);
 }
 
 /* Whether a pool of these properties takes device memory, and of which device. */

@@ -65,6 +65,19 @@ def fill(books: Ledgers, leave: int) -> int:
     return address
 
 
+def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    probe = books.probe
+    books.daemon.on_want = lambda client: books.daemon.next_grant()
+    probe.ok("stream", "s")
+    address = probe.ok("alloc", 200 * MIB)
+    probe.ok("launch", "spin_us_200000", "s")
+    probe.ok("free_async", address, "s")
+    assert books.same() == 0
+    probe.ok("alloc", TENANT_MEMORY)
+    assert books.same() == TENANT_MEMORY
+
+
 def test_arrays_and_their_levels_keep_to_the_limit(ledgers: MakeLedgers) -> None:
     books = ledgers()
     probe = books.probe
@@ -216,6 +229,21 @@ def test_a_pool_that_would_grow_over_the_limit_is_trimmed_again(ledgers: MakeLed
     books.same()
     probe.ok("stream_sync", "s")  # what was allocated goes back in the order of the stream
     assert books.same() == before
+
+
+def test_a_pools_step_is_learnt_so_that_nothing_that_fits_is_refused(ledgers: MakeLedgers) -> None:
+    books = ledgers(FAKE_CUDA_POOL_CHUNK=str(8 * MIB))
+    probe = books.probe
+    for leave, size in ((12 * MIB, MIB), (64 * MIB, 26 * MIB), (8 * MIB, MIB)):  # unknown, 8 to 32 MiB, known
+        filling, pool = fill(books, leave), probe.ok("pool_create")
+        address = probe.ok("alloc_async", size, "", pool)
+        assert books.taken("pool") == (size + 8 * MIB - 1) // (8 * MIB) * 8 * MIB
+        probe.ok("free_async", address)
+        probe.ok("context_sync")
+        probe.ok("pool_destroy", pool)
+        probe.ok("free", filling)
+    fill(books, 7 * MIB)
+    books.refused("alloc_async", MIB)
 
 
 def test_a_pool_uses_what_it_has_when_nothing_more_is_to_be_had(ledgers: MakeLedgers) -> None:
