@@ -20,8 +20,6 @@ from harness.machines import IMAGE, RealNode
 from harness.node import BASE_IMAGE
 from harness.services import Service
 
-pytestmark = pytest.mark.alone
-
 NAMESPACE = "team-a"
 GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/{NAMESPACE}/sharepods"
@@ -139,6 +137,7 @@ def system(whole: System) -> Iterator[System]:
     whole.clear()
 
 
+@pytest.mark.alone
 def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     system.apply("alpha", {"request": 0.4, "limit": 0.7, "memory": "4Gi"}, "--kernel-us", "2000")
     system.apply("beta", {"request": 0.6, "limit": 0.8, "memory": "8Gi"}, "--kernel-us", "5000")
@@ -149,6 +148,7 @@ def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     assert got == pytest.approx({"alpha": 40, "beta": 60}, abs=POINTS)
 
 
+@pytest.mark.alone
 def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> None:
     system.apply("capped", {"request": 0.4, "limit": 0.7, "memory": "1Gi"})
     system.apply("free", {"request": 0.4, "memory": "1Gi", "placement": "Spread"})
