@@ -191,6 +191,7 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     memory = resident()
     gc.collect()
     gc.freeze()  # as the operator does once it has listed everything
+    gc.set_threshold(20_000)
     times: list[float] = []
     placed = 0
     for number in range(count + count // 4):

@@ -20,6 +20,7 @@ from .facts import Facts
 from .model import Model
 
 _BATCH = 100  # objects taken in before others get a turn
+_COLLECT_AFTER = 20_000  # new objects; by default 700, which is some ten decisions
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Lists:
                 # What was listed lives on; a collection that walks all of it takes a tenth of a second at 10,000 GPUs.
                 gc.collect()
                 gc.freeze()
+                gc.set_threshold(_COLLECT_AFTER)
             self.complete = True
 
     async def _kind(
