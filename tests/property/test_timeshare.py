@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
 from sharepod.timeshare import Config
@@ -166,6 +166,7 @@ def test_idle_time_is_lent_in_proportion_to_requests(requests: list[int], kernel
     terms=st.lists(st.tuples(st.integers(0, 15), st.integers(1, 20)), min_size=1, max_size=5),
     kernel=st.lists(st.sampled_from([100 * US, 1 * MS, 20 * MS]), min_size=5, max_size=5),
 )
+@example(terms=[(9, 4), (12, 9), (0, 4), (0, 1)], kernel=[100 * US] * 5)
 def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int]], kernel: list[int]) -> None:
     rates = [(50 * min(r, most), 50 * most) for r, most in terms]
     assume(sum(r for r, _ in rates) <= 1000)

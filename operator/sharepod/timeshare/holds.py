@@ -152,12 +152,17 @@ class Holds:
     def _renew(self, now: int, tenant: Tenant, hold: Hold) -> list[Action]:
         """Lets a holder go on whose turn it is again."""
         turn = self._turns.next_of(now, tenant)
+        assert hold.deadline is not None, "it has a quantum"
         if turn is None:
             return []
-        assert hold.deadline is not None, "it has a quantum"
+        room, quantum = tenant.account.room_ns(), turn.quantum_ns
+        if room is not None:  # what is left of the present quantum comes off it first
+            quantum = min(quantum, room - (hold.deadline - now))
+            if quantum < self._config.quantum_min_ns:
+                return []
         self._gpus.settle_around(now, tenant)
         self._turns.forgive(tenant, hold.charged_ns)
-        hold.granted_at, hold.deadline = hold.deadline, hold.deadline + turn.quantum_ns
+        hold.granted_at, hold.deadline = hold.deadline, hold.deadline + quantum
         hold.assured = tenant.account.assured > 0
         hold.shortened = hold.considered = False
         hold.charged_ns = 0

@@ -174,7 +174,6 @@ class Scheduler:
     def tick(self, now: int) -> list[Action]:
         """Everything that is due at `now`. Cheap when nothing is."""
         now = self._advance_clock(now)
-        actions = self._holds.tick(now)
         for tenant in list(self._stuck.values()):
             if not tenant.insists and now >= self._insists_at(tenant):
                 tenant.insists = True
@@ -184,6 +183,7 @@ class Scheduler:
             if tenant.throttled_until is not None and now >= tenant.throttled_until:
                 self._gpus.settle_around(now, tenant)
                 self._classify(now, tenant)
+        actions = self._holds.tick(now)
         if self._stale:
             actions.extend(self._place(now))
         return actions
