@@ -121,6 +121,7 @@ class Soak:
             while not self.run.over():
                 if len(self.processes) < PROCESSES:
                     self.spawn()
+                    self.check_all()
                 chance = self.random.random()
                 step: Callable[[], str] = self.take
                 for share, event in events:
@@ -132,8 +133,7 @@ class Soak:
                 self.latest.append(f"{self.counts['steps']} {step.__name__}")
                 what = step()
                 self.latest[-1] = f"{self.counts['steps']} {what}"
-                for gpu in range(len(ON)):
-                    self.check(gpu)
+                self.check_all()
         except WrongError as wrong:
             self.counts[wrong.count] += wrong.by
             self.tell(str(wrong))
@@ -166,6 +166,10 @@ class Soak:
 
     def use(self, gpu: int) -> int:
         return sum(self.driver.memory(process.caller.pid, gpu) for process in self.on(gpu))
+
+    def check_all(self) -> None:
+        for gpu in range(len(ON)):
+            self.check(gpu)
 
     def check(self, gpu: int) -> None:
         callers = [process.caller for process in self.on(gpu)]

@@ -15,10 +15,10 @@ from hook.fakecuda import create_state
 from hook.probe import Probe
 
 READ = """
-import asyncio, json
+import asyncio, json, pathlib, sys
 from sharepod.agent.nvml import NvmlInventory
 reading = asyncio.run(NvmlInventory(20.0).read())
-print(json.dumps({
+pathlib.Path(sys.argv[1]).write_text(json.dumps({
     "gpus": [[gpu.uuid, gpu.memory, gpu.health, gpu.model] for gpu in reading.gpus],
     "processes": [[process.pid, process.uuid, process.memory] for process in reading.processes],
     "unread": sorted(reading.unread),
@@ -47,11 +47,17 @@ def test_the_agents_inventory_reads_the_simulated_devices(
             one.start_cuda()
             one.ok("alloc", 5 * MIB)
         gone.kill()
+        answer = tmp_path / "answer"
         done = subprocess.run(
-            [sys.executable, "-c", READ], env=environment, capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-c", READ, str(answer)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout.splitlines()[-1])
+        told = json.loads(answer.read_text())
         capacity = DEVICE_MEMORY - 64 * MIB
         assert told["gpus"] == [[gpu, capacity, "Healthy", "Simulated GPU"] for gpu in seen]
         assert told["processes"] == [[probe.pid, seen[0], 8 * MIB]]
