@@ -6,7 +6,8 @@
     struct slot *slot = gate_slot;                                                                  \
     struct slot_stream *entry = gate_enter_fast(slot, stream, per_thread);                          \
     if (LIKELY(entry != NULL)) {                                                                    \
-        CUresult result = LIKELY(HAS(symbol)) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+        __typeof__(&symbol) driver = DRIVER(symbol);                                                \
+        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;      \
         gate_leave_fast(slot, entry);                                                               \
         return result;                                                                              \
     }                                                                                               \
