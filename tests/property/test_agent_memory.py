@@ -18,6 +18,25 @@ def recalls(actions: list[Action]) -> list[tuple[object, int]]:
     return [(action.client, action.bytes) for action in actions if isinstance(action, RecallFrom)]
 
 
+def test_who_comes_back_while_a_request_waits_is_asked_for_what_it_has_idle() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.restore(1, 60)
+    assert ledger.reserve(0, "b", 1, 80) == []
+    ledger.handover("a", 60, 1)
+    assert ledger.expire(RETURN_NS - 1) == [RecallFrom("a", 40)]
+    assert ledger.expire(RETURN_NS - 2 + RECALL) == []
+    assert ledger.release(RETURN_NS - 2 + RECALL, "a", 50, recalled=True) == [Credited("b", 1, 80)]
+
+
+def test_who_comes_back_and_answers_nothing_is_waited_for_in_vain_for_a_bounded_time() -> None:
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.restore(1, 60)
+    ledger.reserve(0, "b", 1, 80)
+    ledger.handover("a", 60, 1)
+    assert ledger.expire(RETURN_NS - 1) == [RecallFrom("a", 40)]
+    assert ledger.expire(RETURN_NS - 1 + RECALL) == [Credited("b", 1, 0)]
+
+
 @settings(max_examples=300)
 @given(
     limit=st.integers(0, 1000),

@@ -9,7 +9,7 @@ compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hypothesis import HealthCheck, settings
@@ -154,6 +154,7 @@ class Placement(RuleBasedStateMachine):
         self.ledgers: dict[str, Ledger] = {}
         self.most: dict[TenantId, tuple[int, int]] = {}
         self.unanswered: list[tuple[str, Reservation, int]] = []
+        self.left: set[TenantId] = set()  # of which the operator knows that the ledger has them as releasing
         self.serial = 0
         self.refused: list[tuple[Request, int]] = []
         for number in range(count):
@@ -223,7 +224,7 @@ class Placement(RuleBasedStateMachine):
             for node in self.states
             for row in self.rows(node)
             if label is not None
-            and not row.releasing
+            and row.tenant not in self.left
             and (row.namespace, row.labels.affinity) == (request.namespace, label)
         }
 
@@ -375,6 +376,7 @@ class Placement(RuleBasedStateMachine):
             self.cluster.confirm(name, row, generation)
             assert self.rows(name) == before, "what was decided meanwhile stays"
             self.decided(self.only_row(row.tenant), told=row)
+            self.learn([row])
         self.unanswered.clear()
 
     @rule(data=st.data())
@@ -434,10 +436,14 @@ class Placement(RuleBasedStateMachine):
             assert {row.tenant: row for row in self.rows(name)} == ledger.rows
         self.most = {row.tenant: (row.request, row.memory) for name in self.states for row in self.rows(name)}
 
+    def learn(self, rows: Iterable[Reservation]) -> None:
+        self.left.update(row.tenant for row in rows if row.releasing)
+
     def start_over(self) -> None:
         self.cluster = self.new_operator()
         self.refused = []
         for name, ledger in self.ledgers.items():
+            self.learn(ledger.rows.values())
             assert self.cluster.load(name, list(ledger.rows.values()), ledger.generation) == ()
             self.cluster.upsert_node(self.states[name])
 
@@ -446,6 +452,7 @@ class Placement(RuleBasedStateMachine):
         before = self.rows(name)
         self.cluster.load(name, list(ledger.rows.values()), ledger.generation)
         assert self.rows(name) == before, "nobody else writes, so reading brings nothing new"
+        self.learn(ledger.rows.values())
         pending = self.cluster.pending(name)
         for row in before:
             self.decided(row, told=None if row in pending else row)
@@ -484,7 +491,7 @@ class Placement(RuleBasedStateMachine):
         places: dict[tuple[str, str], set[tuple[str, frozenset[GpuUuid]]]] = {}
         for name in self.states:
             for row in self.rows(name):
-                if row.labels.affinity is not None and not row.releasing:
+                if row.labels.affinity is not None and row.tenant not in self.left:
                     key = (row.namespace, row.labels.affinity)
                     places.setdefault(key, set()).add((name, frozenset(row.gpus)))
         for key, groups in places.items():

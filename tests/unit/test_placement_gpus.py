@@ -158,10 +158,14 @@ def test_a_group_on_a_node_that_is_away_waits() -> None:
     assert refusal.outlook is Outlook.WAITING
 
 
-def test_a_group_whose_members_are_all_ending_holds_nobody() -> None:
+def test_a_group_whose_members_are_all_ending_holds_nobody_once_that_is_written() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"))
     first = put(cluster, ask("first", 700, affinity="g"))
-    cluster.set_releasing(first.node, TenantId("first"))
+    ending = cluster.set_releasing(first.node, TenantId("first"))
+    waited_from = cluster.now
+    refused(cluster, ask("second", 700, affinity="g"))
+    cluster.confirm(first.node, ending, 2)
+    assert cluster.regrouped_since(("team", "g"), waited_from)
     assert put(cluster, ask("second", 700, affinity="g")).node == "node-b"
 
 

@@ -67,7 +67,7 @@ class _Pending:
     deadline: int | None = None
     """When it is decided at the latest; None: nobody was asked yet."""
     asked: dict[Client, int] = field(default_factory=dict)
-    """Siblings whose answer is awaited, and which of their answers that is."""
+    """Siblings that were asked, and which of their answers is awaited."""
     later: set[Client] = field(default_factory=set)
     """Siblings that are to be asked once they have answered what another request asked of them."""
 
@@ -132,8 +132,9 @@ class MemoryLedger:
         return self.expire(now)
 
     def handover(self, client: Client, size: int, pid: int | None = None) -> None:
-        """Credits what a process has in use already, known from before this ledger or from an earlier connection of
-        `pid`, whatever the limit. Raises `LedgerError` for more than any GPU has."""
+        """Credits what a process has already, known from before this ledger or from an earlier connection of `pid`,
+        whatever the limit. Who waits may now have somebody to ask: `expire` is to follow. Raises `LedgerError` for more
+        than any GPU has."""
         handed = self._handed.get(client, 0) + size
         if handed > CLAIM_MAX or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; no GPU has as much")
@@ -274,15 +275,16 @@ class MemoryLedger:
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[Action]) -> bool:
         """Whether siblings, asked now or before, have still to answer, or what is kept for lost connections may go."""
+        unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
-            siblings = [client for client in self._credits if client != head.client]
-            if not (siblings or self._left) or self._untracked + head.bytes > self.limit:
+            if not (unasked or self._left) or self._untracked + head.bytes > self.limit:
                 return False
             head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._left else self._recall_ns)
-            for client in siblings:
-                self._ask(head, client, actions)
         if now >= head.deadline:
             return False
+        for client in unasked:  # also those that have come since, with what they hold from an earlier connection
+            head.deadline = max(head.deadline, now + self._recall_ns)
+            self._ask(head, client, actions)
         for client in list(head.later):
             if self._answered.get(client, 0) >= head.asked[client]:
                 head.later.discard(client)

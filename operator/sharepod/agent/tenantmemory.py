@@ -171,6 +171,7 @@ class TenantMemory:
                 ledger.handover(client, frame.bytes, client.pid)
                 self._keep(frame.gpu, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
+                self._carry_out(frame.gpu, ledger.expire(now))
             case protocol.Reserve(grown=True):
                 ledger.grow(client, frame.bytes)
                 self._keep(frame.gpu, client.pid)

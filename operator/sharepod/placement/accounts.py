@@ -39,6 +39,11 @@ class Row:
         """Something was decided that the ledger does not say yet."""
         return self.wanted != self.written
 
+    @property
+    def left(self) -> bool:
+        """The ledger has it as releasing: whatever becomes of this operator, it belongs to no group any more."""
+        return self.wanted.releasing and self.written is not None and self.written.releasing
+
 
 class GpuAccount:
     """What is left of one GPU and who is on it. Read-only outside this module.

@@ -252,8 +252,9 @@ class Cluster:
         return tuple(rows[tenant].wanted for tenant in sorted(rows) if rows[tenant].pending)
 
     def groups(self, key: LabelKey) -> tuple[Group, ...]:
-        """Where the members of an affinity group are that are not releasing. More than one only where a ledger said
-        so."""
+        """Where the members of an affinity group are. One that is ended is a member until the ledger has it as
+        releasing: a successor that did not find it so would see the group split. More than one only where a ledger
+        said so."""
         return tuple(sorted(self._groups.get(key, ()), key=lambda group: (group[0], sorted(group[1]))))
 
     def replicas(self, owner: str | None) -> tuple[str, ...]:
@@ -300,7 +301,7 @@ class Cluster:
         before = node.rows.get(tenant)
         taken = row is not None and before is None
         if before is not None:
-            self._count_group(node.name, before.wanted, -1)
+            self._count_group(node.name, before, -1)
             self._count_replica(node.name, before.wanted, -1)
         node.put(tenant, row)
         if taken:
@@ -308,7 +309,7 @@ class Cluster:
         else:
             self._has_grown(node.name)
         if row is not None:
-            self._count_group(node.name, row.wanted, 1)
+            self._count_group(node.name, row, 1)
             self._count_replica(node.name, row.wanted, 1)
             self._nodes_of.setdefault(tenant, {})[node.name] = None
         elif tenant in self._nodes_of:
@@ -316,9 +317,10 @@ class Cluster:
             if not self._nodes_of[tenant]:
                 del self._nodes_of[tenant]
 
-    def _count_group(self, node: str, reservation: Reservation, change: int) -> None:
+    def _count_group(self, node: str, row: Row, change: int) -> None:
+        reservation = row.wanted
         key = label_key(reservation.namespace, reservation.labels.affinity)
-        if key is None or reservation.releasing:
+        if key is None or row.left:
             return
         members = self._groups.setdefault(key, Counter())
         group = (node, frozenset(reservation.gpus))
