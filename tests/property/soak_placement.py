@@ -6,6 +6,8 @@ shortest sequence that shows it.
 
 from __future__ import annotations
 
+import traceback
+
 from harness.soak import Run
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -17,6 +19,7 @@ _SETTINGS = settings(
     stateful_step_count=60,
     deadline=None,
     database=None,
+    report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 
@@ -30,5 +33,5 @@ def soak(run: Run) -> dict[str, int]:
             run_state_machine_as_test(machine, settings=_SETTINGS)
         except Exception as failure:  # whatever it is, the run has found it
             broken += 1
-            print("".join(getattr(failure, "__notes__", [])) or repr(failure), flush=True)
+            traceback.print_exception(failure)
     return {"sequences": Placement.runs, "requests": Placement.asked, "broken": broken}
