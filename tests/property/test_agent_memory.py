@@ -22,8 +22,7 @@ def test_who_comes_back_while_a_request_waits_is_asked_for_what_it_has_idle() ->
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.restore(1, 60)
     assert ledger.reserve(0, "b", 1, 80) == []
-    ledger.handover("a", 60, 1)
-    assert ledger.expire(RETURN_NS - 1) == [RecallFrom("a", 40)]
+    assert ledger.handover(RETURN_NS - 1, "a", 60, 1) == [RecallFrom("a", 40)]
     assert ledger.expire(RETURN_NS - 2 + RECALL) == []
     assert ledger.release(RETURN_NS - 2 + RECALL, "a", 50, recalled=True) == [Credited("b", 1, 80)]
 
@@ -32,8 +31,7 @@ def test_who_comes_back_and_answers_nothing_is_waited_for_in_vain_for_a_bounded_
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.restore(1, 60)
     ledger.reserve(0, "b", 1, 80)
-    ledger.handover("a", 60, 1)
-    assert ledger.expire(RETURN_NS - 1) == [RecallFrom("a", 40)]
+    assert ledger.handover(RETURN_NS - 1, "a", 60, 1) == [RecallFrom("a", 40)]
     assert ledger.expire(RETURN_NS - 1 + RECALL) == [Credited("b", 1, 0)]
 
 
@@ -196,7 +194,7 @@ def test_a_handover_of_what_the_driver_has_told_already_is_not_counted_twice() -
     ledger.begin_reading()
     ledger.observe(6)
     assert ledger.used == 6
-    ledger.handover("a", 6, 1)
+    ledger.handover(0, "a", 6, 1)
     assert ledger.used == 6
     assert answers(ledger.reserve(0, "a", 1, 4)) == [("a", 4)]
 
@@ -208,7 +206,7 @@ def test_a_lost_connection_of_a_living_process_frees_no_memory() -> None:
     assert ledger.reserve(0, "b", 2, 1) == [], "it may end, or declare less"
     assert answers(ledger.expire(RETURN_NS - 1)) == []
     assert answers(ledger.expire(RETURN_NS)) == [("b", 0)]
-    ledger.handover("a again", 4, 1)
+    ledger.handover(0, "a again", 4, 1)
     assert ledger.used == 10, "what it does not declare is not known to be free"
     ledger.begin_reading()
     ledger.observe(5, told={1})
@@ -233,9 +231,9 @@ def test_a_reading_begun_before_a_connection_was_lost_frees_nothing_of_it() -> N
 @pytest.mark.parametrize("enforced", [True, False])
 def test_whatever_clients_claim_the_sum_fits_into_a_frame(enforced: bool) -> None:
     ledger = MemoryLedger(100, enforced=enforced, recall_ns=RECALL)
-    ledger.handover("a", CLAIM_MAX)
+    ledger.handover(0, "a", CLAIM_MAX)
     with pytest.raises(LedgerError):
-        ledger.handover("a", 1)
+        ledger.handover(0, "a", 1)
     with pytest.raises(LedgerError):
         ledger.reserve(0, "a", 1, CLAIM_MAX + 1)
     for seq in range(1 << 16):
@@ -282,7 +280,7 @@ def test_a_raised_limit_admits_who_waits() -> None:
 
 def test_a_handover_is_credited_over_the_limit_and_what_follows_is_refused() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
-    ledger.handover("a", 150)
+    ledger.handover(0, "a", 150)
     assert ledger.used == 150
     assert answers(ledger.reserve(0, "a", 1, 1)) == [("a", 0)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,7 @@ from sharepod.agent import ledger
 from sharepod.agent.ledger import LedgerWatch
 from sharepod.api.gpunode import Tenant
 from sharepod.kube import Connection, connection
-from unit.scripted_server import Scripted, kubeconfig, scripted_server
-
-
-@pytest.fixture
-async def scripted() -> AsyncIterator[Scripted]:
-    async with scripted_server() as script:
-        yield script
-
-
-@pytest.fixture
-async def api(scripted: Scripted, tmp_path: Path) -> AsyncIterator[Connection]:
-    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, token="first"), "sharepod-agent/test")
-    yield connected
-    await connected.close()
+from unit.scripted_server import Scripted
 
 
 def gpunode(version: int, *tenants: str, generation: int | None = None, uid: str = "u") -> dict[str, Any]:

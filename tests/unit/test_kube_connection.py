@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,7 @@ from sharepod.kube import (
     UnavailableError,
     connection,
 )
-from unit.scripted_server import Scripted, kubeconfig, scripted_server
-
-
-@pytest.fixture
-async def scripted() -> AsyncIterator[Scripted]:
-    async with scripted_server() as script:
-        yield script
-
-
-@pytest.fixture
-async def api(scripted: Scripted, tmp_path: Path) -> AsyncIterator[Connection]:
-    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, token="first"), "sharepod-agent/test")
-    yield connected
-    await connected.close()
+from unit.scripted_server import Scripted, kubeconfig
 
 
 async def test_calls_carry_identity_and_content(scripted: Scripted, api: Connection) -> None:

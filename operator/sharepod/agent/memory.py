@@ -131,10 +131,9 @@ class MemoryLedger:
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
-    def handover(self, client: Client, size: int, pid: int | None = None) -> None:
+    def handover(self, now: int, client: Client, size: int, pid: int | None = None) -> list[Action]:
         """Credits what a process has already, known from before this ledger or from an earlier connection of `pid`,
-        whatever the limit. Who waits may now have somebody to ask: `expire` is to follow. Raises `LedgerError` for more
-        than any GPU has."""
+        whatever the limit. Who waits may now have somebody to ask. Raises `LedgerError` for more than any GPU has."""
         handed = self._handed.get(client, 0) + size
         if handed > CLAIM_MAX or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; no GPU has as much")
@@ -149,6 +148,7 @@ class MemoryLedger:
         else:
             self._untracked = max(0, self._untracked - size)
         self._add(client, size)
+        return self.expire(now)
 
     def grow(self, client: Client, size: int) -> None:
         """Credits what the driver took for a client without a call that could have been refused, whatever the limit.

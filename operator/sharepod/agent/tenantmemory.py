@@ -168,10 +168,10 @@ class TenantMemory:
             case protocol.Reserve(handover=True):
                 if not client.handover_open:
                     raise ProtocolError("a handover after the first other frame")
-                ledger.handover(client, frame.bytes, client.pid)
+                actions = ledger.handover(now, client, frame.bytes, client.pid)
                 self._keep(frame.gpu, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
-                self._carry_out(frame.gpu, ledger.expire(now))
+                self._carry_out(frame.gpu, actions)
             case protocol.Reserve(grown=True):
                 ledger.grow(client, frame.bytes)
                 self._keep(frame.gpu, client.pid)
