@@ -7,7 +7,7 @@ it had. Rows and pods of a node that is not known (any more) are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
@@ -207,6 +207,12 @@ class NodeAccount:
                 account.rows[tenant] = row
             account.recount()
         self._taken = self._kinds = None
+
+    def keep(self, gpus: Container[GpuUuid], tenant: TenantId | None) -> None:
+        """These of its GPUs are kept for this tenant, and no others for anybody."""
+        for gpu in self.gpus:
+            gpu.kept_for = tenant if gpu.state.uuid in gpus else None
+        self._kinds = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:
         if usage is None:

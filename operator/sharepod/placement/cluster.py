@@ -284,10 +284,11 @@ class Cluster:
         self.packing.touch(name)
 
     def _mark_kept(self, name: str) -> None:
-        node = self._nodes.get(name)
-        for gpu in node.gpus if node is not None else ():
-            kept = self.kept is not None and self.kept.node == name and gpu.state.uuid in self.kept.gpus
-            gpu.kept_for = self.kept.tenant if kept and self.kept is not None else None
+        node, kept = self._nodes.get(name), self.kept
+        if node is not None and kept is not None and kept.node == name:
+            node.keep(kept.gpus, kept.tenant)
+        elif node is not None:
+            node.keep((), None)
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name))
