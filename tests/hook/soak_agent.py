@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,7 @@ TENANTS = {
 }
 TOO_LONG_S = 5.0
 """A stopped holder is overtaken a second after its quantum; twice that for two of them, and time for a slow machine."""
+LOOKED_BACK_S = 1.0
 SETTLE_S = 1.5
 """So long after it began or was let go on a program is not counted as waiting."""
 
@@ -60,6 +61,10 @@ class Soak:
     workers: dict[str, Worker] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     longest_ms: int = 0
+    longest_after: str = ""
+    """Of the longest wait: the troubles of the seconds before its end."""
+    lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
+    """When which trouble was made."""
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
@@ -88,6 +93,7 @@ class Soak:
     def kill(self) -> None:
         name = self.run.random.choice(sorted(self.workers))
         self.workers[name].program.close()
+        self.note(f"{self.workers[name].label} killed")
         self.work(name)
 
     def stop(self) -> None:
@@ -95,11 +101,14 @@ class Soak:
         if worker.stopped_until is None:
             worker.program.process.send_signal(signal.SIGSTOP)
             worker.stopped_until = time.monotonic() + self.run.random.uniform(0.05, 2.5)
+            self.note(f"{worker.label} stopped for {worker.stopped_until - time.monotonic():.2f} s")
 
     def agent(self) -> None:
         self.node.stop_agent(signal.SIGKILL)
+        self.note("agent killed")
         self.wait(self.run.random.uniform(0, 0.3))
         self.node.start_agent()
+        self.note("agent listens")
 
     def floods(self) -> None:
         if self.flood is None:
@@ -107,6 +116,7 @@ class Soak:
             how = self.run.random.choice(floods.KINDS)
             self.flood = subprocess.Popen(floods.command(how), cwd=there, stdout=subprocess.DEVNULL)
             self.flood_until = time.monotonic() + self.run.random.uniform(0.3, 2.0)
+            self.note(f"flood of {how} on {there.name}")
 
     def memory(self) -> None:
         """A sibling that asks for more than is left, and one that does not."""
@@ -121,6 +131,10 @@ class Soak:
             )
 
     # ---- what is seen of it
+
+    def note(self, what: str) -> None:
+        """This was done just now."""
+        self.lately.append((time.monotonic(), what))
 
     def wait(self, seconds: float) -> None:
         """Looks on for a while."""
@@ -143,6 +157,7 @@ class Soak:
             if worker.stopped_until is not None and now >= worker.stopped_until:
                 worker.program.process.send_signal(signal.SIGCONT)
                 worker.stopped_until, worker.troubled_until = None, now + SETTLE_S
+                self.note(f"{worker.label} goes on")
             if worker.program.process.poll() is not None:
                 self.counts["dead"] += 1
                 print(f"{worker.label} died with {worker.program.process.returncode} after {self.run.elapsed():.1f} s")
@@ -152,7 +167,11 @@ class Soak:
             if busy != worker.busy_ns or worker.stopped_until is not None or now < worker.troubled_until:
                 worker.busy_ns, worker.progress_at = busy, now
             waited = now - worker.progress_at
-            self.longest_ms = max(self.longest_ms, round(waited * 1000))
+            if waited * 1000 > self.longest_ms:
+                self.longest_ms = round(waited * 1000)
+                begun = now - waited - LOOKED_BACK_S
+                before = [f"{at - now:+.2f} s {what}" for at, what in self.lately if at >= begun]
+                self.longest_after = f"{worker.label} after {self.run.elapsed():.1f} s: {', '.join(before)}"
             if waited > TOO_LONG_S:
                 self.counts["waits_too_long"] += 1
                 print(f"{worker.label} has waited for {waited:.1f} s after {self.run.elapsed():.1f} s")
@@ -196,6 +215,8 @@ def soak(run: Run) -> dict[str, int]:
                 state.wait(run.random.uniform(0.05, 0.6))
         finally:
             state.finish()
+    if state.longest_after:
+        print(f"longest wait: {state.longest_after}")
     troubles = {name: state.counts[name] for name in ("kill", "stop", "agent", "floods", "memory")}
     return troubles | {
         "longest_wait_ms": state.longest_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,6 +74,13 @@ async def tenants_with(settings: Settings, rows: Sequence[Tenant]) -> AsyncItera
         yield tenants
     finally:
         await tenants.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what has to become so by itself."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the loop is what has to turn
+            await asyncio.sleep(0.005)
 
 
 class Client:

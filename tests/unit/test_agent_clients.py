@@ -10,7 +10,7 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from sharepod.agent.settings import Settings
 from sharepod.agent.tenants import Tenants
 from sharepod.api.gpunode import MemoryIsolation, TenantState
 from structlog.testing import capture_logs
-from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
+from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
 
 
 @pytest.fixture
@@ -39,13 +39,6 @@ async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
 def open_descriptors() -> int:
     gc.collect()  # what an earlier test left to be closed must not be closed while someone counts
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what has to become so by itself."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the loop is what has to turn
-            await asyncio.sleep(0.005)
 
 
 async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: Tenants) -> None:

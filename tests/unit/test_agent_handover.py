@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,39 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "a").write_bytes(damage)
     kept, left = HandOver.open(tmp_path / "a", (GPU0,), 4)
     assert left == NOTHING
+    kept.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3), st.none() | st.integers(0, 311))
+@settings(max_examples=80, deadline=None)
+def test_whatever_a_disk_makes_of_the_file_nothing_impossible_is_taken_from_it(
+    tmp_path_factory: pytest.TempPathFactory, damaged: list[tuple[int, int]], cut: int | None
+) -> None:
+    path = tmp_path_factory.mktemp("handover") / "a"
+    written = AccountState(*range(SECOND, SECOND + len(fields(AccountState))))
+    kept, _left = HandOver.open(path, (GPU0,), 4)
+    kept.add(ME)
+    kept.keep(ME, 0, GI)
+    kept.keep_account(written)
+    kept.close()
+    content = bytearray(path.read_bytes())
+    for at, value in damaged:
+        content[at] = value
+    path.write_bytes(content[:cut])
+    left = read(path, (GPU0,))
+    assert left.account in (None, written)
+    assert all(holder.pid == ME and 0 <= holder.bytes[0] <= 1 << 47 for holder in left.holders)
+    assert all(0 <= size <= 1 << 47 for size in left.untracked)
+
+
+def test_a_file_of_an_agent_that_keeps_accounts_otherwise_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, _left = HandOver.open(tmp_path / "a", (GPU0,), 4)
+    kept.keep_greeted()
+    assert read(tmp_path / "a", (GPU0,)).greeted
+    monkeypatch.setattr("sharepod.agent.handover._layout", lambda: 1)
+    assert read(tmp_path / "a", (GPU0,)) == NOTHING
     kept.close()
 
 

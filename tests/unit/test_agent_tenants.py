@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from sharepod import protocol
 from sharepod.agent.inventory import Process
 from sharepod.agent.settings import Settings
 from sharepod.agent.statedir import StateDir, StateDirError
 from sharepod.agent.tenants import Tenants
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
-from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with
+from unit.agent_client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
 
 
 @pytest.fixture
@@ -275,6 +277,25 @@ async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path)
         observe(tenants)
         status = status_of(tenants, "a")
         assert (status.enforced, status.findings) == (None, ())
+
+
+async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        [served] = tenants.served()
+        silent = await Client.connect(tenants.directory("a"), hello=False)
+        looking = await Client.connect(tenants.directory("a"), hello=False)
+        looking.send(protocol.Hello(1, 1, observes=True))
+        await looking.expect(protocol.Welcome)
+        assert os.getpid() in served.processes
+        observe(tenants, Process(os.getpid(), GPU0, GI))
+        assert status_of(tenants, "a").enforced is False
+        hook = await Client.connect(tenants.directory("a"))
+        hook.close()
+        silent.close()
+        looking.close()
+        await until(lambda: served.connected == 0)
+        observe(tenants, Process(os.getpid(), GPU0, GI))
+        assert status_of(tenants, "a").enforced is True, "a hook that has lost its connection is still one"
 
 
 async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:

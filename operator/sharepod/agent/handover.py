@@ -4,15 +4,17 @@ Guarantees:
 - Bytes stand here before the client is told that they are its own, and go on standing here until the agent knows that
   they are free. So an agent that was killed at any moment leaves nothing that its successor could grant twice.
 - Only processes that still run are restored: the same process, by pid and start time, since the same start of the node.
-- A file that is damaged, or not of these GPUs, is as none; whoever writes here is never stopped by a disk.
+- A file that is damaged, of another layout, or not of these GPUs, is as none; whoever writes here is never stopped by a
+  disk.
 
 The file is memory that is mapped and shared: the kernel keeps what is written to it, however the process ends, and no
 write needs a system call. It is of no use after a restart of the node, so it is never flushed. All words are signed, of
 64 bits and written at once:
 
-    magic, boot, GPUs, slots, greeted, account's turn | untracked bytes of each GPU | two accounts | slots
+    layout, boot, GPUs, slots, greeted, account's turn | untracked bytes of each GPU | two accounts | slots
 
-Of the two accounts that one is true whose turn it is. A slot is pid (0: free), start time, bytes on each GPU.
+Of the two accounts that one is true whose turn it is; each ends with a sum of its words. A slot is pid (0: free), start
+time, bytes on each GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -32,10 +35,11 @@ from .boot import boot_id
 
 log = structlog.get_logger(__name__)
 
-_MAGIC = 0x31484F50  # "POH1"
-_MAGIC_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
+_LAYOUT_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
-_ACCOUNT = len(fields(AccountState))
+_ACCOUNT = len(fields(AccountState)) + 1
+_BYTES_MAX = 1 << 47
+"""More than any GPU has."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class HandOver:
         self._slot_of: dict[int, int] = {}
         self._full_logged = False
         self._words[_BOOT], self._words[_GPUS], self._words[_SLOTS] = _digest([boot_id()]), _digest(gpus), slots
-        self._words[_MAGIC_WORD] = _MAGIC
+        self._words[_LAYOUT_WORD] = _layout()
 
     @classmethod
     def open(cls, path: Path, gpus: Sequence[str], slots: int) -> tuple[HandOver, Left]:
@@ -143,7 +147,8 @@ class HandOver:
         """Its time account is this now."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
-        for at, value in enumerate(astuple(state), begin):
+        values = astuple(state)
+        for at, value in enumerate((*values, _sum(values)), begin):
             self._words[at] = value
         self._words[_TURN] = turn
 
@@ -183,22 +188,22 @@ def read(path: Path, gpus: Sequence[str]) -> Left:
         return NOTHING
     words = memoryview(content[: len(content) // 8 * 8]).cast("q")
     first, width = _HEAD + len(gpus) + 2 * _ACCOUNT, 2 + len(gpus)
-    if len(words) < first or words[_MAGIC_WORD] != _MAGIC or words[_SLOTS] * width != len(words) - first:
+    if len(words) < first or words[_LAYOUT_WORD] != _layout() or words[_SLOTS] * width != len(words) - first:
         log.warning("what the agent before has left is damaged or of another kind", file=str(path))
         return NOTHING
     if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
         return NOTHING
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
-    account = AccountState(*words[begin : begin + _ACCOUNT])
+    *account, told = words[begin : begin + _ACCOUNT]
     holders = [
         Holder(words[at], words[at + 1], tuple(words[at + 2 : at + width]))
         for at in range(first, len(words), width)
         if words[at] > 0
     ]
     return Left(
-        tuple(holder for holder in holders if start_time(holder.pid) == holder.start and min(holder.bytes) >= 0),
-        tuple(max(0, size) for size in words[_HEAD : _HEAD + len(gpus)]),
-        account if account.at > 0 else None,
+        tuple(holder for holder in holders if _possible(holder.bytes) and start_time(holder.pid) == holder.start),
+        tuple(size if _possible([size]) else 0 for size in words[_HEAD : _HEAD + len(gpus)]),
+        AccountState(*account) if account[0] > 0 and told == _sum(account) else None,
         bool(words[_GREETED]),
     )
 
@@ -211,6 +216,21 @@ def start_time(pid: int) -> int | None:
         return None
     after_name = stat[stat.rfind(b")") + 2 :].split()
     return int(after_name[19])
+
+
+def _possible(sizes: Sequence[int]) -> bool:
+    return all(0 <= size <= _BYTES_MAX for size in sizes)
+
+
+def _sum(words: Sequence[int]) -> int:
+    """Differs where any one word does, and where two have changed places."""
+    return sum((2 * place + 3) * word for place, word in enumerate(words)) % (1 << 62)
+
+
+@cache
+def _layout() -> int:
+    """What an agent whose accounts are made otherwise does not write."""
+    return _digest(["handover 2", *(field.name for field in fields(AccountState))])
 
 
 def _digest(texts: Sequence[str]) -> int:

@@ -146,7 +146,7 @@ class Observer:
 
     def _watch(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
         row, usage = entry.row, self._usage(entry.row.id)
-        entry.watch.see_processes(now, entry.seen.pids - served.processes.pids)
+        entry.watch.see_processes(now, entry.seen.pids - served.hooked)
         entry.watch.see_blind(reading.unread.intersection(row.gpus))
         told = {
             uuid: seconds

@@ -66,6 +66,8 @@ class ServedTenant:
         self.processes = Processes(self._exited)
         self.greeted_ever = left.greeted
         """Whether any hook has connected, be it to an earlier agent."""
+        self._hooked: set[int] = set()
+        """Pids of processes that said hello as ones that use the GPU. To connect, or to look on, is not enough."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self._tokens = tokens
         self._settings = settings
@@ -158,6 +160,11 @@ class ServedTenant:
         """Clients that have said hello, may use a GPU, and are there."""
         return sum(1 for client in self._connections if client.greeted and not client.observes)
 
+    @property
+    def hooked(self) -> frozenset[int]:
+        """Its processes whose hook has connected, be it to an earlier agent."""
+        return frozenset(self._hooked)
+
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
         """Of its processes that reserve nothing for their contexts, what the driver counts of each on a GPU (`by_pid`,
         in bytes) beyond what it was credited."""
@@ -197,6 +204,7 @@ class ServedTenant:
             self.greeted_ever = True
             self._handover.keep_greeted()
         if client.pid in self.processes:
+            self._hooked.add(client.pid)
             self.memory.admit(client)
         self._tokens.attend(self.row.id, present=True)
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
@@ -254,6 +262,7 @@ class ServedTenant:
             return
         if start_time(holder.pid) == holder.start:
             self.processes.add(holder.pid, pidfd)
+            self._hooked.add(holder.pid)
         else:
             os.close(pidfd)
             self.memory.exited(holder.pid)
@@ -333,6 +342,7 @@ class ServedTenant:
         """Its socket may live on in a child; what it held does not."""
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
+        self._hooked.discard(pid)
         self._tokens.exited(self.row.id, pid)
         self.memory.exited(pid)
         self._changed()

@@ -86,7 +86,7 @@ class TenantWatch:
         return reason in self._standing
 
     def see_processes(self, now: float, unhooked: Set[int]) -> None:
-        """These processes of it are on its GPUs and never connected."""
+        """These processes of it are on its GPUs, and no hook of theirs ever connected."""
         since = {pid: self._unhooked_since.get(pid, now) for pid in unhooked}
         self._unhooked_since = since
         self.unhooked = frozenset(pid for pid, begun in since.items() if now - begun >= self._config.unhooked_after_s)
