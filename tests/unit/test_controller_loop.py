@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sharepod.controller.agents import AgentLeases
 from sharepod.controller.loop import PlacementLoop
 from sharepod.controller.model import Model
 from sharepod.controller.notes import Notes
-from sharepod.placement.model import GpuState, NodeState, Resources
+from sharepod.placement.model import GpuState, NodeState, Resources, Taint
 
 from .controller_objects import PODS, sharepod_object
 
@@ -45,8 +46,11 @@ class World:
         )
         self.model.cluster.upsert_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
 
-    async def want(self, tenant: str, request: float, **gpu: Any) -> None:
-        spec = {"gpu": {"request": request, **gpu}}
+    async def want(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
+        spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
+        if priority:
+            self.model.priorities[f"class-{priority}"] = priority
+            spec["priorityClassName"] = f"class-{priority}"
         metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.model.sharepods):02}Z"}
         self.model.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
         self.loop.want_place(tenant)
@@ -203,3 +207,57 @@ async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: Wo
     world.node("b")
     await world.settle()
     assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
+
+
+async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: World) -> None:
+    for name in ("a", "b"):
+        world.node(name)
+        await world.want(f"on-{name}", 0.5)
+    await world.want("full", 0.2)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    kept = world.model.cluster.kept
+    assert kept is not None
+    node = world.model.cluster.node(kept.node)
+    assert node is not None
+    assert node.state is not None
+    world.model.cluster.upsert_node(replace(node.state, taints=(Taint("node.kubernetes.io/unschedulable"),)))
+    await world.later(1)
+    await world.later(1)
+    now_kept = world.model.cluster.kept
+    assert now_kept is not None
+    assert (now_kept.tenant, now_kept.node) == ("whole", {"a": "b", "b": "a"}[kept.node])
+
+
+async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER)
+    await world.later(1)
+    assert world.model.cluster.kept is not None
+    await world.want("urgent", 0.3, priority=10)
+    await world.later(1)
+    await world.later(1)
+    assert world.placed["urgent"] == "a"
+    await world.later(6)
+    kept = world.model.cluster.kept
+    assert kept is not None, "it is kept again once nobody of higher priority waits"
+    assert kept.tenant == "whole"
+
+
+async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world: World) -> None:
+    world.node("a")
+    world.node("b")
+    await world.want("first", 0.5, affinity="g")
+    await world.want("other", 0.6)
+    await world.want("member", 0.6, affinity="g")
+    await world.want("whole", 1.0)
+    world.model.cluster.remove_node(world.placed["first"])
+    await world.later(KEEP_AFTER)
+    await world.later(6)
+    await world.later(1)
+    kept = world.model.cluster.kept
+    assert kept is not None, world.why("member")
+    assert kept.tenant == "whole"

@@ -3,10 +3,11 @@ ones."""
 
 from __future__ import annotations
 
-from sharepod.api.units import GpuUuid, TenantId
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.cluster import Cluster, Kept
 from sharepod.placement.engine import serves
-from unit.placement_world import ask, cluster_of, node, put, refused
+from sharepod.placement.model import Refusal, Reservation
+from unit.placement_world import GI, ask, cluster_of, node, put, refused
 
 A0, A1 = GpuUuid("GPU-node-a-0"), GpuUuid("GPU-node-a-1")
 
@@ -42,3 +43,15 @@ def test_its_owner_may_have_what_is_kept_and_any_other() -> None:
     cluster = cluster_of(node(gpus=2), node("node-b", 2))
     keep(cluster, A0)
     assert put(cluster, ask("oldest", 500, uuids=["GPU-node-b-1"])).node == "node-b"
+
+
+def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None:
+    cluster = cluster_of(node())
+    put(cluster, ask("t", 500, memory=GI))
+    keep(cluster, A0)
+    answer = cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI))
+    assert isinstance(answer, Refusal)
+    assert "1 GPU is kept for the SharePod that has waited longest" in answer.message
+    assert isinstance(cluster.resize(TenantId("t"), request=Milli(400), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)
+    keep(cluster, A0, tenant="t")
+    assert isinstance(cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)

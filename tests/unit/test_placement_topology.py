@@ -63,6 +63,15 @@ def test_a_worse_link_is_better_than_none_in_common() -> None:
     assert indexes(put(cluster, ask("pair", 300, count=2)).gpus) == [0, 1]
 
 
+def test_replicas_are_spread_before_gpus_are_near() -> None:
+    cluster = cluster_of(linked("node-a", 4, {(0, 1): "NVLINK", (1, 3): "PIX"}))
+    put(cluster, ask("r1", 100, owner="rs", uuids=["GPU-node-a-0"]))
+    replica = ask("r2", 100, count=2, owner="rs", placement=PlacementPolicy.SPREAD)
+    assert indexes(put(cluster, replica).gpus) == [1, 3], "0 has a replica already"
+    whole = ask("r3", 100, count=3, owner="rs", placement=PlacementPolicy.SPREAD)
+    assert 2 in indexes(put(cluster, whole).gpus), "the one that has no replica is among them"
+
+
 def test_where_all_connections_are_alike_nothing_is_preferred() -> None:
     assert Topology.of([gpu("node-a", index) for index in range(8)]) is None
     same = tuple(replace(gpu("node-a", index), numa_node=0) for index in range(8))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
-from sharepod.placement.cluster import Cluster, Kept
-from sharepod.placement.engine import find, group_to_keep, place, queue_key, serves
+from sharepod.placement.cluster import Kept
+from sharepod.placement.engine import find, group_to_keep, place, queue_key, serves, still_to_be_had
 from sharepod.placement.model import Assignment, Outlook, PlacementError, Refusal, Request, label_key
 
 from . import metrics
@@ -274,18 +274,34 @@ class PlacementLoop:
         self._keep_at = now + _KEEP_AGAIN
         waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
         asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
-        if not asked:
+        asked.sort(key=lambda item: queue_key(item[0]))
+        if asked:
+            self._later(max(asked[0][1].since + self._keep_after, self._keep_at))
+        kept = self._to_keep(asked, now)
+        if kept == cluster.kept:
             return
-        request, oldest = min(asked, key=lambda item: queue_key(item[0]))
-        self._later(max(oldest.since + self._keep_after, self._keep_at))
-        if now - oldest.since < self._keep_after:
-            return
-        kept = cluster.kept
-        if kept is not None and kept.tenant == request.tenant and _usable(cluster, kept):
-            return
-        cluster.keep(group_to_keep(cluster, request))
-        oldest.tried, oldest.explained = -1, float("-inf")
+        cluster.keep(kept)
+        owner = self._places.get(kept.tenant) if kept is not None else None
+        if owner is not None:
+            owner.tried, owner.explained = -1, float("-inf")
         self._kick.set()
+
+    def _to_keep(self, asked: list[tuple[Request, _Waiting]], now: float) -> Kept | None:
+        """What is to be kept, for the first in the queue that has waited long and could be served one day. What is kept
+        already stays, unless somebody of higher priority waits: nobody waits behind one of lower priority."""
+        cluster, kept = self._model.cluster, self._model.cluster.kept
+        of_owner = (request for request, _ in asked if kept is not None and request.tenant == kept.tenant)
+        owner = next(of_owner, None)
+        if kept is not None and (owner is None or not still_to_be_had(cluster, owner, kept)):
+            kept = None
+        for request, waiting in asked:
+            if kept is not None and owner is not None and owner.priority >= request.priority:
+                return kept
+            if now - waiting.since < self._keep_after:
+                return None
+            if (found := group_to_keep(cluster, request)) is not None:
+                return found
+        return None
 
     def _waits_for_room(self, waiting: _Waiting) -> bool:
         refusal = self._notes.of(waiting.tenant).refusal
@@ -332,12 +348,3 @@ class PlacementLoop:
     def _again(self) -> None:
         self._timer = None
         self._kick.set()
-
-
-def _usable(cluster: Cluster, kept: Kept) -> bool:
-    """Whether the GPUs that are kept can still be had one day."""
-    node = cluster.node(kept.node)
-    if node is None or node.state is None or node.state.unavailable is not None:
-        return False
-    gpus = [node.gpus_by_uuid.get(uuid) for uuid in kept.gpus]
-    return all(gpu is not None and gpu.state.available and gpu.state.held for gpu in gpus)

@@ -19,7 +19,7 @@ from .cluster import Cluster, Group, Kept
 from .explain import explain
 from .model import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
 from .packing import Offers
-from .score import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, score_for
+from .score import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, replicas_on, score_for
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
 """What NVIDIA's device plugin calls a GPU among a node's resources."""
@@ -138,8 +138,7 @@ def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
     for node in cluster.nodes():
         if not _node_could(node, request):
             continue
-        gpus = [gpu for gpu in node.gpus if gpu.state.available and gpu.state.held]
-        gpus = [gpu for gpu in gpus if all(check.passes(gpu) for check in checks)]
+        gpus = [gpu for gpu in node.gpus if _could_be_had(gpu, checks)]
         if groups:
             gpus = [gpu for gpu in gpus if any(node.name == name and gpu.state.uuid in uuids for name, uuids in groups)]
         if len(gpus) < request.gpu.count:
@@ -149,6 +148,26 @@ def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
         if best is None or rank < best[0]:
             best = rank, frozenset(uuid for _, _, uuid in ranked)
     return None if best is None else Kept(request.tenant, best[0][2], best[1])
+
+
+def still_to_be_had(cluster: Cluster, request: Request, kept: Kept) -> bool:
+    """Whether what is kept for this request can serve it one day. Not so where its node was cordoned since, a GPU has
+    failed, or its affinity group has begun on others."""
+    node = cluster.node(kept.node)
+    if node is None or len(kept.gpus) != request.gpu.count or not _node_could(node, request):
+        return False
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    groups = cluster.groups(key) if key is not None else ()
+    if groups and (kept.node, kept.gpus) not in groups:
+        return False
+    checks = gpu_filters.static(request)
+    gpus = [node.gpus_by_uuid[uuid] for uuid in kept.gpus if uuid in node.gpus_by_uuid]
+    return len(gpus) == len(kept.gpus) and all(_could_be_had(gpu, checks) for gpu in gpus)
+
+
+def _could_be_had(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
+    """Whether it takes the request, whose static checks these are, once enough of its tenants have gone."""
+    return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 
 
 def missing_on(gpu: GpuAccount, request: Request) -> int:
@@ -187,17 +206,25 @@ def _best(
 
 
 def _cheapest(node: NodeAccount, passing: Sequence[GpuAccount], request: Request, score: Score) -> Sequence[GpuAccount]:
-    """Several GPUs are near each other first, and cheap second."""
-    if len(passing) <= request.gpu.count:
+    """Several GPUs are near each other first, and cheap second. Replicas that are spread are apart before that."""
+    count = request.gpu.count
+    if len(passing) <= count:
         return passing
     ranked = sorted(passing, key=lambda gpu: (score.gpu(gpu, request), gpu.index, gpu.state.uuid))
-    return _nearest(node, ranked, request.gpu.count)
+    if score is not SPREAD:
+        return _nearest(node, ranked, count)
+    most = replicas_on(ranked[count - 1], request)
+    fewer = [gpu for gpu in ranked if replicas_on(gpu, request) < most]
+    return _nearest(node, [gpu for gpu in ranked if replicas_on(gpu, request) <= most], count, having=fewer)
 
 
-def _nearest(node: NodeAccount, ranked: Sequence[GpuAccount], count: int) -> Sequence[GpuAccount]:
+def _nearest(
+    node: NodeAccount, ranked: Sequence[GpuAccount], count: int, *, having: Sequence[GpuAccount] = ()
+) -> Sequence[GpuAccount]:
     if node.topology is None or count == 1:
         return ranked[:count]
-    return [node.gpus_by_uuid[uuid] for uuid in node.topology.nearest([gpu.state.uuid for gpu in ranked], count)]
+    names, first = ([gpu.state.uuid for gpu in gpus] for gpus in (ranked, having))
+    return [node.gpus_by_uuid[uuid] for uuid in node.topology.nearest(names, count, having=first)]
 
 
 def _first(cluster: Cluster, offers: Offers, request: Request, score: Score) -> Assignment | None:

@@ -1,7 +1,8 @@
 """Whether a tenant may have another share on the GPUs it has.
 
-What it holds already is its own and only a raise needs room, so a lowering of time is never refused, not even on a GPU
-that is over-committed; one of memory is only below what the tenant was last seen to use, which cannot be taken back.
+What it holds already is its own and only a raise needs room, of GPUs that are not kept for somebody else; so a lowering
+of time is never refused, not even on a GPU that is over-committed; one of memory is only below what the tenant was last
+seen to use, which cannot be taken back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int 
         return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
 
     gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
+    kept = [gpu for gpu in gpus if gpu.kept_for not in (None, row.wanted.tenant)]
+    if kept:
+        verb = "is" if len(kept) == 1 else "are"
+        text = f"{counted(len(kept), 'GPU')} {verb} kept for the SharePod that has waited longest"
+        advice = "A raise waits until that one has been placed."
+        return _refusal(row, Outlook.WAITING, [Obstacle("Kept", "GPU", len(kept), text)], advice)
     outlook = Outlook.WAITING
     obstacles: list[Obstacle] = []
     would_fit: list[str] = []

@@ -100,17 +100,18 @@ def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Re
 MOST_FREE = Score(_most_free, _most_free_of_all)
 
 
-def _replicas(gpu: GpuAccount, request: Request) -> int:
+def replicas_on(gpu: GpuAccount, request: Request) -> int:
+    """How many of the same owner are on this GPU."""
     return gpu.owners.get(request.owner, 0) if request.owner is not None else 0
 
 
 def _apart(gpu: GpuAccount, request: Request) -> Cost:
-    return (_replicas(gpu, request), *_most_free(gpu, request))
+    return (replicas_on(gpu, request), *_most_free(gpu, request))
 
 
 def _apart_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Request) -> Cost:
     """Fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
-    together = sum(_replicas(gpu, request) for gpu in gpus)
+    together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 
 

@@ -43,19 +43,21 @@ class Topology:
         pairs = [self._apart[pair] for pair in combinations(gpus, 2)]
         return max(pairs, default=0), sum(pairs)
 
-    def nearest(self, gpus: Sequence[GpuUuid], count: int) -> tuple[GpuUuid, ...]:
-        """`count` of these, which are at least as many, each once."""
+    def nearest(self, gpus: Sequence[GpuUuid], count: int, *, having: Sequence[GpuUuid] = ()) -> tuple[GpuUuid, ...]:
+        """`count` of these, which are at least as many, each once; those of `having`, fewer, are among them."""
         if count < 2 or len(gpus) <= count:
             return tuple(gpus[:count])
-        if comb(len(gpus), count) <= _EXACT:
-            sets: list[tuple[GpuUuid, ...]] = list(combinations(gpus, count))
+        others = [uuid for uuid in gpus if uuid not in having]
+        missing = count - len(having)
+        if comb(len(others), missing) <= _EXACT:
+            sets = [(*having, *chosen) for chosen in combinations(others, missing)]
         else:
-            sets = [self._grown(gpus, first, count) for first in gpus]
+            sets = [self._grown(others, (*having, first), count) for first in others]
         return min(sets, key=self.distance)
 
-    def _grown(self, gpus: Sequence[GpuUuid], first: GpuUuid, count: int) -> tuple[GpuUuid, ...]:
-        chosen = [first]
-        left = [uuid for uuid in gpus if uuid != first]
+    def _grown(self, others: Sequence[GpuUuid], begun: Sequence[GpuUuid], count: int) -> tuple[GpuUuid, ...]:
+        chosen = list(begun)
+        left = [uuid for uuid in others if uuid not in chosen]
         while len(chosen) < count:
             best = min(left, key=lambda uuid: _to_all(self._apart, uuid, chosen))
             chosen.append(best)
