@@ -2,10 +2,9 @@
 #include "graphmem.h"
 
 #include "entries.h"
+#include "footprint.h"
 #include "memory.h"
 #include "process.h"
-
-enum { UNIT = 2 << 20, DEPTH_MOST = 16 };
 
 /* Under which key the part of a graph on one device is held. No handle has anything in its upper bits. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
@@ -16,41 +15,11 @@ void graphmem_expect(CUdevice device) {
     growing_graphs(device);
 }
 
-/* Bytes of the nodes that allocate on a device, children's too. */
-static uint64_t footprint(CUgraph graph, CUdevice device, int depth) {
-    size_t count = 0;
-    uint64_t sum = 0;
-    if (depth > DEPTH_MOST || !HAS(cuGraphGetNodes) || !HAS(cuGraphNodeGetType) || !HAS(cuGraphMemAllocNodeGetParams) ||
-        DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
-        return 0;
-    size_t size = count * sizeof(CUgraphNode);
-    CUgraphNode *nodes = sys_map(size);
-    if (nodes != NULL && DRIVER(cuGraphGetNodes)(graph, nodes, &count) != CUDA_SUCCESS)
-        count = 0;
-    for (size_t i = 0; nodes != NULL && i < count; i++) {
-        CUgraphNodeType type;
-        CUDA_MEM_ALLOC_NODE_PARAMS parameters;
-        CUgraph child;
-        if (DRIVER(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
-            continue;
-        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-            DRIVER(cuGraphMemAllocNodeGetParams)(nodes[i], &parameters) == CUDA_SUCCESS &&
-            parameters.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-            parameters.poolProps.location.id == device)
-            sum += memory_rounded(parameters.bytesize, UNIT);
-        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && HAS(cuGraphChildGraphNodeGetGraph) &&
-                 DRIVER(cuGraphChildGraphNodeGetGraph)(nodes[i], &child) == CUDA_SUCCESS)
-            sum += footprint(child, device, depth + 1);
-    }
-    sys_unmap(nodes, size);
-    return sum;
-}
-
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
     struct process *process = the_process;
     graphmem_destroyed(exec); /* another graph may have had that handle */
     for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at)) {
-        uint64_t bytes = footprint(graph, at->device, 0);
+        uint64_t bytes = footprint_of(graph, at->device);
         if (bytes == 0)
             continue;
         lock(&process->gpus.lock);

@@ -80,3 +80,19 @@ struct holding *holdings_take_of(struct holdings *holdings, CUcontext context, s
                 return unlink(holdings, link);
     return NULL;
 }
+
+struct holding *holdings_take_all(struct holdings *holdings, bool (*matches)(const struct holding *, const void *of),
+                                  const void *of) {
+    struct holding *list = NULL;
+    for (size_t i = 0; i < holdings->bucket_count; i++)
+        for (struct holding **at = &holdings->buckets[i], *holding; (holding = *at) != NULL;) {
+            if (!matches(holding, of)) {
+                at = &holding->next;
+                continue;
+            }
+            unlink(holdings, at);
+            holding->next = list;
+            list = holding;
+        }
+    return list;
+}

@@ -19,7 +19,6 @@ enum holding_kind {
     HOLDING_SPARSE,  /* of physical memory into an array: by what part of it */
     HOLDING_CONTEXT, /* by its handle */
     HOLDING_LIMIT,   /* what cuCtxSetLimit added: by context and limit */
-    HOLDING_MODULE,  /* or library, by its handle */
     HOLDING_GRAPH    /* executable graph with memory nodes: by its handle; the bytes are what a launch may take */
 };
 
@@ -55,5 +54,8 @@ struct holding *holdings_find(const struct holdings *holdings, enum holding_kind
 struct holding *holdings_take(struct holdings *holdings, enum holding_kind kind, uint64_t key);
 /* Takes out one that ends with the context; NULL: none is left. `at` begins at 0 and is kept between calls. */
 struct holding *holdings_take_of(struct holdings *holdings, CUcontext context, size_t *at);
+/* Takes out all that match; they come as a list. */
+struct holding *holdings_take_all(struct holdings *holdings, bool (*matches)(const struct holding *, const void *of),
+                                  const void *of);
 
 #endif

@@ -250,20 +250,32 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     return result;
 }
 
-/* Takes out the mappings of a range; they come as a list. */
+/* Addresses. */
+struct range {
+    uint64_t from, size;
+};
+
+static bool begins_in(const struct holding *holding, const void *of) {
+    const struct range *range = of;
+    return holding->kind == HOLDING_MAPPING && holding->key - range->from < range->size;
+}
+
+/* Takes out the mappings that begin in a range; they come as a list. */
 static struct holding *take_range(uint64_t address, uint64_t size) {
+    struct holdings *holdings = &memory()->holdings;
     struct holding *list = NULL;
     begin();
-    for (uint64_t at = address; at - address < size;) {
-        struct holding *holding = holdings_take(&memory()->holdings, HOLDING_MAPPING, at);
-        uint64_t step = holding && holding->bytes ? holding->bytes : STEP;
-        if (holding != NULL) {
-            holding->next = list;
-            list = holding;
+    if (size / STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
+        list = holdings_take_all(holdings, begins_in, &(struct range){address, size});
+    } else {
+        for (uint64_t done = 0; done < size;) {
+            struct holding *holding = holdings_take(holdings, HOLDING_MAPPING, address + done);
+            done += holding && holding->bytes ? holding->bytes : STEP;
+            if (holding != NULL) {
+                holding->next = list;
+                list = holding;
+            }
         }
-        if (at + step < at)
-            break;
-        at += step;
     }
     unlock(&the_process->gpus.lock);
     return list;
@@ -358,21 +370,15 @@ EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count
     return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
 }
 
+static bool in_array(const struct holding *holding, const void *array) {
+    return holding->kind == HOLDING_SPARSE && holding->array == array;
+}
+
 void virtual_array_gone(CUarray array) {
-    struct holdings *holdings = &memory()->holdings;
     struct holding *list = NULL;
     begin();
-    for (size_t i = 0; memory()->sparse > 0 && i < holdings->bucket_count; i++)
-        for (struct holding **at = &holdings->buckets[i], *holding; (holding = *at) != NULL;) {
-            if (holding->kind != HOLDING_SPARSE || holding->array != array) {
-                at = &holding->next;
-                continue;
-            }
-            *at = holding->next;
-            holdings->count--;
-            holding->next = list;
-            list = holding;
-        }
+    if (memory()->sparse > 0)
+        list = holdings_take_all(&memory()->holdings, in_array, array);
     unlock(&the_process->gpus.lock);
     for (struct holding *next; list != NULL; list = next) {
         next = list->next;

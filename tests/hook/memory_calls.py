@@ -197,13 +197,18 @@ class MemoryCalls:
 
     # ---- graphs
 
-    def memory_graph(self, name: str, *sizes: int, inside: bool = False, uploaded: bool = False) -> tuple[int, Any]:
-        """An executable graph with one node for each allocation."""
+    def memory_graph(
+        self, name: str, *sizes: int, inside: bool = False, uploaded: bool = False, frees: bool = False
+    ) -> tuple[int, Any]:
+        """An executable graph with one node for each allocation; `frees`: and one behind it that frees it."""
         graph, node, executable = c_void_p(), c_void_p(), c_void_p()
         code = self.cuda("cuGraphCreate", byref(graph), 0)
         for size in sizes:
             parameters = _AllocNode(_Pool(1, 0, _Location(DEVICE, 0)), None, 0, size, 0)
             code = code or self.cuda("cuGraphAddMemAllocNode", byref(node), graph, None, c_size_t(0), byref(parameters))
+            if frees:
+                freed = graph, byref(node), c_size_t(1), c_uint64(parameters.address)
+                code = code or self.cuda("cuGraphAddMemFreeNode", byref(c_void_p()), *freed)
         if inside:  # a child of another graph
             parent = c_void_p()
             code = code or self.cuda("cuGraphCreate", byref(parent), 0)
@@ -219,6 +224,9 @@ class MemoryCalls:
 
     def child_graph(self, name: str, *sizes: int) -> tuple[int, Any]:
         return self.memory_graph(name, *sizes, inside=True)
+
+    def freeing_graph(self, name: str, *sizes: int) -> tuple[int, Any]:
+        return self.memory_graph(name, *sizes, frees=True)
 
     def uploaded_graph(self, name: str, *sizes: int) -> tuple[int, Any]:
         return self.memory_graph(name, *sizes, uploaded=True)

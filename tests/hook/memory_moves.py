@@ -209,6 +209,7 @@ def what_must_fail(caller: Caller, size: int, chance: random.Random, others: Seq
         ("cuMemCreate", (Out(8), PAGE + 1, In(PHYSICAL), 0)),
         ("cuMemCreate", (Out(8), PAGE, None, 0)),
         ("cuMemUnmap", (address, PAGE)),
+        ("cuMemUnmap", (address, 1 << 62)),
         ("cuArray3DCreate_v2", (Out(8), None)),
         ("cuArrayDestroy", (None,)),
         ("cuMemAllocPitch_v2", (Out(8), Out(8), 100, 100, 3)),

@@ -119,6 +119,7 @@ def test_physical_memory_counts_until_its_last_reference_and_mapping_are_gone(le
     assert probe.call("physical_release", again).code not in (0, OUT_OF_MEMORY)
     books.refused("physical", 158 * MIB)
     assert probe.call("unmap", address, PAGE).code != 0, "a part of a mapping"
+    assert probe.call("unmap", address, 1 << 62).code != 0, "more than there is, and at once"
     assert books.same() == 100 * MIB
     probe.ok("unmap", address, 100 * MIB)
     assert books.same() == 0
@@ -342,6 +343,24 @@ def test_a_child_graphs_memory_and_what_is_uploaded_at_once_keep_to_the_limit(le
     probe.ok("graph_destroy", "at once")
     probe.ok("graph_upload", "child")
     assert books.same() == 200 * MIB
+
+
+def test_a_graph_needs_no_more_than_its_allocations_take_at_one_time(ledgers: MakeLedgers) -> None:
+    books = ledgers()
+    probe = books.probe
+    assert 20 * 100 * MIB > TENANT_MEMORY
+    probe.ok("freeing_graph", "one after the other", *[100 * MIB] * 20)
+    probe.ok("graph_upload", "one after the other")
+    assert books.same() == 100 * MIB
+    probe.ok("graph_destroy", "one after the other")
+    probe.ok("graph_trim")
+    probe.ok("memory_graph", "small", *[64 << 10] * 1000)
+    probe.ok("graph_upload", "small")
+    assert 1000 * (64 << 10) <= books.same() <= 1000 * (64 << 10) + 2 * PAGE
+    probe.ok("graph_destroy", "small")
+    probe.ok("memory_graph", "at once", *[100 * MIB] * 3)
+    assert probe.call("graph_upload", "at once").code == OUT_OF_MEMORY
+    assert books.same() == 0, "what the small one had left was given back for it"
 
 
 def launch(books: Ledgers, name: str) -> int:

@@ -12,6 +12,7 @@ struct node {
     CUdeviceptr address; /* memory nodes */
     uint64_t bytes;
     int device;
+    bool freed; /* of an allocation: by a later node of the graph, and its addresses may serve the next one */
     struct node *next;
 };
 

@@ -1,10 +1,13 @@
 /* Device memory that graphs allocate.
  *
- * An executable graph takes its allocation nodes' bytes, each rounded up to 2 MiB, when it is first launched or
+ * An allocation node has its addresses from the beginning; once the graph has freed them, a later node of the graph may get
+ * the same ones. An executable graph takes the pages of 2 MiB in which its allocations lie when it is first launched or
  * uploaded, and keeps them. When it is destroyed they stay reserved for the next graph of the device until
  * cuDeviceGraphMemTrim.
  */
 #include "graphmemory.h"
+
+#include <stdlib.h>
 
 #include "graph.h"
 #include "memory.h"
@@ -15,15 +18,57 @@ struct graph_memory {
 
 static struct graph_memory devices[FAKE_DEVICES];
 
-void fake_footprint_of(const struct graph *graph, struct fake_footprint *out) {
+void fake_graph_place(struct graph *graph, struct node *node, uint64_t asked, struct context *context) {
+    node->bytes = fake_round(asked, GRANULARITY);
+    for (struct node *before = graph->first; before != NULL; before = before->next)
+        if (before->freed && before->device == node->device && before->bytes >= node->bytes) {
+            before->freed = false;
+            node->address = before->address;
+            return;
+        }
+    struct range range = {
+        .bytes = node->bytes, .asked = asked, .kind = RANGE_GRAPH, .device = node->device, .context = context};
+    node->address = fake_range_add(range, node->bytes < PAGE_BYTES ? GRANULARITY : PAGE_BYTES, 0)->address;
+}
+
+void fake_graph_frees(struct graph *graph, CUdeviceptr address) {
+    struct node *newest = NULL;
+    for (struct node *node = graph->first; node != NULL; node = node->next)
+        if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && node->address == address)
+            newest = node;
+    if (newest != NULL)
+        newest->freed = true;
+}
+
+/* Page numbers of the graph's allocations, one for each page of each; returns how many, `out` may be NULL. */
+static size_t pages_of(const struct graph *graph, uint64_t *out, int *device) {
+    size_t count = 0;
     for (const struct node *node = graph->first; node != NULL; node = node->next) {
         if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
-            out->device = node->device;
-            out->bytes += fake_round(node->bytes, PAGE_BYTES);
+            *device = node->device;
+            for (uint64_t page = node->address / PAGE_BYTES; page * PAGE_BYTES < node->address + node->bytes; page++, count++)
+                if (out != NULL)
+                    out[count] = page;
         }
         if (node->child != NULL)
-            fake_footprint_of(node->child, out);
+            count += pages_of(node->child, out != NULL ? out + count : NULL, device);
     }
+    return count;
+}
+
+static int compare(const void *a, const void *b) {
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+void fake_footprint_of(const struct graph *graph, struct fake_footprint *out) {
+    size_t count = pages_of(graph, NULL, &out->device);
+    uint64_t *pages = malloc(count * sizeof *pages + 1);
+    pages_of(graph, pages, &out->device);
+    qsort(pages, count, sizeof *pages, compare);
+    for (size_t i = 0; i < count; i++)
+        out->bytes += i == 0 || pages[i] != pages[i - 1] ? PAGE_BYTES : 0;
+    free(pages);
 }
 
 CUresult fake_footprint_map(struct fake_footprint *footprint) {

@@ -1,6 +1,7 @@
 /* Graph nodes that the program makes or asks for itself. Dependencies are not kept: nodes run in the order in which they
  * were added, which every program's dependencies allow. */
 #include "graph.h"
+#include "graphmemory.h"
 #include "memory.h"
 #include "module.h"
 
@@ -55,14 +56,12 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CU
     if (params == NULL || params->bytesize == 0 || out == NULL || !fake_is(graph, MAGIC_GRAPH) ||
         params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    struct node node = {.work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .bytes = fake_round(params->bytesize, GRANULARITY)};
+    struct node node = {.work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
     CUresult result = fake_find_device(params->poolProps.location.id, &node.device);
     if (result != CUDA_SUCCESS)
         return result;
-    struct range range = {
-        .bytes = node.bytes, .asked = params->bytesize, .kind = RANGE_GRAPH, .device = node.device};
     pthread_mutex_lock(&fake_lock);
-    node.address = fake_range_add(range, GRANULARITY, 0)->address;
+    fake_graph_place((struct graph *)graph, &node, params->bytesize, NULL);
     pthread_mutex_unlock(&fake_lock);
     params->dptr = node.address;
     return add(out, graph, node);
@@ -71,7 +70,12 @@ EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CU
 EXPORT CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                                       CUdeviceptr address) {
     (void)dependencies, (void)count;
-    return add(out, graph, (struct node){.work.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .address = address});
+    CUresult result = add(out, graph, (struct node){.work.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .address = address});
+    pthread_mutex_lock(&fake_lock);
+    if (result == CUDA_SUCCESS)
+        fake_graph_frees((struct graph *)graph, address);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
 }
 
 EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "graph.h"
+#include "graphmemory.h"
 #include "memory.h"
 
 enum { DEFAULT_CHUNK = 32 << 20 };
@@ -155,10 +156,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, CUmemoryPool handle, bo
         result = CUDA_ERROR_INVALID_VALUE;
     else if (stream->capture != NULL) {
         struct node node = {.work.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .device = pool->device};
-        node.bytes = fake_round(bytes, GRANULARITY);
-        struct range range = {.bytes = node.bytes, .asked = bytes, .kind = RANGE_GRAPH, .device = pool->device};
-        range.context = stream->context;
-        node.address = fake_range_add(range, GRANULARITY, 0)->address;
+        fake_graph_place(stream->capture->graph, &node, bytes, stream->context);
         result = fake_capture_node(stream, &node);
         *out = node.address;
     } else {
@@ -212,6 +210,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     else if (stream->capture != NULL) {
         struct node node = {.work.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .address = address, .device = range->device};
         result = fake_capture_node(stream, &node);
+        fake_graph_frees(stream->capture->graph, address);
     } else {
         result = fake_order_call(stream);
         if (result == CUDA_SUCCESS && !graphs)
