@@ -18,7 +18,7 @@ from sharepod.controller.events import Events
 from sharepod.controller.facts import gpunode_facts
 from sharepod.controller.ledger import LedgerWriter, patch
 from sharepod.controller.model import Model
-from sharepod.kube import InvalidError, Json
+from sharepod.kube import ApiError, InvalidError, Json
 from sharepod.placement.model import PlacementError, Reservation
 
 from .controller_fakes import FakeServer, unavailable
@@ -213,6 +213,53 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
     finally:
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
+
+
+def _raise(operator: Operator, milli: int) -> None:
+    """Another share for tenant `one`."""
+    answer = operator.model.cluster.resize(
+        TenantId("one"), request=Milli(milli), limit=Milli(1000), memory=Bytes(1), in_use=0
+    )
+    assert isinstance(answer, Reservation), answer.message
+
+
+async def test_a_raise_that_is_taken_back_before_it_was_written_takes_nothing_any_more() -> None:
+    server = FakeServer()
+    start(server)
+    operator = Operator(server)
+    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    operator.reserve("one", GPUS[0], 300)
+    await operator.writer._write(NODE)
+    _raise(operator, 800)
+    _raise(operator, 300)
+    assert not operator.reserve("two", GPUS[0], 600), "the raise may be on its way"
+    await operator.writer._write(NODE)
+    assert operator.reserve("two", GPUS[0], 600)
+
+
+async def test_a_raise_whose_answer_was_lost_counts_until_it_cannot_come_true_any_more() -> None:
+    server = FakeServer()
+    start(server)
+    operator = Operator(server)
+    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    operator.reserve("one", GPUS[0], 300)
+    await operator.writer._write(NODE)
+
+    async def lose(call: str) -> None:
+        if call == "patch":
+            raise unavailable()
+
+    server.before = lose
+    _raise(operator, 800)
+    with pytest.raises(ApiError):
+        await operator.writer._write(NODE)
+    server.before = _at_once
+    _raise(operator, 300)
+    await operator.writer._write(NODE)
+    assert not operator.reserve("two", GPUS[0], 600), "the lost write still holds for this generation"
+    assert operator.reserve("other", GPUS[1], 100)
+    await operator.writer._write(NODE)
+    assert operator.reserve("two", GPUS[0], 600)
 
 
 async def test_a_late_answer_to_a_removal_does_not_free_what_another_wrote_since() -> None:

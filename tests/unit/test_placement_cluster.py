@@ -383,3 +383,15 @@ def test_memory_is_not_lowered_below_what_is_in_use_so_that_nobody_is_promised_i
     assert "it uses 3Gi of memory, more than the 1Gi asked for" in refusal.message
     assert free(cluster) == before
     assert isinstance(lower(1 * GI), Reservation)
+
+
+def test_a_lowering_stays_decided_when_the_raise_before_it_is_read_back() -> None:
+    cluster = cluster_of(node())
+    cluster.load("node-a", [row("t", 300)], 1)
+    raised = resized(cluster, request=800)
+    lowered = resized(cluster, request=300)
+    cluster.load("node-a", [raised], 2)
+    assert cluster.pending("node-a") == (lowered,)
+    cluster.load("node-a", [lowered], 3)
+    assert cluster.pending("node-a") == ()
+    put(cluster, ask("u", 700, memory=GI))

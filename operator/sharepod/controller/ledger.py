@@ -39,6 +39,7 @@ class LedgerWriter:
         self._queue: Queue[str] = Queue("ledger", self._write, workers)
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
+        self._unknown: dict[str, int] = {}  # generations that writes were for whose answers were lost
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
         self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
@@ -87,6 +88,7 @@ class LedgerWriter:
         )
         if not operations:
             self._removed(node, leaving - base.rows.keys())
+            self._nothing_in_flight(base)
             return
         try:
             answer = await self._client.patch_json(GPUNODES, node, operations)
@@ -100,6 +102,7 @@ class LedgerWriter:
             raise
         except ApiError:
             metrics.LEDGER_WRITES.labels("unknown").inc()
+            self._unknown[node] = base.generation
             await self._read(base)
             raise
         else:
@@ -108,8 +111,18 @@ class LedgerWriter:
             metrics.LEDGER_CHANGES.inc(len(operations) - 2)
             self._model.put_gpunode(answer)
             self._removed(node, leaving - {str(row["id"]) for row in answer["spec"].get("tenants") or ()})
+            if (written := self._model.gpunodes.named(node)) is not None:
+                self._nothing_in_flight(written)
         if self._model.cluster.pending(node) or self._leaving.get(node):
             self._queue.add(node)
+
+    def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
+        """Lets placement give away what was decided and taken back before it was written. A write whose answer was lost
+        can still come true while the generation is the one that it was for."""
+        if base.generation > self._unknown.get(base.name, -1):
+            self._unknown.pop(base.name, None)
+            if self._model.cluster.nothing_in_flight(base.name):
+                self._model.on_room()
 
     def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
         node = self._model.nodes.named(name)

@@ -21,14 +21,16 @@ from .wording import size_up
 class Row:
     """One tenant's reservation: `written` as the ledger has it (None: not yet), `wanted` as it was decided since.
 
-    `since` is the row whose decision this one follows: that one may be on its way to the ledger, so it counts too.
+    `since` is the row whose decision this one follows: that one may be on its way to the ledger (`in_flight`), so it
+    counts too.
     """
 
-    __slots__ = ("gpus", "memory", "request", "wanted", "written")
+    __slots__ = ("gpus", "in_flight", "memory", "request", "wanted", "written")
 
     def __init__(self, wanted: Reservation, written: Reservation | None, *, since: Row | None = None) -> None:
         self.wanted = wanted
         self.written = written
+        self.in_flight = since is not None
         base = written or wanted
         self.request: int = max(wanted.request, base.request, since.request if since else 0)
         self.memory: int = max(wanted.memory, base.memory, since.memory if since else 0)

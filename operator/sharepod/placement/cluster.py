@@ -177,6 +177,16 @@ class Cluster:
         written = row.written
         self._put(account, tenant, Row(_remembering(written, written, row), written) if written else None)
 
+    def nothing_in_flight(self, node: str) -> bool:
+        """No write is on its way to this ledger. What was decided and taken back before it was written takes nothing
+        any more; returns whether there was such a thing."""
+        account = self._nodes.get(node)
+        rows = account.rows.items() if account is not None else ()
+        stale = [(tenant, row) for tenant, row in rows if row.in_flight and not row.pending]
+        for tenant, row in stale:
+            self._put(self._nodes[node], tenant, Row(row.wanted, row.written))
+        return bool(stale)
+
     def release(self, node: str, tenant: TenantId, generation: int | None = None) -> None:
         """The row is no longer in the ledger (`generation`: the GPUNode's after that write), or never was. Its share is
         free. Releasing what is not there changes nothing."""
@@ -207,7 +217,7 @@ class Cluster:
                 self._put(account, tenant, None)
         for tenant, written in read.items():
             row = account.rows.get(tenant)
-            wanted = row.wanted if row is not None and row.pending else written
+            wanted = row.wanted if row is not None and (row.pending or row.in_flight) else written
             wanted = _remembering(wanted, written, row)
             if row is None or row.written != written or not _same(row.wanted, wanted):
                 on_its_way = row is not None and wanted != written
