@@ -1,10 +1,9 @@
 /* See graphmem.h. */
 #include "graphmem.h"
 
+#include "books.h"
 #include "entries.h"
 #include "footprint.h"
-#include "memory.h"
-#include "process.h"
 
 /* Under which key the part of a graph on one device is held. No handle has anything in its upper bits. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
@@ -16,22 +15,21 @@ void graphmem_expect(CUdevice device) {
 }
 
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
-    struct process *process = the_process;
     graphmem_destroyed(exec); /* another graph may have had that handle */
     for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at)) {
         uint64_t bytes = footprint_of(graph, at->device);
         if (bytes == 0)
             continue;
-        lock(&process->gpus.lock);
-        struct holding *holding = holdings_make(&process->memory.holdings);
+        books_lock();
+        struct holding *holding = holdings_make(&books()->holdings);
         if (holding != NULL) {
             holding->kind = HOLDING_GRAPH;
             holding->key = key_of(exec, at->device);
             holding->place = -1; /* the bytes are no credits: they are reserved with each launch */
             holding->bytes = bytes;
-            holdings_add(&process->memory.holdings, holding);
+            holdings_add(&books()->holdings, holding);
         }
-        unlock(&process->gpus.lock);
+        books_unlock();
     }
 }
 
@@ -45,22 +43,20 @@ void graphmem_destroyed(CUgraphExec exec) {
 /* What the graph may take on a device, and whether it has it already: surely if it was launched and nothing was trimmed
  * since. */
 static uint64_t may_take(CUgraphExec exec, const struct growing *growing, enum growing_reuse *reuse) {
-    struct process *process = the_process;
-    lock(&process->gpus.lock);
-    struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
+    books_lock();
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_GRAPH, key_of(exec, growing->device));
     uint64_t mark = holding ? holding->mark : 0, bytes = holding ? holding->bytes : 0;
     *reuse = mark == 0 ? REUSE_UNKNOWN : mark == growing->trims + 1ull ? REUSE_SURE : REUSE_LIKELY;
-    unlock(&process->gpus.lock);
+    books_unlock();
     return bytes;
 }
 
 static void note_launch(CUgraphExec exec, const struct growing *growing, bool launched) {
-    struct process *process = the_process;
-    lock(&process->gpus.lock);
-    struct holding *holding = holdings_find(&process->memory.holdings, HOLDING_GRAPH, key_of(exec, growing->device));
+    books_lock();
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_GRAPH, key_of(exec, growing->device));
     if (holding != NULL)
         holding->mark = launched ? growing->trims + 1ull : 0;
-    unlock(&process->gpus.lock);
+    books_unlock();
 }
 
 CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec) {
@@ -217,9 +213,9 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
         return result;
     struct growing *growing = growing_graphs(device);
     if (growing != NULL) {
-        lock(&the_process->gpus.lock);
+        books_lock();
         growing->trims++;
-        unlock(&the_process->gpus.lock);
+        books_unlock();
         growing_settle(growing);
     }
     return result;

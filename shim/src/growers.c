@@ -1,24 +1,12 @@
 /* Which pools of memory there are, and which devices keep memory for graphs. See growing.h. */
 #include "growing.h"
 
-#include "process.h"
+#include "books.h"
 #include "slab.h"
-
-static struct memory *memory(void) {
-    return &the_process->memory;
-}
-
-static void begin(void) {
-    lock(&the_process->gpus.lock);
-}
-
-static void end(void) {
-    unlock(&the_process->gpus.lock);
-}
 
 /* With the lock. */
 static struct growing *known(CUmemoryPool pool, CUdevice device) {
-    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
+    for (struct growing *growing = books()->growing; growing != NULL; growing = growing->next)
         if (growing->pool == pool && growing->state == GROWING_LIVE && (pool != NULL || growing->device == device))
             return growing;
     return NULL;
@@ -26,20 +14,20 @@ static struct growing *known(CUmemoryPool pool, CUdevice device) {
 
 /* With the lock. */
 static struct growing *fresh(void) {
-    for (struct growing *growing = memory()->growing; growing != NULL; growing = growing->next)
+    for (struct growing *growing = books()->growing; growing != NULL; growing = growing->next)
         if (growing->state == GROWING_VACANT && growing->busy == 0)
             return growing;
-    struct growing *growing = slab_take(&memory()->growing_slab, sizeof *growing);
+    struct growing *growing = slab_take(&books()->growing_slab, sizeof *growing);
     if (growing != NULL) {
-        growing->next = memory()->growing;
-        memory()->growing = growing;
+        growing->next = books()->growing;
+        books()->growing = growing;
     }
     return growing;
 }
 
 static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(&the_process->gpus, device);
-    begin();
+    books_lock();
     struct growing *growing = known(pool, device);
     if (growing == NULL && (growing = fresh()) != NULL) {
         *growing = (struct growing){.next = growing->next,
@@ -50,9 +38,9 @@ static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin
                                     .most = most,
                                     .calls = growing->calls + 1};
         if (pool == NULL)
-            atomic_store(&memory()->graphs, true);
+            atomic_store(&books()->graphs, true);
     }
-    end();
+    books_unlock();
     return growing;
 }
 
@@ -84,27 +72,27 @@ static bool locate(CUmemoryPool pool, CUdevice *device) {
 }
 
 struct growing *growing_find(CUmemoryPool pool, CUdevice device) {
-    begin();
+    books_lock();
     struct growing *growing = known(pool, 0);
-    end();
+    books_unlock();
     if (growing != NULL || !HAS(cuMemPoolGetAttribute))
         return growing;
     return locate(pool, &device) ? know(pool, device, POOL_FOUND, 0) : NULL;
 }
 
 struct growing *growing_made(CUmemoryPool pool) {
-    begin();
+    books_lock();
     struct growing *growing = pool != NULL ? known(pool, 0) : NULL;
-    end();
+    books_unlock();
     return growing != NULL && growing->origin != POOL_FOUND ? growing : NULL;
 }
 
 struct growing *growing_next_graphs(const struct growing *after) {
-    begin();
-    struct growing *growing = after != NULL ? after->next : memory()->growing;
+    books_lock();
+    struct growing *growing = after != NULL ? after->next : books()->growing;
     while (growing != NULL && (growing->pool != NULL || growing->state != GROWING_LIVE))
         growing = growing->next;
-    end();
+    books_unlock();
     return growing;
 }
 

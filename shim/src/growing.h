@@ -37,7 +37,9 @@ struct growing {
     enum growing_state state;
     _Atomic uint32_t readers; /* of the driver's figures, without the lock */
     uint32_t busy;     /* calls under way */
-    uint32_t calls;    /* calls begun and ended */
+    _Atomic uint32_t calls; /* calls begun and ended */
+    bool alone;        /* one call has it for itself: it has to make do with what is reserved */
+    bool awaited;      /* somebody waits for a call to end */
     uint32_t trims;    /* of what the device keeps for graphs */
     uint64_t counted;  /* bytes of credits in use for it */
     uint64_t pending;  /* of these, what was reserved for calls under way */
@@ -49,6 +51,7 @@ struct growing {
 struct growth {
     struct growing *growing;
     uint64_t reserved, bytes;
+    bool alone;      /* nothing was reserved for it: no other call is under way */
     bool learns;     /* what it grows by says in what steps the driver grows pools */
     uint64_t before; /* the driver's figure before the call */
     uint32_t calls;
@@ -85,6 +88,18 @@ void growing_settle(struct growing *growing);
 /* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy
  * it when it is empty. */
 CUresult growing_destroy(struct growing *growing);
+
+/* Between growing.c and growth.c. */
+
+/* The driver's figures; false if it has none, as for a pool that is gone. */
+bool growing_figure(const struct growing *growing, bool used, uint64_t *bytes);
+/* Gives back to the device what of it nothing uses; whether that was anything. */
+bool growing_trim(struct growing *growing);
+/* The driver's figure and the calls that were begun and ended before it was read; false: the pool is gone. */
+bool growing_read(struct growing *growing, uint32_t *calls, uint64_t *now);
+/* Counts no more than the driver's figure and what calls under way may yet take; nothing if calls began or ended since
+ * that was read, or if one relies on it: they look themselves. Returns what is no longer counted. With the lock. */
+uint64_t growing_lower(struct growing *growing, uint32_t calls, uint64_t now);
 
 /* Looks at all of a GPU (-1: of every one); whether anything went back. */
 bool growing_refresh(int place);

@@ -1,9 +1,9 @@
 /* See memory.h. Here: what all kinds share, linear memory, and the tenant's view. */
 #include "memory.h"
 
+#include "books.h"
 #include "credits.h"
 #include "entries.h"
-#include "process.h"
 
 uint64_t memory_rounded(uint64_t bytes, uint64_t step) {
     return bytes > UINT64_MAX - step ? UINT64_MAX / step * step : (bytes + step - 1) / step * step;
@@ -28,18 +28,18 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
         return CUDA_SUCCESS;
     if (place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
-    lock(&process->gpus.lock);
-    struct holding *holding = holdings_make(&process->memory.holdings);
-    unlock(&process->gpus.lock);
+    books_lock();
+    struct holding *holding = holdings_make(&books()->holdings);
+    books_unlock();
     if (holding == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     holding->bytes = bytes;
     holding->context = context;
     holding->place = (int8_t)place;
     if (!credits_reserve(place, bytes)) {
-        lock(&process->gpus.lock);
-        holdings_drop(&process->memory.holdings, holding);
-        unlock(&process->gpus.lock);
+        books_lock();
+        holdings_drop(&books()->holdings, holding);
+        books_unlock();
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     charge->holding = holding;
@@ -47,7 +47,6 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
 }
 
 void charge_end(struct charge *charge, bool made, enum holding_kind kind, uint64_t key) {
-    struct process *process = the_process;
     struct holding *holding = charge->holding;
     if (holding == NULL)
         return;
@@ -57,31 +56,29 @@ void charge_end(struct charge *charge, bool made, enum holding_kind kind, uint64
     }
     holding->kind = (uint8_t)kind;
     holding->key = key;
-    lock(&process->gpus.lock);
-    holdings_add(&process->memory.holdings, holding);
-    unlock(&process->gpus.lock);
+    books_lock();
+    holdings_add(&books()->holdings, holding);
+    books_unlock();
 }
 
 struct holding *uncharge_begin(enum holding_kind kind, uint64_t key) {
-    struct process *process = the_process;
-    lock(&process->gpus.lock);
-    struct holding *holding = holdings_take(&process->memory.holdings, kind, key);
-    unlock(&process->gpus.lock);
+    books_lock();
+    struct holding *holding = holdings_take(&books()->holdings, kind, key);
+    books_unlock();
     return holding;
 }
 
 void uncharge_end(struct holding *holding, bool freed) {
-    struct process *process = the_process;
     if (holding == NULL)
         return;
     if (freed)
         credits_return(holding->place, holding->bytes);
-    lock(&process->gpus.lock);
+    books_lock();
     if (freed)
-        holdings_drop(&process->memory.holdings, holding);
+        holdings_drop(&books()->holdings, holding);
     else
-        holdings_add(&process->memory.holdings, holding);
-    unlock(&process->gpus.lock);
+        holdings_add(&books()->holdings, holding);
+    books_unlock();
 }
 
 /* Linear memory of the current context. Without a place for the address, or of no bytes, the driver says what is wrong
@@ -179,24 +176,22 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 address) {
 }
 
 void memory_rename_context(CUcontext from, CUcontext to) {
-    struct process *process = the_process;
-    struct holdings *holdings = &process->memory.holdings;
-    lock(&process->gpus.lock);
+    struct holdings *holdings = &books()->holdings;
+    books_lock();
     for (size_t i = 0; i < holdings->bucket_count; i++)
         for (struct holding *holding = holdings->buckets[i]; holding != NULL; holding = holding->next)
             if (holding->context == from)
                 holding->context = to;
-    unlock(&process->gpus.lock);
+    books_unlock();
 }
 
 void memory_forget_context(CUcontext context) {
-    struct process *process = the_process;
     struct holding *holding;
     size_t at = 0;
     do {
-        lock(&process->gpus.lock);
-        holding = holdings_take_of(&process->memory.holdings, context, &at);
-        unlock(&process->gpus.lock);
+        books_lock();
+        holding = holdings_take_of(&books()->holdings, context, &at);
+        books_unlock();
         if (holding == NULL)
             return;
         enum holding_kind kind = holding->kind;

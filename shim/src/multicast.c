@@ -1,26 +1,17 @@
 /* Multicast objects: handles of no bytes of their own. What is bound to one stays in use until it is unbound, or the
  * object has ended: its last handle is released and its last mapping gone.
  */
+#include "books.h"
 #include "entries.h"
-#include "memory.h"
-#include "process.h"
 #include "virtual.h"
-
-static struct memory *memory(void) {
-    return &the_process->memory;
-}
-
-static void begin(void) {
-    lock(&the_process->gpus.lock);
-}
 
 void multicast_unbound(struct binding *bindings) {
     for (struct binding *next; bindings != NULL; bindings = next) {
         struct physical *bound = bindings->bound;
         next = bindings->next;
-        begin();
+        books_lock();
         bound->mappings--;
-        slab_give(&memory()->binding_slab, bindings);
+        slab_give(&books()->binding_slab, bindings);
         physical_end(bound);
     }
 }
@@ -45,7 +36,7 @@ struct binds {
 
 /* One more. With the lock. False: the kernel gives no memory. */
 static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64_t bytes) {
-    struct binding *binding = slab_take(&memory()->binding_slab, sizeof *binding);
+    struct binding *binding = slab_take(&books()->binding_slab, sizeof *binding);
     if (binding == NULL)
         return false;
     *binding = (struct binding){.next = binds->bindings, .bound = bound, .at = at, .bytes = bytes};
@@ -58,7 +49,7 @@ static void end(struct binds *binds, bool bound) {
     struct binding *bindings = binds->bindings;
     if (binds->object == NULL)
         return;
-    begin();
+    books_lock();
     if (bound && bindings != NULL) {
         struct binding *last = bindings;
         while (last->next != NULL)
@@ -78,13 +69,13 @@ static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle o
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    begin();
+    books_lock();
     struct physical *bound = physical_of(handle);
     binds->object = physical_of(object);
     if (binds->object != NULL)
         binds->object->pins++;
     bool room = binds->object == NULL || bound == NULL || add(binds, bound, at, bytes);
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     if (!room)
         end(binds, false);
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -97,7 +88,7 @@ static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle 
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    begin();
+    books_lock();
     bool room = true;
     binds->object = physical_of(object);
     if (binds->object != NULL)
@@ -109,7 +100,7 @@ static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle 
         left = left < bytes - done ? left : bytes - done;
         room = add(binds, bound, at + done, left);
     }
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     if (!room)
         end(binds, false);
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -154,7 +145,7 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     if (result != CUDA_SUCCESS)
         return result;
     int place = gpus_place(&the_process->gpus, device);
-    begin();
+    books_lock();
     binds.object = physical_of(object);
     if (binds.object != NULL)
         binds.object->pins++;
@@ -170,7 +161,7 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
         binding->next = binds.bindings;
         binds.bindings = binding;
     }
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
     end(&binds, result != CUDA_SUCCESS); /* as they were, or gone */
     return result;

@@ -2,10 +2,9 @@
  * and GPU, from its first context there to the end of its last; and what cuCtxSetLimit makes them set aside. What
  * modules take is seen by the daemon alone.
  */
+#include "books.h"
 #include "credits.h"
 #include "entries.h"
-#include "memory.h"
-#include "process.h"
 
 enum { CONNECT_TIME_MS = 200 }; /* how long the first context waits to hear from the daemon what it takes */
 
@@ -16,50 +15,48 @@ static bool begin(int place) {
         return true;
     uint64_t until = 0;
     struct gpu *gpu = &process->gpus.gpus[place];
-    lock(&process->gpus.lock);
-    bool first = process->memory.contexts[place]++ == 0;
+    books_lock();
+    bool first = books()->contexts[place]++ == 0;
     uint64_t bytes = gpu->context;
-    unlock(&process->gpus.lock);
+    books_unlock();
     while (first && bytes == 0 && !atomic_load(&process->session.ready) && (until == 0 || sys_now() < until)) {
         until = until ? until : sys_now() + CONNECT_TIME_MS * SYS_MS;
         sys_wait(&process->session.ready, 0, 10 * SYS_MS);
     }
-    lock(&process->gpus.lock);
+    books_lock();
     bytes = first ? gpu->context : 0;
-    unlock(&process->gpus.lock);
+    books_unlock();
     if (bytes > 0 && !credits_reserve(place, bytes)) {
-        lock(&process->gpus.lock);
-        process->memory.contexts[place]--;
-        unlock(&process->gpus.lock);
+        books_lock();
+        books()->contexts[place]--;
+        books_unlock();
         return false;
     }
-    lock(&process->gpus.lock);
-    process->memory.overhead[place] += bytes;
-    unlock(&process->gpus.lock);
+    books_lock();
+    books()->overhead[place] += bytes;
+    books_unlock();
     return true;
 }
 
 void overhead_context_gone(int place) {
-    struct process *process = the_process;
     uint64_t bytes = 0;
     if (place < 0)
         return;
-    lock(&process->gpus.lock);
-    if (--process->memory.contexts[place] == 0) {
-        bytes = process->memory.overhead[place];
-        process->memory.overhead[place] = 0;
+    books_lock();
+    if (--books()->contexts[place] == 0) {
+        bytes = books()->overhead[place];
+        books()->overhead[place] = 0;
     }
-    unlock(&process->gpus.lock);
+    books_unlock();
     credits_return(place, bytes);
 }
 
 /* The context is there, or was already, or is not. */
 static void end(int place, bool made, CUcontext context) {
-    struct process *process = the_process;
-    struct holdings *holdings = &process->memory.holdings;
+    struct holdings *holdings = &books()->holdings;
     bool counted = false;
     if (place >= 0 && made) {
-        lock(&process->gpus.lock);
+        books_lock();
         struct holding *holding = holdings_find(holdings, HOLDING_CONTEXT, (uintptr_t)context);
         if ((holding == NULL || holding->context != context) && (holding = holdings_make(holdings)) != NULL) {
             holding->kind = HOLDING_CONTEXT;
@@ -69,7 +66,7 @@ static void end(int place, bool made, CUcontext context) {
             holdings_add(holdings, holding);
             counted = true;
         }
-        unlock(&process->gpus.lock);
+        books_unlock();
     }
     if (!counted)
         overhead_context_gone(place);
@@ -139,8 +136,6 @@ static uint64_t set_aside(CUlimit limit, uint64_t value) {
 }
 
 static CUresult set_limit(CUlimit limit, size_t value) {
-    struct process *process = the_process;
-    struct memory *memory = &process->memory;
     CUcontext context;
     int place;
     size_t before, after;
@@ -175,9 +170,9 @@ static CUresult set_limit(CUlimit limit, size_t value) {
     now->mark = base;
     charge_end(&charge, true, HOLDING_LIMIT, key);
     if (held != NULL) {
-        lock(&process->gpus.lock);
-        holdings_drop(&memory->holdings, held);
-        unlock(&process->gpus.lock);
+        books_lock();
+        holdings_drop(&books()->holdings, held);
+        books_unlock();
     }
     return result;
 }
@@ -188,8 +183,8 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     if (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE)
         return DRIVER(cuCtxSetLimit)(limit, value);
-    lock(&the_process->memory.limit_lock);
+    lock(&books()->limit_lock);
     result = set_limit(limit, value);
-    unlock(&the_process->memory.limit_lock);
+    unlock(&books()->limit_lock);
     return result;
 }

@@ -4,24 +4,15 @@
  * an address range or into a sparse array, is gone, in whatever order. What was imported from another process is paid
  * for by the process that made it.
  */
+#include "books.h"
 #include "credits.h"
 #include "entries.h"
-#include "memory.h"
-#include "process.h"
 #include "virtual.h"
 
 enum { STEP = 2 << 20 }; /* mappings begin and end at multiples of this */
 
-static struct memory *memory(void) {
-    return &the_process->memory;
-}
-
-static void begin(void) {
-    lock(&the_process->gpus.lock);
-}
-
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
-    struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
     return holding != NULL ? holding->physical : NULL;
 }
 
@@ -33,41 +24,41 @@ void physical_end(struct physical *physical) {
         bytes = physical->bytes;
         place = physical->place;
         bindings = physical->bindings;
-        slab_give(&memory()->physical_slab, physical);
+        slab_give(&books()->physical_slab, physical);
     }
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     if (place >= 0)
         credits_return(place, bytes);
     multicast_unbound(bindings);
 }
 
 struct holding *physical_make(uint64_t bytes, int place) {
-    begin();
-    struct holding *holding = holdings_make(&memory()->holdings);
-    struct physical *physical = holding ? slab_take(&memory()->physical_slab, sizeof *physical) : NULL;
+    books_lock();
+    struct holding *holding = holdings_make(&books()->holdings);
+    struct physical *physical = holding ? slab_take(&books()->physical_slab, sizeof *physical) : NULL;
     if (physical != NULL) {
         *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1};
         holding->kind = HOLDING_HANDLE;
         holding->place = (int8_t)place;
         holding->physical = physical;
     } else if (holding != NULL) {
-        holdings_drop(&memory()->holdings, holding);
+        holdings_drop(&books()->holdings, holding);
         holding = NULL;
     }
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     return holding;
 }
 
 void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
     struct physical *physical = holding->physical;
-    begin();
+    books_lock();
     physical->pins--;
     if (made) {
         physical->handles++;
         holding->key = handle;
-        holdings_add(&memory()->holdings, holding);
+        holdings_add(&books()->holdings, holding);
     } else {
-        holdings_drop(&memory()->holdings, holding);
+        holdings_drop(&books()->holdings, holding);
     }
     physical_end(physical);
 }
@@ -107,11 +98,11 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     if (holding == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
-    begin();
+    books_lock();
     struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
     if (known != NULL)
         known->handles++;
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     bool fresh = result == CUDA_SUCCESS && known == NULL;
     physical_made(holding, fresh, fresh ? *handle : 0);
     return result;
@@ -119,8 +110,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
 
 struct physical *physical_at(uint64_t address, uint64_t *left) {
     uint64_t at = address & ~(uint64_t)(STEP - 1);
-    for (uint64_t back = 0; back < memory()->largest_mapping && at != 0; back += STEP, at -= STEP) {
-        struct holding *holding = holdings_find(&memory()->holdings, HOLDING_MAPPING, at);
+    for (uint64_t back = 0; back < books()->largest_mapping && at != 0; back += STEP, at -= STEP) {
+        struct holding *holding = holdings_find(&books()->holdings, HOLDING_MAPPING, at);
         if (holding == NULL)
             continue;
         bool inside = address - at < holding->bytes;
@@ -132,16 +123,16 @@ struct physical *physical_at(uint64_t address, uint64_t *left) {
 
 /* One more reference, by a handle that need not be known. With the lock. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct holding *spare) {
-    struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
     if (holding != NULL) {
         holding->physical->handles++;
     } else if (physical != NULL) {
         *spare = (struct holding){.kind = HOLDING_HANDLE, .key = handle, .place = -1, .physical = physical};
-        holdings_add(&memory()->holdings, spare);
+        holdings_add(&books()->holdings, spare);
         physical->handles++;
         return;
     }
-    holdings_drop(&memory()->holdings, spare);
+    holdings_drop(&books()->holdings, spare);
 }
 
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
@@ -149,22 +140,22 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRetainAllocationHandle))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    begin();
-    struct holding *spare = holdings_make(&memory()->holdings);
+    books_lock();
+    struct holding *spare = holdings_make(&books()->holdings);
     struct physical *physical = spare ? physical_at((uintptr_t)address, &left) : NULL;
     if (physical != NULL)
         physical->pins++;
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     if (spare == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
-    begin();
+    books_lock();
     if (physical != NULL)
         physical->pins--;
     if (result == CUDA_SUCCESS)
         know(*handle, physical, spare);
     else
-        holdings_drop(&memory()->holdings, spare);
+        holdings_drop(&books()->holdings, spare);
     physical_end(physical);
     return result;
 }
@@ -174,8 +165,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    begin();
-    struct holding *holding = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
+    books_lock();
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
     struct physical *physical = holding ? holding->physical : NULL;
     bool last = physical != NULL && physical->handles == 1;
     if (physical != NULL) {
@@ -183,18 +174,18 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
         physical->pins++;
     }
     if (last)
-        holdings_take(&memory()->holdings, HOLDING_HANDLE, handle);
-    unlock(&the_process->gpus.lock);
+        holdings_take(&books()->holdings, HOLDING_HANDLE, handle);
+    books_unlock();
     result = DRIVER(cuMemRelease)(handle);
-    begin();
+    books_lock();
     if (physical != NULL) {
         physical->pins--;
         physical->handles += result != CUDA_SUCCESS;
     }
     if (last && result == CUDA_SUCCESS)
-        holdings_drop(&memory()->holdings, holding);
+        holdings_drop(&books()->holdings, holding);
     else if (last)
-        holdings_add(&memory()->holdings, holding);
+        holdings_add(&books()->holdings, holding);
     physical_end(physical);
     return result;
 }
@@ -206,13 +197,13 @@ struct mapping {
 };
 
 static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
-    begin();
-    struct holding *of = holdings_find(&memory()->holdings, HOLDING_HANDLE, handle);
+    books_lock();
+    struct holding *of = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
     mapping->physical = of ? of->physical : NULL;
-    mapping->holding = of ? holdings_make(&memory()->holdings) : NULL;
+    mapping->holding = of ? holdings_make(&books()->holdings) : NULL;
     if (mapping->holding != NULL)
         mapping->physical->pins++;
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     return of == NULL || mapping->holding != NULL;
 }
 
@@ -220,19 +211,19 @@ static void end_mapping(struct mapping *mapping, bool made, struct holding holdi
     struct physical *physical = mapping->physical;
     if (physical == NULL)
         return;
-    begin();
+    books_lock();
     physical->pins--;
     physical->mappings += made;
-    memory()->sparse += made && holding.kind == HOLDING_SPARSE;
-    if (made && holding.bytes > memory()->largest_mapping)
-        memory()->largest_mapping = holding.bytes;
+    books()->sparse += made && holding.kind == HOLDING_SPARSE;
+    if (made && holding.bytes > books()->largest_mapping)
+        books()->largest_mapping = holding.bytes;
     holding.physical = physical;
     holding.place = -1;
     *mapping->holding = holding;
     if (made)
-        holdings_add(&memory()->holdings, mapping->holding);
+        holdings_add(&books()->holdings, mapping->holding);
     else
-        holdings_drop(&memory()->holdings, mapping->holding);
+        holdings_drop(&books()->holdings, mapping->holding);
     physical_end(physical);
 }
 
@@ -262,9 +253,9 @@ static bool begins_in(const struct holding *holding, const void *of) {
 
 /* Takes out the mappings that begin in a range; they come as a list. */
 static struct holding *take_range(uint64_t address, uint64_t size) {
-    struct holdings *holdings = &memory()->holdings;
+    struct holdings *holdings = &books()->holdings;
     struct holding *list = NULL;
-    begin();
+    books_lock();
     if (size / STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
         list = holdings_take_all(holdings, begins_in, &(struct range){address, size});
     } else {
@@ -277,17 +268,17 @@ static struct holding *take_range(uint64_t address, uint64_t size) {
             }
         }
     }
-    unlock(&the_process->gpus.lock);
+    books_unlock();
     return list;
 }
 
 /* The mapping is gone, and counts no more. */
 static void unmapped(struct holding *holding) {
     struct physical *physical = holding->physical;
-    begin();
+    books_lock();
     physical->mappings--;
-    memory()->sparse -= holding->kind == HOLDING_SPARSE;
-    holdings_drop(&memory()->holdings, holding);
+    books()->sparse -= holding->kind == HOLDING_SPARSE;
+    holdings_drop(&books()->holdings, holding);
     physical_end(physical);
 }
 
@@ -302,9 +293,9 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
         if (result == CUDA_SUCCESS) {
             unmapped(list);
         } else {
-            begin();
-            holdings_add(&memory()->holdings, list);
-            unlock(&the_process->gpus.lock);
+            books_lock();
+            holdings_add(&books()->holdings, list);
+            books_unlock();
         }
     }
     return result;
@@ -376,10 +367,10 @@ static bool in_array(const struct holding *holding, const void *array) {
 
 void virtual_array_gone(CUarray array) {
     struct holding *list = NULL;
-    begin();
-    if (memory()->sparse > 0)
-        list = holdings_take_all(&memory()->holdings, in_array, array);
-    unlock(&the_process->gpus.lock);
+    books_lock();
+    if (books()->sparse > 0)
+        list = holdings_take_all(&books()->holdings, in_array, array);
+    books_unlock();
     for (struct holding *next; list != NULL; list = next) {
         next = list->next;
         unmapped(list);

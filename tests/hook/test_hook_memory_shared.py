@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hook.agent_node import GPUS, Node, built, running, tenant, wait_for
+from hook.agent_node import GPUS, PROGRAMS, Node, built, running, tenant, wait_for
+from hook.bookkeeping import Observer
 from hook.conftest import MIB
 from hook.probe import OUT_OF_MEMORY, Probe
 
@@ -104,3 +107,42 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
         third.ok("alloc", 6 * MIB)
         assert third.call("alloc", 512).code == OUT_OF_MEMORY
         assert first.ok("memory_info") == [0, LIMIT]
+
+
+LARGEST_CALL = 24 * MIB
+IN_POOLS, GRAPHS = 5, 9
+"""Kinds of memoryrace."""
+
+
+@pytest.mark.parametrize(("kind", "beyond"), [(0, LARGEST_CALL), (IN_POOLS, LARGEST_CALL), (GRAPHS, 0)])
+def test_threads_that_race_for_the_last_bytes_stay_within_the_limit(tmp_path: Path, kind: int, beyond: int) -> None:
+    """By the driver's own books at their highest: a pool may hold what one call asked for until that is undone."""
+    with running(tmp_path, tenant("a", 0.5, memory=LIMIT)) as node:
+        racing = subprocess.Popen(
+            [PROGRAMS / "memoryrace", "1", "8", "800", str(kind)],
+            env=node.environment("a") | {"FAKE_CUDA_POOL_CHUNK": str(2 * MIB)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert racing.stdout is not None
+            counts = json.loads(racing.stdout.readline())
+            assert counts["failed"] == 0
+            assert counts["taken"] > 0
+            assert counts["refused"] > 0
+            assert counts["held"] > 0
+            usage = node.devices().client("a").usage[GPUS[0]]
+            assert usage.peak <= LIMIT + beyond
+            assert usage.memory == 0, "all of it came back"
+            wait_for(lambda: credited(node) == 0, "nothing to be counted any more")
+        finally:
+            racing.kill()
+            racing.communicate()
+
+
+def credited(node: Node) -> int:
+    observer = Observer(node.path("a") / "agent.sock")
+    try:
+        return observer.ask().used
+    finally:
+        observer.close()
