@@ -1,7 +1,7 @@
 """Random sequences of everything that can happen to placement, against its rules written down a second time.
 
-See test_placement_promises.py for what is checked after each step; a failure prints the
-shortest sequence that shows it.
+See test_placement_promises.py for what is checked after each step, and placement_life.py for what happens; a failure
+prints the shortest sequence that shows it.
 """
 
 from __future__ import annotations

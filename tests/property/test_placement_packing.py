@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property.test_placement_promises import UNIT, node_states, requests
+from property.placement_requests import UNIT, node_states, requests
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement import gpu_filters, node_filters
@@ -34,7 +34,7 @@ def histories(draw: st.DrawFn) -> tuple[Cluster, list[Request]]:
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
         cluster.upsert_node(draw(node_states(name)))
     asked = []
-    for number, drawn in enumerate(draw(st.lists(requests(), min_size=2, max_size=14))):
+    for number, drawn in enumerate(draw(st.lists(requests, min_size=2, max_size=14))):
         labels = drawn.gpu.labels.model_copy(update={"affinity": None})
         gpu = replace(drawn.gpu, labels=labels, placement=PlacementPolicy.BINPACK)
         asked.append(replace(drawn, gpu=gpu, tenant=TenantId(f"t{number}"), name=f"t{number}"))

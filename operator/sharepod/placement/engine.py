@@ -140,7 +140,9 @@ def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
             continue
         gpus = [gpu for gpu in node.gpus if _could_be_had(gpu, checks)]
         if groups:
-            gpus = [gpu for gpu in gpus if any(node.name == name and gpu.state.uuid in uuids for name, uuids in groups)]
+            alike = (uuids for name, uuids in groups if name == node.name and len(uuids) == request.gpu.count)
+            its = next(alike, frozenset[GpuUuid]())
+            gpus = [gpu for gpu in gpus if gpu.state.uuid in its]
         if len(gpus) < request.gpu.count:
             continue
         ranked = sorted((missing_on(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]

@@ -1,0 +1,311 @@
+"""The cluster around placement, as a machine that hypothesis drives: writes that succeed, fail or are read back late,
+pods and holders that come and go, restarts of nodes and of the operator, between any two writes.
+
+The machine plays the cluster's other parts: it writes any decided row into a ledger of its own, in any order, and has
+stale readings of it come back. What the ledger promises is checked after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from property.placement_requests import resources
+from property.placement_rules import Pod, Rules
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import TenantId
+from sharepod.placement.cluster import Cluster
+from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
+from sharepod.placement.model import GpuState, NodeState, Request, Reservation, Resources
+
+
+@dataclass
+class Ledger:
+    """A GPUNode as the API server has it, and how it looked before."""
+
+    generation: int = 1
+    rows: dict[TenantId, Reservation] = field(default_factory=dict)
+    past: list[tuple[int, tuple[Reservation, ...]]] = field(default_factory=list)
+
+    def write(self) -> None:
+        self.past.append((self.generation, tuple(self.rows.values())))
+        self.generation += 1
+
+
+def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
+    here = [row for row in rows if gpu.uuid in row.gpus]
+    return (
+        sum(row.request for row in here) > 1000
+        or sum(row.memory for row in here) > gpu.memory
+        or (len(here) > 1 and any(row.mode is Mode.EXCLUSIVE for row in here))
+    )
+
+
+class Life(RuleBasedStateMachine):
+    """What happens to a small cluster beside decisions. A subclass builds it in its first step, with `build`."""
+
+    def build(self, states: Iterable[NodeState], came: list[Request]) -> None:
+        self.came = came
+        self.states = {state.name: state for state in states}
+        self.ledgers = {name: Ledger() for name in self.states}
+        self.most: dict[TenantId, tuple[int, int]] = {}
+        self.told: dict[TenantId, Reservation] = {}  # of written rows, as the operator was told last
+        self.unanswered: list[tuple[str, Reservation, int]] = []
+        self.left: set[TenantId] = set()  # of which the operator knows that the ledger has them as releasing
+        self.pods: dict[str, Pod] = {}
+        self.holders: dict[str, tuple[str, TenantId]] = {}
+        self.refused: list[tuple[Request, int]] = []
+        self.serial = 0
+        self.cluster = self.new_operator()
+        for state in self.states.values():
+            self.cluster.upsert_node(state)
+
+    def new_operator(self) -> Cluster:
+        """One that has seen such requests come, where this run has it so, and places by what it has learned."""
+        cluster = Cluster()
+        for request in self.came * 8:
+            cluster.packing.arrived(request)
+        if self.came:
+            cluster.packing.renew()
+        return cluster
+
+    def oracle(self) -> Rules:
+        return Rules(
+            states=self.states,
+            rows=self.rows_everywhere(),
+            most=self.most,
+            left=self.left,
+            kept=self.cluster.kept,
+            pods=list(self.pods.values()),
+            holders=list(self.holders.values()),
+        )
+
+    def rows(self, node: str) -> tuple[Reservation, ...]:
+        return self.cluster.reservations(node)
+
+    def rows_everywhere(self) -> dict[str, tuple[Reservation, ...]]:
+        return {name: self.rows(name) for name in self.states}
+
+    def only_row(self, tenant: TenantId) -> Reservation:
+        ((_, row),) = self.cluster.reservations_of(tenant)
+        return row
+
+    def decided(self, row: Reservation, *, told: Reservation | None = None) -> None:
+        """Keeps count of the most that the ledger may say of a row, as far as the operator has been told."""
+        before = (told.request, told.memory) if told else self.most.get(row.tenant, (0, 0))
+        self.most[row.tenant] = (max(before[0], row.request), max(before[1], row.memory))
+
+    def learn(self, rows: Iterable[Reservation]) -> None:
+        self.left.update(row.tenant for row in rows if row.releasing)
+
+    # Writes
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        rows = [(name, row) for name in self.states for row in self.rows(name) if not row.releasing]
+        if rows:
+            name, row = data.draw(st.sampled_from(rows))
+            assert self.cluster.set_releasing(name, row.tenant).releasing
+
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        """One write per node is on its way: of any of the rows that are decided, answered later."""
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        if self.written(name):
+            return
+        pending = self.cluster.pending(name)
+        if not pending:
+            self.nothing_in_flight(name)
+            return
+        ledger = self.ledgers[name]
+        ledger.write()
+        for row in data.draw(st.lists(st.sampled_from(pending), min_size=1, unique_by=lambda row: row.tenant)):
+            ledger.rows[row.tenant] = row
+            self.unanswered.append((name, row, ledger.generation))
+
+    def written(self, name: str) -> bool:
+        """A write to this node is on its way."""
+        return any(name == node for node, _, _ in self.unanswered)
+
+    def nothing_in_flight(self, name: str) -> None:
+        before = self.rows(name)
+        self.cluster.nothing_in_flight(name)
+        assert self.rows(name) == before
+        for row in before:
+            self.decided(row, told=row)
+
+    @rule()
+    def answer(self) -> None:
+        for name, row, generation in self.unanswered:
+            before = self.rows(name)
+            self.cluster.confirm(name, row, generation)
+            assert self.rows(name) == before, "what was decided meanwhile stays"
+            self.told[row.tenant] = row
+            self.decided(self.only_row(row.tenant), told=row)
+            self.learn([row])
+        self.unanswered.clear()
+
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        if not self.written(name):
+            for row in self.cluster.pending(name)[:1]:
+                self.revert(name, row.tenant)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        ledger = self.ledgers[name]
+        drained = [tenant for tenant, row in ledger.rows.items() if row.releasing]
+        if drained and not self.written(name):
+            tenant = data.draw(st.sampled_from(drained))
+            ledger.write()
+            del ledger.rows[tenant]
+            self.cluster.release(name, tenant, ledger.generation)
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Some of a node end and are drained at once, or were never written."""
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        rows = self.rows(name)
+        if not rows or self.written(name):
+            return
+        ledger = self.ledgers[name]
+        for row in data.draw(st.lists(st.sampled_from(rows), min_size=1, unique_by=lambda row: row.tenant)):
+            if row.tenant in ledger.rows:
+                ledger.write()
+                del ledger.rows[row.tenant]
+            self.cluster.release(name, row.tenant, ledger.generation)
+
+    @rule(data=st.data())
+    def stale_event(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        if self.ledgers[name].past:
+            generation, rows = data.draw(st.sampled_from(self.ledgers[name].past))
+            before = self.rows(name)
+            self.cluster.load(name, rows, generation)
+            assert self.rows(name) == before
+
+    @rule(data=st.data())
+    def event(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        ledger = self.ledgers[name]
+        before = self.rows(name)
+        self.cluster.load(name, list(ledger.rows.values()), ledger.generation)
+        assert self.rows(name) == before, "nobody else writes, so reading brings nothing new"
+        self.learn(ledger.rows.values())
+        pending = self.cluster.pending(name)
+        for row in before:
+            written = ledger.rows.get(row.tenant)
+            if written is not None and written != self.told.get(row.tenant):
+                self.told[row.tenant] = written
+                self.decided(row, told=None if row in pending else row)
+
+    def revert(self, name: str, tenant: TenantId) -> None:
+        self.cluster.revert(name, tenant)
+        if tenant in self.ledgers[name].rows:
+            row = self.only_row(tenant)
+            assert row == self.ledgers[name].rows[tenant]
+            self.decided(row, told=row)
+
+    # Nodes and what else runs on them
+
+    @rule(data=st.data())
+    def node_goes_and_comes(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        self.cluster.remove_node(name)
+        self.cluster.upsert_node(self.states[name])
+
+    @rule(data=st.data(), ours=st.booleans(), takes=resources)
+    def pod_comes(self, data: st.DataObject, ours: bool, takes: Resources) -> None:
+        """One that is not ours, or that of a reservation."""
+        name = data.draw(st.sampled_from(sorted(self.states)))
+        has = {pod.tenant for pod in self.pods.values()}
+        without = [row for row in self.rows(name) if row.tenant not in has]
+        self.serial += 1
+        if not ours:
+            self.put_pod(f"other-{self.serial}", Pod(name, takes))
+        elif without:
+            row = data.draw(st.sampled_from(without))
+            self.put_pod(f"ours-{self.serial}", Pod(name, row.needs, row.tenant))
+
+    @rule(data=st.data())
+    def pod_goes(self, data: st.DataObject) -> None:
+        gone = data.draw(st.lists(st.sampled_from(sorted(self.pods)), max_size=3, unique=True)) if self.pods else []
+        for uid in gone:
+            if not uid.startswith("holder"):
+                del self.pods[uid]
+                self.cluster.remove_pod(uid)
+
+    def put_pod(self, uid: str, pod: Pod) -> None:
+        self.pods[uid] = pod
+        self.cluster.set_pod_usage(pod.node, uid, pod.resources, tenant=pod.tenant)
+
+    @rule(data=st.data(), given_up=st.booleans())
+    def holder_is_answered(self, data: st.DataObject, given_up: bool) -> None:
+        """It gets any GPU that nobody holds, or is given up."""
+        if not self.holders:
+            return
+        holder = data.draw(st.sampled_from(sorted(self.holders)))
+        name, _ = self.holders.pop(holder)
+        state = self.states[name]
+        others = [gpu.uuid for gpu in state.gpus if not gpu.held]
+        self.cluster.end_holder(name, holder)
+        if others and not given_up:
+            uuid = data.draw(st.sampled_from(others))
+            gpus = tuple(replace(gpu, held=gpu.held or gpu.uuid == uuid) for gpu in state.gpus)
+            self.states[name] = replace(state, gpus=gpus)
+            self.put_pod(holder, Pod(name, Resources(extended={DEVICE_PLUGIN_RESOURCE: 1})))
+            self.cluster.upsert_node(self.states[name])
+
+    # The operator ends
+
+    @rule()
+    def restart(self) -> None:
+        """A new operator reads what there is and goes on from there; what was decided and not written is forgotten."""
+        self.answer()
+        for name in self.states:
+            for row in self.cluster.pending(name):
+                self.revert(name, row.tenant)
+        before = self.rows_everywhere()
+        self.start_over()
+        assert self.rows_everywhere() == before
+
+    @rule()
+    def crash(self) -> None:
+        """The operator dies between two writes. The next one knows what was written, told or not, and nothing else."""
+        self.unanswered.clear()
+        self.start_over()
+        for name, ledger in self.ledgers.items():
+            assert {row.tenant: row for row in self.rows(name)} == ledger.rows
+
+    def start_over(self) -> None:
+        self.cluster = self.new_operator()
+        self.refused = []
+        self.holders = {}
+        for uid, pod in self.pods.items():
+            self.cluster.set_pod_usage(pod.node, uid, pod.resources, tenant=pod.tenant)
+        for name, ledger in self.ledgers.items():
+            self.learn(ledger.rows.values())
+            assert self.cluster.load(name, list(ledger.rows.values()), ledger.generation) == ()
+            self.cluster.upsert_node(self.states[name])
+        rows = [row for ledger in self.ledgers.values() for row in ledger.rows.values()]
+        self.told = {row.tenant: row for row in rows}
+        self.most = {row.tenant: (row.request, row.memory) for row in rows}
+
+    # What always holds
+
+    @invariant()
+    def no_gpu_is_over_committed_neither_as_decided_nor_as_written(self) -> None:
+        for name, state in self.states.items():
+            for gpu in state.gpus:
+                assert not over_committed(self.rows(name), gpu)
+                assert not over_committed(list(self.ledgers[name].rows.values()), gpu)
+        assert self.cluster.overcommits() == ()
+
+    @invariant()
+    def what_is_written_is_never_forgotten(self) -> None:
+        for name, ledger in self.ledgers.items():
+            assert ledger.rows.keys() <= {row.tenant for row in self.rows(name)}

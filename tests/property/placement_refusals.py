@@ -1,0 +1,85 @@
+"""Whether what a refusal says is so: outlook, counts, figures and advice, against the rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from property.placement_rules import LASTING_OF_GPU, LASTING_OF_NODE, Rules
+from sharepod.api.units import format_fraction, parse_fraction, parse_quantity
+from sharepod.placement.model import Obstacle, Outlook, Refusal, Request
+from sharepod.placement.wording import size_down
+
+Item = tuple[str, set[str]]
+"""A node or GPU by name, and the rules that are against it."""
+
+
+def check_reasons(rules: Rules, refusal: Refusal, request: Request) -> None:
+    """Every known node and GPU that is counted has in its way what is said of it, and all of them are counted."""
+    assert refusal.obstacles, refusal.message
+    never = not rules.possible_when_empty(request)
+    conflict = not never and rules.cannot_join(request)
+    outlook = Outlook.NEVER if never else Outlook.CONFLICT if conflict else Outlook.WAITING
+    assert refusal.outlook is outlook, refusal.message
+    if conflict:
+        assert [item.what for item in refusal.obstacles] == ["AffinityConflict"], refusal.message
+    else:
+        _check_counts(rules, refusal, request, never=never)
+    _check_figures(rules, refusal)
+    _check_advice(rules, refusal, request)
+
+
+def _check_counts(rules: Rules, refusal: Refusal, request: Request, *, never: bool) -> None:
+    group = {} if never else dict(rules.group(request))
+    nodes: list[Item] = []
+    gpus: list[Item] = []
+    short = 0
+    for name, node in rules.states.items():
+        if group and name not in group:
+            continue
+        against = rules.against_node(node, request)
+        against = against & LASTING_OF_NODE if never else against
+        nodes.append((name, against))
+        if against:
+            continue
+        here = [gpu for gpu in node.gpus if not group or gpu.uuid in group[name]]
+        found = [(gpu.uuid, rules.against_gpu(node, gpu, request)) for gpu in here]
+        found = [(uuid, why & LASTING_OF_GPU if never else why) for uuid, why in found]
+        gpus += found
+        passing = sum(not why for _, why in found)
+        short += not group and 0 < passing < request.gpu.count
+    elsewhere = len(rules.states) - len(nodes)
+    by_rule = [item for item in refusal.obstacles if item.what not in ("FewFreeGpus", "Affinity")]
+    _check_each(refusal, [item for item in by_rule if item.unit == "node"], nodes)
+    _check_each(refusal, [item for item in by_rule if item.unit == "GPU"], gpus)
+    others = {item.what: item.count for item in refusal.obstacles if item not in by_rule}
+    assert others.get("FewFreeGpus", 0) == short, refusal.message
+    assert others.get("Affinity", 0) == elsewhere, refusal.message
+
+
+def _check_each(refusal: Refusal, told: Iterable[Obstacle], items: list[Item]) -> None:
+    total = 0
+    for obstacle in told:
+        total += obstacle.count
+        assert obstacle.count <= sum(obstacle.what in why for _, why in items), refusal.message
+    assert total == sum(bool(why) for _, why in items), refusal.message
+
+
+def _check_figures(rules: Rules, refusal: Refusal) -> None:
+    """What is said to be free of a GPU is so, rounded down."""
+    for item in refusal.obstacles:
+        if told := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
+            node = rules.states[told[2]]
+            time, memory = rules.free_of_gpu(node, next(gpu for gpu in node.gpus if gpu.index == int(told[3])))
+            assert told[1] == (format_fraction(time) if item.what == "Time" else size_down(memory)), refusal.message
+
+
+def _check_advice(rules: Rules, refusal: Refusal, request: Request) -> None:
+    """What is said to fit now does."""
+    if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
+        less = replace(request, gpu=replace(request.gpu, request=parse_fraction(advised[1])))
+        assert rules.possible(less), refusal.message
+    if advised := re.search(r"spec\.gpu\.memory (\S+) would fit now", refusal.message):
+        less = replace(request, gpu=replace(request.gpu, memory=parse_quantity(advised[1])))
+        assert rules.possible(less), refusal.message

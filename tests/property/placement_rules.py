@@ -1,0 +1,241 @@
+"""The rules of placement once more, over plain rows and by trying everything: what the engine is compared with.
+
+Nothing here is clever or fast, and nothing is shared with the engine but the values that go in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from property.placement_requests import AFFINITIES, CORDONED
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import GpuUuid, TenantId
+from sharepod.placement.cluster import Kept
+from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
+from sharepod.placement.model import GpuState, NodeState, Request, Reservation, Resources
+
+LASTING_OF_NODE = {"FewGpus", "NodeSelector", "NodeAffinity", "Taint", "TooSmall"}
+LASTING_OF_GPU = {"Uuids", "Model", "TooSmall"}
+PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "Exclusion", "AntiAffinity"} | {
+    "Time",
+    "Memory",
+}
+"""What is over once all tenants and pods have gone."""
+
+Place = tuple[str, frozenset[GpuUuid]]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One that is counted on a node; `tenant`: whose it is, if one of ours."""
+
+    node: str
+    resources: Resources
+    tenant: TenantId | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What may go where, at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
+    `left`: of whom it is known that the ledger has them as releasing; `holders`: in flight, by node, with the tenants
+    that wait on them."""
+
+    states: Mapping[str, NodeState]
+    rows: Mapping[str, tuple[Reservation, ...]]
+    most: Mapping[TenantId, tuple[int, int]]
+    left: Collection[TenantId]
+    kept: Kept | None
+    pods: Collection[Pod]
+    holders: Collection[tuple[str, TenantId]]
+
+    # One node, one GPU: the names of the rules that are against it
+
+    def against_node(self, node: NodeState, request: Request) -> set[str]:
+        pod, asked = request.pod, request.pod.resources
+        blocking = [
+            taint
+            for taint in node.taints
+            if taint.effect != "PreferNoSchedule" and not any(one.key in ("", taint.key) for one in pod.tolerations)
+        ]
+        free, room = self.free_of_node(node)
+        against = {
+            "FewGpus": len(node.gpus) < request.gpu.count,
+            "NodeSelector": any(node.labels[key] != value for key, value in pod.node_selector.items()),
+            "NodeAffinity": not AFFINITIES[pod.node_affinity_terms](node),
+            "Taint": any(taint != CORDONED for taint in blocking),
+            "TooSmall": not _covers(node.allocatable, asked),
+            "Unavailable": node.unavailable is not None,
+            "PassingTaint": CORDONED in blocking,
+            "Avoided": node.name in request.avoid,
+            "Pods": room < 1,
+            "Resources": not _covers(free, asked),
+        }
+        return {rule for rule, holds in against.items() if holds}
+
+    def free_of_node(self, node: NodeState) -> tuple[Resources, int]:
+        """Resources and pod slots."""
+        pods = [pod for pod in self.pods if pod.node == node.name]
+        seen = {pod.tenant for pod in pods}
+        taken = [pod.resources for pod in pods]
+        taken += [row.needs for row in self.rows[node.name] if not row.releasing and row.tenant not in seen]
+        free = node.allocatable
+        for resources in taken:
+            free = free - resources
+        return free, node.pods - len(taken)
+
+    def against_gpu(self, node: NodeState, gpu: GpuState, request: Request) -> set[str]:
+        asked, namespace = request.gpu, request.namespace
+        here = [row for row in self.rows[node.name] if gpu.uuid in row.gpus]
+
+        def named(row: Reservation, label: str | None) -> tuple[str, str] | None:
+            return None if label is None else (row.namespace, label)
+
+        shared = asked.mode is Mode.SHARED
+        kept = self.kept
+        against = {
+            "Uuids": bool(asked.uuids) and gpu.uuid not in asked.uuids,
+            "Model": bool(asked.models) and gpu.model not in asked.models,
+            "TooSmall": shared and asked.memory is not None and asked.memory > gpu.memory,
+            "Unavailable": not gpu.available,
+            "NotHeld": not gpu.held,
+            "Kept": kept is not None
+            and (kept.tenant != request.tenant and kept.node == node.name and gpu.uuid in kept.gpus),
+            "Tenants": not shared and bool(here),
+            "TakenWhole": shared and any(row.mode is Mode.EXCLUSIVE for row in here),
+        }
+        if shared:
+            exclusion = None if asked.labels.exclusion is None else (namespace, asked.labels.exclusion)
+            apart = None if asked.labels.anti_affinity is None else (namespace, asked.labels.anti_affinity)
+            time, memory = self.free_of_gpu(node, gpu)
+            size = asked.memory if asked.memory is not None else gpu.memory * asked.request // 1000
+            against |= {
+                "Exclusion": any(named(row, row.labels.exclusion) != exclusion for row in here),
+                "AntiAffinity": apart is not None
+                and any(named(row, row.labels.anti_affinity) == apart for row in here),
+                "Time": asked.request > time,
+                "Memory": size > memory,
+            }
+        return {rule for rule, holds in against.items() if holds}
+
+    def free_of_gpu(self, node: NodeState, gpu: GpuState) -> tuple[int, int]:
+        """Thousandths of its time, and bytes."""
+        taken = [self.most[row.tenant] for row in self.rows[node.name] if gpu.uuid in row.gpus]
+        return 1000 - sum(time for time, _ in taken), gpu.memory - sum(memory for _, memory in taken)
+
+    # Places
+
+    def group(self, request: Request) -> set[Place]:
+        """Where its affinity group is."""
+        label = request.gpu.labels.affinity
+        return {
+            (node, frozenset(row.gpus))
+            for node in self.states
+            for row in self.rows[node]
+            if label is not None
+            and row.tenant not in self.left
+            and (row.namespace, row.labels.affinity) == (request.namespace, label)
+        }
+
+    def fitting(self, request: Request, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
+        """The GPUs of each node that suit, whether they are enough or not; of nodes that do not suit, none."""
+        return {
+            node.name: frozenset(
+                gpu.uuid
+                for gpu in node.gpus
+                if self.against_node(node, request) <= set(ignoring)
+                and self.against_gpu(node, gpu, request) <= set(ignoring)
+            )
+            for node in self.states.values()
+        }
+
+    def possible(self, request: Request, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
+        """The nodes that take the request, with the GPUs of which any `count` do."""
+        group = self.group(request)
+        found: dict[str, frozenset[GpuUuid]] = {}
+        for name, fits in self.fitting(request, ignoring=ignoring).items():
+            if not group and len(fits) >= request.gpu.count:
+                found[name] = fits
+            for node, gpus in group:
+                if node == name and gpus <= fits and len(gpus) == request.gpu.count:
+                    found[name] = gpus
+        return found
+
+    def choices(self, request: Request) -> Iterator[Place]:
+        """All of them, one by one."""
+        for name, fits in self.possible(request).items():
+            for gpus in combinations(sorted(fits), request.gpu.count):
+                yield name, frozenset(gpus)
+
+    def possible_one_day(self, request: Request) -> dict[str, frozenset[GpuUuid]]:
+        """Once all who are there have gone."""
+        return self.possible(request, ignoring=PASSING_WITH_TENANTS)
+
+    def possible_when_empty(self, request: Request) -> bool:
+        """With everything available, too. A node that shows no GPU yet may have any."""
+        for node in self.states.values():
+            against = self.against_node(node, request) & LASTING_OF_NODE
+            fits = [gpu for gpu in node.gpus if not self.against_gpu(node, gpu, request) & LASTING_OF_GPU]
+            if against <= ({"FewGpus"} if not node.gpus else set()) and (
+                not node.gpus or len(fits) >= request.gpu.count
+            ):
+                return True
+        return False
+
+    def cannot_join(self, request: Request) -> bool:
+        """No member with this count or mode can join its group."""
+        group = self.group(request)
+        alike = [gpus for _, gpus in group if len(gpus) == request.gpu.count]
+        members = [row for node, gpus in group for row in self.rows[node] if gpus & set(row.gpus)]
+        whole = request.gpu.mode is Mode.EXCLUSIVE or any(row.mode is Mode.EXCLUSIVE for row in members)
+        return bool(group) and (not alike or whole)
+
+    # Which of them
+
+    def replicas(self, request: Request, place: Place) -> tuple[int, int]:
+        """Of the same owner: on these GPUs, on the node."""
+        node, gpus = place
+        same = [row for row in self.rows[node] if row.owner == request.owner is not None and not row.releasing]
+        return sum(len(gpus & set(row.gpus)) for row in same), len(same)
+
+    def distance(self, place: Place) -> tuple[int, int]:
+        """Of the worst pair of GPUs, and of all pairs."""
+        by_name = {gpu.uuid: gpu for gpu in self.states[place[0]].gpus}
+        pairs = [_distance(by_name[one], by_name[other]) for one, other in combinations(sorted(place[1]), 2)]
+        return max(pairs, default=0), sum(pairs)
+
+    def new_holders(self, request: Request) -> dict[str, tuple[int, int]]:
+        """The nodes where holders would make a place, whichever GPUs they get: how many, and how many GPUs NVIDIA's
+        device plugin has left to give there."""
+        if request.gpu.uuids or self.group(request) or any(tenant == request.tenant for _, tenant in self.holders):
+            return {}
+        found = {}
+        fitting = self.fitting(request)
+        for name, node in self.states.items():
+            free, _ = self.free_of_node(node)
+            left = free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - sum(on == name for on, _ in self.holders)
+            others = [gpu for gpu in node.gpus if not gpu.held]
+            wanted = request.gpu.count - len(fitting[name])
+            if not node.device_plugin or self.against_node(node, request) or not 0 < wanted <= min(left, len(others)):
+                continue
+            here = [row for row in self.rows[name] for gpu in others if gpu.uuid in row.gpus]
+            suits = [not self.against_gpu(node, replace(gpu, held=True), request) for gpu in others]
+            if all(suits) and not here:
+                found[name] = wanted, left
+        return found
+
+
+def _covers(has: Resources, asked: Resources) -> bool:
+    pairs = [(asked.cpu_milli, has.cpu_milli), (asked.memory, has.memory)]
+    pairs += [(amount, has.extended.get(name, 0)) for name, amount in asked.extended.items()]
+    return all(not wanted or wanted <= there for wanted, there in pairs)
+
+
+def _distance(one: GpuState, other: GpuState) -> int:
+    order = ["NVLINK", "PIX", "PXB", "PHB", "NODE", "SYS"]
+    kinds = [kind for gpu, to in ((one, other), (other, one)) for uuid, kind in gpu.links if uuid == to.uuid]
+    if kinds:
+        return min(order.index(kind) for kind in kinds)
+    alike = one.numa_node is not None and one.numa_node == other.numa_node
+    return order.index("NODE" if alike else "SYS")
