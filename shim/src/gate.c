@@ -207,13 +207,22 @@ __attribute__((noinline)) struct passage gate_enter(CUstream stream, bool per_th
         if (word & GATE_OPEN) {
             struct slot_stream unslotted = {0},
                                *entry = slot ? gate_remembered(slot, gate_which(stream, per_thread)) : &unslotted;
+            uint32_t closing = atomic_load(&gate->next_closing);
+            uint64_t deadline = atomic_load(&gate->deadline);
             passage.slot = slot;
             passage.gated = true;
             passage.stream = slot ? entry : NULL;
+            if (slot != NULL && word & GATE_METERED && meter_holds_back(gate, entry)) {
+                gate_abandon(&passage);
+                gate_wait_next(closing, deadline);
+                passage.waited = atomic_load(&gate->next_closing) != closing;
+                continue;
+            }
             if (!streams_register(&process->streams, streams_named(stream, per_thread), word, entry)) {
                 gate_abandon(&passage);
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
             }
+            meter_begin(gate, entry);
             return passage;
         }
         if (slot != NULL)

@@ -27,13 +27,25 @@ struct slot_stream {
     CUcontext context;
     uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
     bool metered;
-    uint16_t window; /* launches between two fences */
-    uint16_t count;  /* launches since the last one */
-    uint8_t fences;  /* recorded and not waited for, 0 to FENCES */
-    uint32_t born;   /* which context of that handle, see struct known_context: its events go with it */
+    bool skipped; /* the older fence was not waited for */
+    bool full;   /* what is launched is expected to last until the quantum ends */
+    bool bound;  /* the thread waited for the GPU when the opening ended */
+    bool taught; /* `each` was learned in this opening */
+    bool exact;  /* the thread had to wait for the last fence: the work behind it began then */
+    uint8_t fences;   /* recorded and not waited for, 0 to FENCES */
+    uint16_t window;  /* launches between two fences, at most */
+    uint16_t quota;   /* those until the next one */
+    uint16_t count;   /* launches since the last one */
+    uint16_t sizes[FENCES]; /* launches before each of the fences, since the one before it */
+    uint32_t unfinished;    /* launches behind the last fence that was waited for */
+    uint32_t opening; /* the gate's closing to come, when the fences were recorded */
+    uint32_t born;    /* which context of that handle, see struct known_context: its events go with it */
     uint32_t allowed, spare; /* launches without a wait after the last wait in vain; those left of them */
     uint64_t waited; /* when the last wait for a fence ended */
-    uint64_t took;   /* how long the last window took */
+    uint64_t fenced; /* when the last fence was recorded, or the opening began */
+    uint64_t begun[FENCES]; /* the same, of the one before each of the fences: what is between began after that */
+    uint64_t each;   /* how long a launch occupies the GPU; 0: not known */
+    uint64_t ends;   /* when what is launched is expected to end */
     CUevent events[FENCES];
     uint64_t ahead; /* when the graphs launched in this opening are expected to end; see graphs.c */
     uint64_t last;  /* how long the last of them is expected to take */
@@ -56,6 +68,7 @@ struct gate {
     _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
     _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
+    _Atomic uint64_t drained;    /* when all work of the last opening had ended */
     _Atomic uint32_t slot_count; /* slots ever used */
     /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
     _Atomic uint64_t shared_inside, shared_passed;

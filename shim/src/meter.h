@@ -4,6 +4,12 @@
 
 #include "gate.h"
 
+/* A stream is about to be launched into: at the beginning of an opening what is known of it is brought up to date. */
+void meter_begin(struct gate *gate, struct slot_stream *entry);
+
+/* Whether what was launched into the stream is expected to last until the quantum ends, so that nothing more fits. */
+bool meter_holds_back(struct gate *gate, struct slot_stream *entry);
+
 /* After a launch under a metered grant, outside of its passage. May wait for earlier work. */
 void meter_launched(struct slot *slot, struct slot_stream *entry);
 

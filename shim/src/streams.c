@@ -213,10 +213,12 @@ bool streams_register(struct streams *streams, CUstream stream, uint32_t word, s
     if (entry->context != context || entry->born != born) {
         streams_destroy_events(streams, entry->context, entry->born, entry->events, FENCES);
         entry->count = entry->fences = 0;
+        entry->skipped = entry->full = entry->bound = false;
     } /* else they go on bounding the queue, whatever stream they were recorded on */
-
+    if (entry->stream != stream)
+        entry->each = 0; /* which was learned of another one */
     if (entry->window == 0)
-        entry->window = 1;
+        entry->window = entry->quota = 1;
     entry->stream = stream;
     entry->context = context;
     entry->born = born;

@@ -179,7 +179,7 @@ static uint64_t step_none(struct token *token, uint64_t now) {
 
 static bool ends_soon(uint64_t now) {
     uint64_t end = meter_expected_end(&the_process->gate);
-    return end > now && end - now < 2 * AHEAD;
+    return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
 static uint64_t step_held(struct token *token, uint64_t now) {
@@ -272,6 +272,7 @@ static void finish(struct token *token, uint64_t now) {
     struct process *process = the_process;
     bool waits = wanted(), idle = token->idle && !waits && gate_launches(&process->gate) == token->seen;
     drain_end(&process->streams);
+    atomic_store(&process->gate.drained, now);
     token->state = TOKEN_NONE;
     token->asked = false;
     if (token->local) {

@@ -43,7 +43,7 @@ class Config:
     wake_ns: int = 1 * _MS
     """A tenant that has not wanted the token for this long, and has credit, goes next when it wants it again."""
 
-    renew_ahead_ns: int = 2_500_000
+    renew_ahead_ns: int = 3_000_000
     """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
 
     hand_off_ns: int = 1_500_000
