@@ -1,4 +1,5 @@
-"""Programs that trouble the agent through a tenant's socket: frames without end, garbage, thousands of connections.
+"""Programs that trouble the agent through a tenant's socket: frames without end, garbage, thousands of connections,
+hundreds that make each frame of one another costly.
 
 `command(how)` is run in the tenant's directory; it says "begins" and goes on until it is killed.
 """
@@ -53,6 +54,28 @@ def stolen():
         socket.send_fds(s, [protocol.encode(protocol.MemInfo(1, 0))], [0, 1, 2])
         s.recv(2000)
 
+def crowd():
+    kept = []
+    for _ in range(400):
+        s = greeted()
+        s.send(protocol.encode(protocol.Reserve(1, 0, 4096)))
+        s.setblocking(False)
+        kept.append(s)
+    more = protocol.encode(protocol.Reserve(2, 0, (4 << 30) - 4096))
+    nothing = protocol.encode(protocol.Release(0, 1))
+    kept[0].setblocking(True)
+    while True:
+        kept[0].send(more)
+        for s in kept[1:]:
+            try:
+                for _ in range(8):
+                    s.send(nothing)
+                s.recv(2000)
+            except BlockingIOError:
+                pass
+        while not isinstance(protocol.parse_daemon(kept[0].recv(2000)), protocol.Reserved):
+            pass
+
 print("begins", flush=True)
 while True:
     try:
@@ -61,7 +84,7 @@ while True:
         pass
 """
 
-KINDS = ("frames", "questions", "garbage", "connects", "mute", "stolen")
+KINDS = ("frames", "questions", "garbage", "connects", "mute", "stolen", "crowd")
 
 
 def command(how: str) -> list[str]:

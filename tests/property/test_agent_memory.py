@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.agent.memory import CLAIM_MAX, RETURN_NS, Action, Credited, LedgerError, MemoryLedger, RecallFrom
+from sharepod.agent.memory import (
+    CLAIM_MAX,
+    DECIDED_AT_ONCE,
+    RETURN_NS,
+    Action,
+    Credited,
+    LedgerError,
+    MemoryLedger,
+    RecallFrom,
+)
 
 RECALL = 50
 
@@ -319,3 +328,22 @@ def test_refusals_are_counted() -> None:
     ledger.reserve(0, "a", 1, 90)
     ledger.reserve(0, "a", 2, 11)
     assert ledger.refused == 1
+
+
+def test_a_thousand_that_wait_are_decided_in_slices_in_their_order_and_who_left_is_not_answered() -> None:
+    ledger = MemoryLedger(200, enforced=True, recall_ns=RECALL)
+    ledger.reserve(0, "a", 0, 150)
+    assert recalls(ledger.reserve(0, "first", 0, 100)) == [("a", 50)]
+    clients = [f"client {number}" for number in range(20)]
+    asked = [(client, seq) for seq in range(50) for client in clients]
+    for client, seq in asked:
+        assert ledger.reserve(1, client, seq, 201) == []
+    assert ledger.vanish(2, "client 7") == []
+    answered: list[tuple[object, int]] = []
+    while (due := ledger.next_deadline()) is not None:
+        assert due <= RECALL
+        actions = ledger.expire(RECALL)
+        assert len(actions) <= DECIDED_AT_ONCE
+        answered += [(action.client, action.seq) for action in actions if isinstance(action, Credited)]
+    assert answered == [("first", 0), *((client, seq) for client, seq in asked if client != "client 7")]
+    assert ledger.refused == len(answered)

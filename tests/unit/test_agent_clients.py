@@ -222,21 +222,20 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
     [flooded] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
     clients = [await Client.connect(tenants.directory("a")) for _ in range(8)]
     taken: list[int] = []
-    take = flooded.take_turn
+    handle = flooded.handle
 
-    def counted(client: Connection) -> bool:
-        took = take(client)
-        taken[-1] += took
-        return took
+    def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+        taken[-1] += 1
+        handle(client, frame)
 
-    flooded.take_turn = counted  # type: ignore[method-assign]
+    flooded.handle = counted  # type: ignore[method-assign]
     for client in clients:
         for seq in range(50):
             client.send(protocol.MemInfo(seq, 0))
     while sum(taken) < 400:
         taken.append(0)
         await asyncio.sleep(0)
-    assert 0 < max(taken) <= 2 * 32, "never more than the turn that ends and the one that begins"
+    assert 0 < max(taken) <= 2 * 32, "never more than what a turn has and the next one"
     for client in clients:
         client.close()
 

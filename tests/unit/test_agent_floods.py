@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +15,12 @@ from harness import floods
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod import protocol
+from sharepod.agent.connection import Connection
 from sharepod.agent.pace import Pace
 from sharepod.agent.refusals import Refusal
+from sharepod.agent.served import ServedTenant
 from sharepod.agent.tenants import Tenants
-from unit.agent_client import Client, row, settings_in, tenants_with
+from unit.agent_client import Client, row, settings_in, tenants_with, until
 
 REFUSED = {
     "frames": Refusal.FLOOD,
@@ -26,6 +29,7 @@ REFUSED = {
     "connects": None,
     "mute": Refusal.SILENT,
     "stolen": None,
+    "crowd": None,
 }
 
 
@@ -60,7 +64,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sharepod.agent.connection._HELLO_WITHIN_S", 0.2)
-    monkeypatch.setattr("sharepod.agent.served._FLOOD_S", 0.2)
+    monkeypatch.setattr("sharepod.agent.inbox._FLOOD_S", 0.2)
     settings = settings_in(tmp_path, frames_per_s=2000, connects_per_s=200, connections_max=64)
     async with tenants_with(settings, [row("good", 500), row("bad", 500)]) as tenants:
         honest = await Client.connect(tenants.directory("good"))
@@ -106,3 +110,60 @@ def test_no_more_goes_than_the_pace_allows(pauses: list[float], per_s: int, burs
         now += pause
         went += pace.take(now)
         assert went <= burst + per_s * now + 1e-6
+
+
+async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.agent.inbox._AT_ONCE", 1 << 30)  # nobody is disconnected for it
+    settings = settings_in(tmp_path, frames_per_s=1000)
+    names = ["a", "b", "c", "d"]
+    async with tenants_with(settings, [row(name, 250) for name in names]) as tenants:
+        handled = 0
+
+        def counting(served: ServedTenant) -> None:
+            handle = served.handle
+
+            def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+                nonlocal handled
+                handled += 1
+                handle(client, frame)
+
+            served.handle = counted  # type: ignore[method-assign]
+
+        for served in tenants.served():
+            counting(served)
+        clients = [await Client.connect(tenants.directory(name)) for name in names]
+        nothing, begin = protocol.encode(protocol.Drained(99, False)), time.monotonic()
+        while (elapsed := time.monotonic() - begin) < 2.5:
+            for client in clients:
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    client.send_raw(nothing)
+            await asyncio.sleep(0)
+        assert all(served.throttled for served in tenants.served())
+        # What each has saved up, what one of them may have, and what the last turns take beyond it.
+        assert 3000 <= handled <= 4 * 1000 + 1.5 * 1000 * elapsed
+        for client in clients:
+            client.close()
+
+
+async def test_a_thousand_that_are_lost_at_once_are_let_go_in_turns(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path), [row("a"), row("b")]) as tenants:
+        honest = await Client.connect(tenants.directory("b"))
+        [served] = [each for each in tenants.served() if each.row.id == "a"]
+        crowd = [await Client.connect(tenants.directory("a")) for _ in range(200)]
+        slow, let_go = served.memory.gone, 0
+
+        def gone(client: Connection, *, alive: bool) -> None:
+            nonlocal let_go
+            let_go += 1
+            time.sleep(0.001)
+            slow(client, alive=alive)
+
+        served.memory.gone = gone  # type: ignore[method-assign, assignment]
+        for client in crowd:
+            client.close()
+        honest.send(protocol.MemInfo(1, 0))
+        await honest.expect(protocol.Memory)
+        assert let_go < 100, "it did not wait for all of them"
+        await until(lambda: served.connected == 0)
+        assert let_go == 200
+        honest.close()

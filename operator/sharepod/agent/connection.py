@@ -18,6 +18,7 @@ import structlog
 from sharepod import protocol
 from sharepod.protocol import ProtocolError, RefusedReason
 
+from .inbox import Inbox
 from .refusals import Refusal
 
 log = structlog.get_logger(__name__)
@@ -39,8 +40,6 @@ class Service(Protocol):
 
     def welcomed(self, client: Connection) -> None: ...
 
-    def take_turn(self, client: Connection) -> bool: ...
-
     def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None: ...
 
     def handle(self, client: Connection, frame: protocol.ClientFrame) -> None: ...
@@ -48,17 +47,20 @@ class Service(Protocol):
 
 class Connection:
     """From accept to close. `pid`: of the process that connected, as the kernel says. `closed` is called once, from
-    the loop."""
+    the loop. Takes over `sock`, but where it raises `OSError`."""
 
-    def __init__(self, sock: socket.socket, pid: int, service: Service, closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, pid: int, service: Service, inbox: Inbox, closed: Callable[[Connection], None]
+    ) -> None:
         self.pid = pid
         self.greeted = False
         self.observes = False
         """It uses no GPU: it may ask what the tenant uses, and nothing else."""
         self.handover_open = True
         """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
-        self.unbroken = 0
-        """Frames that were handled since its socket was last found empty."""
+        self.unbroken = self.most_unbroken = 0
+        """Frames that were handled since its socket was last found empty; the most that this has been lately."""
+        self._inbox = inbox
         self._sock = sock
         self._service = service
         self._closed = closed
@@ -66,21 +68,19 @@ class Connection:
         self._version = protocol.VERSION_MAX
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
+        inbox.add(self)
         self._greeting = self._loop.call_later(_HELLO_WITHIN_S, self._late)
-        self._reading = False
-        self.resume()
 
-    def pause(self) -> None:
-        """Reads nothing until `resume`."""
-        if self._reading:
-            self._reading = False
-            self._loop.remove_reader(self._sock.fileno())
+    def fileno(self) -> int:
+        """Of its socket."""
+        return self._sock.fileno()
 
-    def resume(self) -> None:
-        """Reads what comes."""
-        if self._alive and not self._reading:
-            self._reading = True
-            self._loop.add_reader(self._sock.fileno(), self._readable)
+    def read(self, most: int, until: float) -> int:
+        """Handles what has come: at most so many frames, and none that begins after `until` but the first."""
+        for handled in range(1, most + 1):
+            if not self._read_one() or not self._alive or self._loop.time() >= until:
+                return handled
+        return most
 
     def send(self, frame: protocol.DaemonFrame) -> None:
         """Sends, or gives the client up if it does not read."""
@@ -97,7 +97,7 @@ class Connection:
             return
         self._alive = False
         self._greeting.cancel()
-        self.pause()
+        self._inbox.remove(self)
         self._sock.close()
         self._loop.call_soon(self._closed, self)
 
@@ -114,32 +114,34 @@ class Connection:
             log.debug("client is gone", pid=self.pid, error=error.strerror)
             self.close()
 
-    def _readable(self) -> None:
-        # What may not be handled in this turn stays in the socket, and makes it readable in the next.
-        while self._reading and self._service.take_turn(self):
-            try:
-                # Without room for ancillary bytes the kernel drops descriptors that a client sends.
-                packet = self._sock.recv(protocol.FRAME_MAX + 1)
-            except (BlockingIOError, InterruptedError):
-                self.unbroken = 0
-                return
-            except OSError:
-                packet = b""
-            if not packet:
-                self.close()
-                return
-            why = Refusal.MALFORMED
-            try:
-                frame = protocol.parse_client(packet)
-                why = Refusal.OUT_OF_PLACE
-                self._handle(frame)
-            except ProtocolError as error:
-                self._service.complain(why, pid=self.pid, error=str(error))
-                self.close()
-            except Exception as error:
-                # A frame that nobody thought of must not become one more traceback each time it is sent.
-                self._service.complain(why, pid=self.pid, error=repr(error))
-                self.close()
+    def _read_one(self) -> bool:
+        """Handles one frame; whether there was one."""
+        try:
+            # Without room for ancillary bytes the kernel drops descriptors that a client sends.
+            packet = self._sock.recv(protocol.FRAME_MAX + 1)
+        except (BlockingIOError, InterruptedError):
+            self.unbroken = 0
+            return False
+        except OSError:
+            packet = b""
+        self.unbroken += 1
+        self.most_unbroken = max(self.most_unbroken, self.unbroken)
+        if not packet:
+            self.close()
+            return False
+        why = Refusal.MALFORMED
+        try:
+            frame = protocol.parse_client(packet)
+            why = Refusal.OUT_OF_PLACE
+            self._handle(frame)
+        except ProtocolError as error:
+            self._service.complain(why, pid=self.pid, error=str(error))
+            self.close()
+        except Exception as error:
+            # A frame that nobody thought of must not become one more traceback each time it is sent.
+            self._service.complain(why, pid=self.pid, error=repr(error))
+            self.close()
+        return True
 
     def _late(self) -> None:
         if not self.greeted:

@@ -16,7 +16,8 @@ from .pace import Pace
 
 log = structlog.get_logger(__name__)
 
-_BATCH = 16
+_BATCH = 4
+"""Connections that are taken before other tenants get their turn."""
 _EXHAUSTED_PAUSE_S = 1.0
 _HASTE_PAUSE_S = 0.1
 

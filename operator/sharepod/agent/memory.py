@@ -55,11 +55,13 @@ another: a hook tries again at least each 250 ms, and then says what it holds.""
 
 CLAIM_MAX = 1 << 47
 """More than any GPU has: the most that one request, or all that a client hands over, may be."""
+DECIDED_AT_ONCE = 64
+"""Requests that `expire` decides before the agent turns to something else; what remains is due at once."""
 _SUM_MAX = 1 << 62
 """What all credits may add up to where nothing is enforced; it has to fit into a frame."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     client: Client
     seq: int
@@ -70,6 +72,8 @@ class _Pending:
     """Siblings that were asked, and which of their answers is awaited."""
     later: set[Client] = field(default_factory=set)
     """Siblings that are to be asked once they have answered what another request asked of them."""
+    dropped: bool = False
+    """Its client has gone."""
 
 
 class MemoryLedger:
@@ -90,7 +94,7 @@ class MemoryLedger:
         self._tracked = self._peak = 0
         self._untracked = 0
         self._pending: deque[_Pending] = deque()
-        self._waiting: dict[Client, int] = {}
+        self._waiting: dict[Client, list[_Pending]] = {}
         self._asked: dict[Client, int] = {}
         self._answered: dict[Client, int] = {}
 
@@ -166,11 +170,12 @@ class MemoryLedger:
             raise LedgerError(f"{size} bytes asked for; no GPU has as much")
         if ahead and self.enforced and (self._pending or self.used + size > self.limit):
             return [Credited(client, seq, 0)]
-        waiting = self._waiting.get(client, 0)
-        if waiting >= PENDING_MAX:
+        waiting = self._waiting.setdefault(client, [])
+        if len(waiting) >= PENDING_MAX:
             raise LedgerError(f"more than {PENDING_MAX} requests for memory wait at once")
-        self._waiting[client] = waiting + 1
-        self._pending.append(_Pending(client, seq, size))
+        pending = _Pending(client, seq, size)
+        waiting.append(pending)
+        self._pending.append(pending)
         return self.expire(now)
 
     def release(self, now: int, client: Client, size: int, *, recalled: bool) -> list[Action]:
@@ -229,28 +234,36 @@ class MemoryLedger:
         return self.expire(now)
 
     def expire(self, now: int) -> list[Action]:
-        """Decides what can be decided at `now`."""
+        """Decides what can be decided at `now`, or the first of it where that is much."""
         actions: list[Action] = []
-        while self._pending:
+        decided = 0
+        while self._pending and decided < DECIDED_AT_ONCE:
             head = self._pending[0]
+            if head.dropped:
+                self._pending.popleft()
+                continue
             if not self.enforced or self.used + head.bytes <= self.limit:
                 granted = head.bytes if self._tracked + head.bytes <= _SUM_MAX else 0
-                self._add(head.client, granted)
-                actions.append(Credited(head.client, head.seq, granted))
             elif self._may_yet_fit(now, head, actions):
                 break
             else:
-                self.refused += 1
-                actions.append(Credited(head.client, head.seq, 0))
+                granted = 0
+            self._add(head.client, granted)
+            self.refused += granted < head.bytes
+            actions.append(Credited(head.client, head.seq, granted))
+            decided += 1
             self._pending.popleft()
-            self._waiting[head.client] -= 1
-            if self._waiting[head.client] == 0:
+            waiting = self._waiting[head.client]
+            waiting.remove(head)
+            if not waiting:
                 del self._waiting[head.client]
         return actions
 
     def next_deadline(self) -> int | None:
         """When `expire` has something to decide at the latest."""
-        return self._pending[0].deadline if self._pending else None
+        if not self._pending:
+            return None
+        return self._pending[0].deadline or 0
 
     # ---- inside
 
@@ -263,11 +276,11 @@ class MemoryLedger:
     def _forget(self, now: int, client: Client) -> list[Action]:
         for kept in (self._asked, self._answered, self._handed):
             kept.pop(client, None)
-        if self._waiting.pop(client, None):
-            self._pending = deque(pending for pending in self._pending if pending.client != client)
-        for pending in self._pending:
-            pending.asked.pop(client, None)
-            pending.later.discard(client)
+        for pending in self._waiting.pop(client, ()):
+            pending.dropped = True
+        if self._pending:  # nobody is asked for what is not the first
+            self._pending[0].asked.pop(client, None)
+            self._pending[0].later.discard(client)
         return self.expire(now)
 
     def _owes_answer(self, client: Client) -> bool:

@@ -12,11 +12,23 @@ class Pace:
         self._level = burst
         self._at = now
 
+    def set_rate(self, now: float, per_s: float) -> None:
+        """From now on."""
+        self._fill(now)
+        self._per_s = per_s
+
+    def charge(self, more: float) -> None:
+        """What went was as much as so many more."""
+        self._level -= more
+
     def take(self, now: float) -> bool:
         """Whether one more may go now."""
-        self._level = min(self._burst, self._level + max(0.0, now - self._at) * self._per_s)
-        self._at = now
+        self._fill(now)
         if self._level < 1:
             return False
         self._level -= 1
         return True
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._burst, self._level + max(0.0, now - self._at) * self._per_s)
+        self._at = now

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import math
 import os
 import resource
 import socket
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from uuid import UUID
 
@@ -23,10 +23,11 @@ from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.timeshare import AccountState
 
+from .attention import Attention
 from .connection import Connection
 from .handover import HandOver, Holder, Left, start_time
+from .inbox import Inbox, Sender
 from .listener import Listener
-from .pace import Pace
 from .processes import EXHAUSTED, Processes, peer_of, peer_pid
 from .refusals import Refusal, Refusals
 from .settings import Settings
@@ -35,14 +36,6 @@ from .tokens import Tokens
 
 log = structlog.get_logger(__name__)
 
-_FRAMES_A_TURN = 32
-"""Frames of all of one tenant's clients that are handled before other tenants get their turn."""
-_HASTE_PAUSE_S = 0.1
-"""So long nothing is read of a tenant that sends too much."""
-_FLOOD_S = 1.0
-"""Who sends most of what is too much for so long is disconnected."""
-_AT_ONCE = 256
-"""More frames than any hook has on the way at once."""
 _DESCRIPTORS_KEPT = 64
 """So many descriptors are not given to clients: the agent's own work needs some."""
 
@@ -58,6 +51,7 @@ class ServedTenant:
         settings: Settings,
         changed: Callable[[], None],
         *,
+        attention: Attention,
         handover: HandOver,
         left: Left,
     ) -> None:
@@ -73,26 +67,31 @@ class ServedTenant:
         self._settings = settings
         self._changed = changed
         self._connections: set[Connection] = set()
+        self._users: set[Connection] = set()
+        """Of these, those that have said hello and may use a GPU."""
+        self._lost: deque[Connection] = deque()
+        """Those that are closed, of which nobody else knows it yet."""
         self.context_kib: Callable[[str], int] = lambda uuid: 0
         """By UUID, what each process's context takes; 0: not known."""
         self._untold: set[int] = set()
         """Pids that were told nothing of it, and so reserve nothing for it."""
         self._handover = handover
-        self._frames_left = _FRAMES_A_TURN
+        self._attention = attention
         self._loop = asyncio.get_running_loop()
         self.refusals = Refusals(row.id, self._loop.time)
         """Why its clients were closed."""
-        self.throttled = 0
-        """How often its clients had to wait because they sent too much."""
-        self._pace = Pace(self._loop.time(), per_s=settings.frames_per_s, burst=settings.frames_per_s)
-        self._held_back: asyncio.TimerHandle | None = None
-        self._flooded_since = self._flooded_at = -math.inf
         try:
             for holder in left.holders:
                 self._watch(holder)
             self._hints = protocol.HintsPage()
         except OSError:
             self.processes.close()
+            raise
+        try:
+            self._inbox = Inbox(row.id, attention, per_s=settings.frames_per_s, flooded=self._close_loudest)
+        except OSError:
+            self.processes.close()
+            self._hints.close()
             raise
         self._set_rates(left.account)
         self._listener: Listener | None = Listener(
@@ -133,9 +132,6 @@ class ServedTenant:
             return
         self._listener.close()
         self._listener = None
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._held_back = None
         for client in list(self._connections):
             if reason is None:
                 client.close()
@@ -143,7 +139,9 @@ class ServedTenant:
                 client.refuse(RefusedReason.RELEASING, reason)
         self._handover.keep_account(self._tokens.state(self.row.id))
         self._tokens.remove(self.row.id)
+        self._inbox.close()
         self._connections.clear()
+        self._users.clear()
         self.memory.close()
         self._handover.close()
         self._hints.close()
@@ -156,9 +154,14 @@ class ServedTenant:
     # ---- what is known
 
     @property
+    def throttled(self) -> int:
+        """How often its clients had to wait because they sent too much."""
+        return self._inbox.throttled
+
+    @property
     def connected(self) -> int:
         """Clients that have said hello, may use a GPU, and are there."""
-        return sum(1 for client in self._connections if client.greeted and not client.observes)
+        return len(self._users)
 
     @property
     def hooked(self) -> frozenset[int]:
@@ -198,6 +201,9 @@ class ServedTenant:
         """A hook has connected."""
         if client.observes:
             return
+        self._users.add(client)
+        if len(self._users) == 1:
+            self._tokens.attend(self.row.id, present=True)
         if not any(self.context_kib(gpu) for gpu in self.row.gpus):
             self._untold.add(client.pid)
         if not self.greeted_ever:
@@ -206,22 +212,8 @@ class ServedTenant:
         if client.pid in self.processes:
             self._hooked.add(client.pid)
             self.memory.admit(client)
-        self._tokens.attend(self.row.id, present=True)
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
         self._changed()
-
-    def take_turn(self, client: Connection) -> bool:
-        """Whether one more frame of this client may be handled in this turn of the loop."""
-        if self._frames_left == 0:
-            return False
-        if not self._pace.take(self._loop.time()):
-            self._hold_back()
-            return False
-        if self._frames_left == _FRAMES_A_TURN:
-            self._loop.call_soon(self._next_turn)
-        self._frames_left -= 1
-        client.unbroken += 1
-        return True
 
     def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None:
         """A client is being closed."""
@@ -280,33 +272,10 @@ class ServedTenant:
     def _set_contended(self, contended: bool) -> None:
         self._hints.contended = contended
 
-    def _next_turn(self) -> None:
-        self._frames_left = _FRAMES_A_TURN
-
-    def _hold_back(self) -> None:
-        """Reads nothing of the tenant's clients for a moment. Of those who keep on sending too much without waiting for
-        an answer, the one that sent most is closed."""
-        if self._held_back is not None:
-            return
-        self.throttled += 1
-        now = self._loop.time()
-        if now - self._flooded_at > _FLOOD_S:
-            self._flooded_since = now
-        elif now - self._flooded_since > _FLOOD_S:
-            self._flooded_since = now
-            loudest = max(self._connections, key=lambda client: client.unbroken)
-            if loudest.unbroken > _AT_ONCE:
-                self.complain(Refusal.FLOOD, pid=loudest.pid, error=f"{loudest.unbroken} frames without a pause")
-                loudest.close()
-        for client in self._connections:
-            client.pause()
-        self._held_back = self._loop.call_later(_HASTE_PAUSE_S, self._go_on)
-
-    def _go_on(self) -> None:
-        self._held_back = None
-        self._flooded_at = self._loop.time()
-        for client in self._connections:
-            client.resume()
+    def _close_loudest(self, client: Sender) -> None:
+        assert isinstance(client, Connection)
+        self.complain(Refusal.FLOOD, pid=client.pid, error=f"{client.most_unbroken} frames without a pause")
+        client.close()
 
     def _admit(self, sock: socket.socket) -> None:
         """Takes the client in, or closes it. Raises `OSError` where it cannot be watched."""
@@ -321,10 +290,8 @@ class ServedTenant:
         pid, pidfd = peer_of(sock)
         if pidfd is not None:
             self.processes.add(pid, pidfd)
-        client = Connection(sock, pid, self, self._gone)
+        client = Connection(sock, pid, self, self._inbox, self._gone)
         self._connections.add(client)
-        if self._held_back is not None:
-            client.pause()
 
     def _turn_away(self, sock: socket.socket) -> None:
         """Says that there are too many; the hook launches nothing meanwhile and tries again. Without the word it would
@@ -348,12 +315,32 @@ class ServedTenant:
         self._changed()
 
     def _gone(self, client: Connection) -> None:
+        """Its connection is closed. What follows of it is done in slices: a thousand may close at once."""
+        self._lost.append(client)
+        if len(self._lost) == 1:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        begun, until = self._loop.time(), self._attention.begin_turn()
+        while self._lost:
+            self._forget(self._lost[0])
+            self._lost.popleft()
+            if self._loop.time() >= until:
+                break
+        self._inbox.charge(self._loop.time() - begun)
+        if self._lost:
+            self._loop.call_soon(self._let_go)
+
+    def _forget(self, client: Connection) -> None:
         if client not in self._connections:
             return
         self._connections.discard(client)
         alive = client.pid in self.processes
         self._tokens.vanished(self.row.id, client, alive=alive)
-        self._tokens.attend(self.row.id, present=self.connected > 0)
+        if client in self._users:
+            self._users.discard(client)
+            if not self._users:
+                self._tokens.attend(self.row.id, present=False)
         self.memory.gone(client, alive=alive)
         self._changed()
 

@@ -121,8 +121,9 @@ class Settings(BaseSettings):
     """Processes that one tenant may have connected at once. One more waits, and launches nothing until another ends."""
 
     frames_per_s: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
-    """How many frames of one tenant's processes are handled in a second. What comes beyond it waits; a process that
-    keeps on sending too much is disconnected."""
+    """How many frames of one tenant's processes are handled in a second; one that takes the agent more than 25 us
+    counts as several. What comes beyond it waits; a process that keeps on sending too much is disconnected. Tenants
+    that send too much at the same time share what one may send."""
 
     connects_per_s: Annotated[int, Field(ge=1, le=100_000)] = 100
     """How often one tenant's processes may connect in a second, beyond `connections_max` at once. The rest waits."""

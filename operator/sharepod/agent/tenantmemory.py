@@ -99,6 +99,7 @@ class TenantMemory:
             if ledger.kept(client.pid):
                 self._carry_out(index, ledger.declared(now, client.pid))
                 self._keep(index, client.pid)
+        self._arm()
 
     def handle(self, client: MemoryClient, frame: MemoryFrame) -> None:
         """A frame of a client. Raises `ProtocolError`."""

@@ -16,6 +16,7 @@ import structlog
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import Usage
 
+from .attention import Attention
 from .busy import BusyClock
 from .entry import Entry, limits_text, not_servable
 from .handover import HandOver
@@ -46,6 +47,7 @@ class Tenants:
         self._changed = changed
         self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open)
         self._tokens = Tokens(settings.timeshare())
+        self._attention = Attention(settings.frames_per_s)
         self._entries: dict[str, Entry] = {}
         self._leftovers: set[str] = set()
         self._applying = asyncio.Lock()
@@ -263,7 +265,14 @@ class Tenants:
         try:
             listener = await asyncio.to_thread(self._state.listen, row.id)
             served = ServedTenant(
-                row, listener, self._tokens, self._settings, self._changed, handover=handover, left=left
+                row,
+                listener,
+                self._tokens,
+                self._settings,
+                self._changed,
+                attention=self._attention,
+                handover=handover,
+                left=left,
             )
         except OSError:
             handover.close()
