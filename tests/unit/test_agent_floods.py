@@ -95,7 +95,7 @@ async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_p
         for seq in range(1, 701):
             greedy.send(protocol.MemInfo(seq, 0))
             await greedy.expect(protocol.Memory)
-        assert time.monotonic() - begin >= 0.25, "500 at once, then 500 a second"
+        assert time.monotonic() - begin >= 0.75, "125 at once, then 500 a second"
         assert served.throttled
         assert len(await answer_times(honest, 3)) == 3
         assert served.connected == 2
@@ -140,7 +140,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
             await asyncio.sleep(0)
         assert all(served.throttled for served in tenants.served())
         # What each has saved up, what one of them may have, and what the last turns take beyond it.
-        assert 3000 <= handled <= 4 * 1000 + 1.5 * 1000 * elapsed
+        assert 1000 <= handled <= 4 * 250 + 1.5 * 1000 * elapsed
         for client in clients:
             client.close()
 

@@ -19,6 +19,8 @@ from .pace import Pace
 
 FRAMES_A_TURN = 32
 """Frames that are handled before other tenants get their turn."""
+_BURST_S = 0.25
+"""What comes at once may be as much as may come in so long."""
 _FRAME_S = 25e-6
 """A frame that takes the agent longer counts as several."""
 _CHARGED_S = 0.005
@@ -58,7 +60,7 @@ class Inbox:
         self._attention = attention
         self._flooded = flooded
         self._loop = asyncio.get_running_loop()
-        self._pace = Pace(self._loop.time(), per_s=per_s, burst=per_s)
+        self._pace = Pace(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
         self._senders: dict[int, Sender] = {}
         self._held_back: asyncio.TimerHandle | None = None
         self._flooded_since = self._flooded_at = -math.inf

@@ -103,6 +103,8 @@ class Tokens:
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._tell(token, client, running)
             return
+        if client in token.wanting and not overdue:
+            return  # it has said so
         token.wanting.add(client)
         if token.grant_id is None or overdue:
             if token.wanted_at is None:
