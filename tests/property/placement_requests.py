@@ -99,6 +99,7 @@ requests = st.builds(
     gpu=gpu_requests(),
     owner=st.sampled_from([None, "a", "b"]),
     pod=pods,
+    priority=st.sampled_from([0, 0, 5]),
     avoid=st.sampled_from([{}] * 9 + [{"n0": "was refused by kube-scheduler"}]),
 )
 

@@ -101,7 +101,9 @@ class Rules:
             "Unavailable": not gpu.available,
             "NotHeld": not gpu.held,
             "Kept": kept is not None
-            and (kept.tenant != request.tenant and kept.node == node.name and gpu.uuid in kept.gpus),
+            and kept.tenant != request.tenant
+            and kept.priority >= request.priority
+            and (kept.node == node.name and gpu.uuid in kept.gpus),
             "Tenants": not shared and bool(here),
             "TakenWhole": shared and any(row.mode is Mode.EXCLUSIVE for row in here),
         }

@@ -77,7 +77,9 @@ class Placement(Life):
         """Of the places that there are, one of those that the request's policy prefers."""
         chosen: Place = answer.node, frozenset(answer.gpus)
         kept = self.cluster.kept
-        if rules.group(request) or (kept is not None and kept.tenant == request.tenant):
+        if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority):
+            return  # what is kept for it comes first, and for one of lower priority last
+        if rules.group(request):
             return
         choices = list(rules.choices(request))
         first = request.gpu.labels.affinity is not None

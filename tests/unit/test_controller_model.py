@@ -327,3 +327,25 @@ def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
         assert account.state is not None
         says = None if status == "True" else "has an agent that is not ready: kubelet refused"
         assert account.state.unavailable == says
+
+
+def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
+    model = new_model()
+    model.put_node(node_object())
+    model.put_gpunode(gpunode_object())
+    rooms: list[int] = []
+    model.on_room = lambda: rooms.append(model.cluster.now)
+
+    def other(cpu: str) -> Json:
+        spec = {"nodeName": "node-a", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
+        return {"metadata": {"uid": "other"}, "spec": spec}
+
+    model.put_other_pod(other("2"))
+    model.put_other_pod(other("2"))
+    assert rooms == [], "it only takes"
+    model.put_other_pod(other("1"))
+    assert len(rooms) == 1
+    model.put_pod(pod_object(node="node-a"))
+    rooms.clear()
+    model.put_pod(pod_object(node="node-a", version=2, phase="Succeeded"))
+    assert rooms

@@ -3,6 +3,8 @@ ones."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.cluster import Cluster, Kept
 from sharepod.placement.engine import serves
@@ -34,6 +36,15 @@ def test_what_was_kept_is_for_everybody_once_it_is_let_go() -> None:
     cluster.keep(None)
     assert serves(cluster, ask("t", 500), cluster.grown_since(moment))
     put(cluster, ask("t", 500, count=2))
+
+
+def test_what_is_kept_is_not_kept_from_one_of_higher_priority() -> None:
+    cluster = cluster_of(node(gpus=1), node("node-b", 1))
+    keep(cluster, A0)
+    urgent = [replace(ask(name, 800), priority=1) for name in ("first", "second")]
+    assert put(cluster, urgent[0]).node == "node-b", "what is kept comes last"
+    refused(cluster, ask("t", 800))
+    assert put(cluster, urgent[1]).gpus == (A0,)
 
 
 def test_its_owner_may_have_what_is_kept_and_any_other() -> None:

@@ -156,8 +156,7 @@ class LedgerWriter:
             if decided.tenant not in base.rows:
                 log.warning("ledger of %s: the decision for %s is dropped: %s", base.name, decided.tenant, why)
                 self.on_refused(base.name, decided.tenant, why)
-                self._model.cluster.revert(base.name, decided.tenant)
-                self._model.on_tenant(decided.tenant)
+                self._model.revert(base.name, decided.tenant)
 
     async def _read(self, base: GpuNodeFacts) -> None:
         try:
@@ -170,8 +169,7 @@ class LedgerWriter:
         leaving = self._leaving.pop(node, set())
         for decided in self._model.cluster.pending(node):
             log.warning("ledger of %s: the decision for %s is dropped: %s", node, decided.tenant, why)
-            self._model.cluster.revert(node, decided.tenant)
-            self._model.on_tenant(decided.tenant)
+            self._model.revert(node, decided.tenant)
         for tenant in leaving:
             self._model.on_tenant(tenant)
 

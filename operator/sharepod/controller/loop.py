@@ -105,6 +105,10 @@ class PlacementLoop:
         if self._places or self._resizes:
             self._kick.set()
 
+    def waiting(self) -> tuple[str, ...]:
+        """Who asks for a place."""
+        return tuple(self._places)
+
     def clear(self) -> None:
         """Nobody waits any more."""
         self._places.clear()
@@ -187,9 +191,10 @@ class PlacementLoop:
         if sharepod is None or sharepod.request is None:
             self.leave(waiting.tenant)
             return None
-        return self._request(sharepod)
+        return self.request(sharepod)
 
-    def _request(self, sharepod: SharePodFacts) -> Request:
+    def request(self, sharepod: SharePodFacts) -> Request:
+        """What it asks of placement."""
         assert sharepod.request is not None
         note = self._notes.of(sharepod.uid)
         now = self._clock()
@@ -214,7 +219,8 @@ class PlacementLoop:
             cluster.packing.arrived(request)
         note = self._notes.of(waiting.tenant)
         kept = cluster.kept is not None and cluster.kept.tenant == request.tenant
-        shape = (cluster.now, request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
+        asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
+        shape = (cluster.now, request.priority, *asked)
         answer: Assignment | None = None
         if kept or shape not in refused:
             with metrics.DECISION_SECONDS.time():
@@ -288,20 +294,19 @@ class PlacementLoop:
 
     def _to_keep(self, asked: list[tuple[Request, _Waiting]], now: float) -> Kept | None:
         """What is to be kept, for the first in the queue that has waited long and could be served one day. What is kept
-        already stays, unless somebody of higher priority waits: nobody waits behind one of lower priority."""
+        already stays for its owner, unless somebody of higher priority has waited as long."""
         cluster, kept = self._model.cluster, self._model.cluster.kept
         of_owner = (request for request, _ in asked if kept is not None and request.tenant == kept.tenant)
         owner = next(of_owner, None)
         if kept is not None and (owner is None or not still_to_be_had(cluster, owner, kept)):
             kept = None
         for request, waiting in asked:
-            if kept is not None and owner is not None and owner.priority >= request.priority:
+            ahead = owner is None or kept is None or request.priority > owner.priority
+            if not ahead or now - waiting.since < self._keep_after:
                 return kept
-            if now - waiting.since < self._keep_after:
-                return None
             if (found := group_to_keep(cluster, request)) is not None:
                 return found
-        return None
+        return kept
 
     def _waits_for_room(self, waiting: _Waiting) -> bool:
         refusal = self._notes.of(waiting.tenant).refusal

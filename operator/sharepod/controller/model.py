@@ -145,19 +145,26 @@ class Model:
         self.on_tenant(tenant)
 
     def _count_pod(self, pod: PodFacts) -> None:
-        node = pod.node or (pod.pin if pod.tenant is not None else None)
+        node, before = pod.node or (pod.pin if pod.tenant is not None else None), self.cluster.now
         if node is None or pod.ended:
             self.cluster.remove_pod(pod.uid)
         else:
             tenant = TenantId(pod.tenant) if pod.tenant is not None else None
             self.cluster.set_pod_usage(node, pod.uid, pod.needs, tenant=tenant)
+        self._room_since(before)
+
+    def _room_since(self, before: int) -> None:
+        if self.cluster.now != before:
+            self.on_room()
 
     # Other pods
 
     def put_other_pod(self, raw: Json) -> None:
         node, needs = other_pod(raw)
         if node:
+            before = self.cluster.now
             self.cluster.set_pod_usage(node, str(raw["metadata"]["uid"]), needs)
+            self._room_since(before)
 
     def drop_other_pod(self, uid: str) -> None:
         self.cluster.remove_pod(uid)
@@ -287,8 +294,13 @@ class Model:
 
     def _take_back(self, node: str, decided: Reservation) -> None:
         log.info("%s: another operator wrote before us; the decision for %s is taken back", node, decided.tenant)
-        self.cluster.revert(node, decided.tenant)
-        self.on_tenant(decided.tenant)
+        self.revert(node, decided.tenant)
+
+    def revert(self, node: str, tenant: TenantId) -> None:
+        """What was decided and not written is not to be: its tenant is looked at again, others may have the room."""
+        self.cluster.revert(node, tenant)
+        self.on_tenant(tenant)
+        self.on_room()
 
     # Placement's view of a node
 

@@ -51,7 +51,7 @@ class GpuAccount:
     """What is left of one GPU and who is on it. Read-only outside this module.
 
     `exclusions`: the exclusion label of each tenant, None for one without; `apart`: the anti-affinity labels on it;
-    `kept_for`: the one tenant that may come.
+    `kept_for`: the one tenant that may come, or whoever has a higher priority than `kept_priority`.
     """
 
     __slots__ = (
@@ -62,6 +62,7 @@ class GpuAccount:
         "free_milli",
         "index",
         "kept_for",
+        "kept_priority",
         "node",
         "owners",
         "rows",
@@ -75,6 +76,7 @@ class GpuAccount:
         self.index = state.index
         self.rows: dict[TenantId, Row] = {}
         self.kept_for: TenantId | None = None
+        self.kept_priority = 0
         self.recount()
 
     @property
@@ -210,10 +212,11 @@ class NodeAccount:
             account.recount()
         self._taken = self._kinds = None
 
-    def keep(self, gpus: Container[GpuUuid], tenant: TenantId | None) -> None:
+    def keep(self, gpus: Container[GpuUuid], tenant: TenantId | None, priority: int) -> None:
         """These of its GPUs are kept for this tenant, and no others for anybody."""
         for gpu in self.gpus:
             gpu.kept_for = tenant if gpu.state.uuid in gpus else None
+            gpu.kept_priority = priority
         self._kinds = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:

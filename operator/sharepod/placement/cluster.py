@@ -27,11 +27,13 @@ Group = tuple[str, frozenset[GpuUuid]]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """GPUs of one node that are kept for one who has waited long: nobody else is placed on them."""
+    """GPUs of one node that are kept for one who has waited long: nobody else of its `priority`, or of a lower one, is
+    placed on them."""
 
     tenant: TenantId
     node: str
     gpus: frozenset[GpuUuid]
+    priority: int = 0
 
 
 class Cluster:
@@ -71,8 +73,15 @@ class Cluster:
         if self._node_of_pod.get(pod_uid, node) != node:
             self.remove_pod(pod_uid)
         self._node_of_pod[pod_uid] = node
-        self._node(node).set_pod(pod_uid, PodUsage(resources, tenant))
-        self._has_grown(node)
+        account, usage = self._node(node), PodUsage(resources, tenant)
+        before = account.pods.get(pod_uid)
+        if before == usage:
+            return
+        account.set_pod(pod_uid, usage)
+        if before is None and tenant is None:
+            self.packing.touch(node)  # it only takes
+        else:
+            self._has_grown(node)
 
     def remove_pod(self, pod_uid: str) -> None:
         """The pod is gone or has ended. Unknown pods are none of this model's."""
@@ -296,9 +305,9 @@ class Cluster:
     def _mark_kept(self, name: str) -> None:
         node, kept = self._nodes.get(name), self.kept
         if node is not None and kept is not None and kept.node == name:
-            node.keep(kept.gpus, kept.tenant)
+            node.keep(kept.gpus, kept.tenant, kept.priority)
         elif node is not None:
-            node.keep((), None)
+            node.keep((), None, 0)
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name))

@@ -9,6 +9,7 @@ is left, the answer says for each group of nodes or GPUs why, and what would hel
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid
@@ -100,10 +101,17 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
         named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
         return _best(_candidates(named, request), request, score)
     kept = cluster.kept
-    if kept is not None and kept.tenant == request.tenant:
-        place_kept = _best(_candidates(_known(cluster, (kept.node,)), request), request, score)
-        if place_kept is not None:
-            return place_kept
+    if kept is None or (kept.tenant != request.tenant and kept.priority >= request.priority):
+        return _by_score(cluster, request, score)
+    on_kept = _candidates(_known(cluster, (kept.node,)), request)  # scores leave out what is kept
+    if kept.tenant == request.tenant:
+        return _best(on_kept, request, score) or _by_score(cluster, request, score)
+    elsewhere = _by_score(cluster, replace(request, priority=kept.priority), score)
+    return elsewhere or _best(on_kept, request, score)
+
+
+def _by_score(cluster: Cluster, request: Request, score: Score) -> Assignment | None:
+    """The best place of those that are kept for nobody."""
     packing = cluster.packing
     if score is MOST_FREE:
         return _first(cluster, packing.most_free(request), request, score)
@@ -149,7 +157,7 @@ def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
         rank = (not _node_passes(node, request), sum(cost for cost, _, _ in ranked), node.name)
         if best is None or rank < best[0]:
             best = rank, frozenset(uuid for _, _, uuid in ranked)
-    return None if best is None else Kept(request.tenant, best[0][2], best[1])
+    return None if best is None else Kept(request.tenant, best[0][2], best[1], request.priority)
 
 
 def still_to_be_had(cluster: Cluster, request: Request, kept: Kept) -> bool:

@@ -104,7 +104,10 @@ def _not_kept(request: Request) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} kept for the SharePod that has waited longest"
 
-    return GpuFilter("Kept", lambda gpu: gpu.kept_for is None or gpu.kept_for == request.tenant, explain)
+    tenant, priority = request.tenant, request.priority
+    return GpuFilter(
+        "Kept", lambda gpu: gpu.kept_for is None or gpu.kept_for == tenant or gpu.kept_priority < priority, explain
+    )
 
 
 def _empty(request: Request) -> GpuFilter:

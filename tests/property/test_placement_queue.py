@@ -1,0 +1,88 @@
+"""What the queue promises: nobody waits who could be placed, and of two that ask for the same the first in order comes
+first. Everything random comes from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from sharepod.placement.engine import find, queue_key
+from sharepod.placement.model import NodeState, Request
+from unit.loop_world import KEEP_AFTER, World
+
+_SHAPES: tuple[dict[str, object], ...] = (
+    {"request": 0.3},
+    {"request": 0.5},
+    {"request": 1.0},
+    {"request": 0.5, "count": 2},
+    {"request": 0.4, "affinity": "g"},
+    {"request": 0.4, "exclusion": "x"},
+    {"request": 0.2, "antiAffinity": "a"},
+)
+
+
+class Play:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.world = World()
+        self.away: dict[str, NodeState] = {}
+        for number in range(3):
+            self.world.node(f"n{number}", 2)
+
+    async def step(self, number: int) -> None:
+        chance, world = self.chance, self.world
+        what = chance.random()
+        if what < 0.5:
+            shape = dict(chance.choice(_SHAPES))
+            request = float(str(shape.pop("request")))
+            await world.want(f"t{number}", request, priority=chance.choice((0, 0, 0, 7)), **shape)
+        elif what < 0.75 and world.placed:
+            await world.leaves(chance.choice(sorted(world.placed)))
+        elif what < 0.85 and (waits := sorted(world.loop.waiting())):
+            tenant = chance.choice(waits)
+            world.model.drop_sharepod(tenant)
+            world.loop.leave(tenant)
+        elif what < 0.9 and not self.away:
+            name = f"n{chance.randrange(3)}"
+            node = world.model.cluster.node(name)
+            if node is not None and node.state is not None:
+                self.away[name] = node.state
+                world.model.cluster.remove_node(name)
+        elif what < 0.95 and self.away:
+            _, state = self.away.popitem()
+            world.model.cluster.upsert_node(state)
+        else:
+            await world.later(chance.choice((1.0, 6.0, KEEP_AFTER)))
+        await world.settle()
+
+    def requests(self) -> dict[str, Request]:
+        """Of those who wait."""
+        return {tenant: self.world.request(tenant) for tenant in self.world.loop.waiting()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_first(seed: int) -> None:
+    play = Play(seed)
+    run = asyncio.create_task(play.world.loop.run())
+    try:
+        placed = 0
+        for number in range(120):
+            waited = play.requests()
+            await play.step(number)
+            waits = play.requests()
+            for request in waits.values():
+                assert find(play.world.model.cluster, request) is None, f"step {number}: {request.name} could be placed"
+            for tenant in waited.keys() & play.world.placed.keys():
+                placed += 1
+                for other in waits.values():
+                    if tenant in waited and _alike(other, waited[tenant]):
+                        assert queue_key(waited[tenant]) < queue_key(other), f"step {number}"
+        assert placed, "somebody waited and was placed"
+    finally:
+        run.cancel()
+        await asyncio.gather(run, return_exceptions=True)
+
+
+def _alike(one: Request, other: Request) -> bool:
+    return (one.gpu, one.pod, one.namespace) == (other.gpu, other.pod, other.namespace)
