@@ -86,6 +86,7 @@ async def run(settings: Settings) -> int:
         log.info("serving metrics and health", address=settings.http_bind, port=port)
         gc.collect()
         gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames
+        sys.setswitchinterval(0.0005)  # a thread that reads NVML or a file does not keep the loop from a hand-off
         return await _until(stop, _drive(agent, again))
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))

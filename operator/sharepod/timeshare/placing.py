@@ -26,6 +26,8 @@ def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> li
     """Who waits for one of these GPUs, or for one together with it, through gangs. `sharing`: all tenants by GPU."""
     found: dict[str, Tenant] = {}
     pending, seen = sorted(gpus), set[str]()
+    if len(pending) == 1 and all(len(tenant.gpus) == 1 for tenant in sharing.get(pending[0], ())):
+        return [t for t in sharing.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
     while pending:
         gpu = pending.pop()
         seen.add(gpu)

@@ -90,15 +90,17 @@ class Tenant:
 def floors_of(sharing: Iterable[Tenant], gpu: str, floors: dict[tuple[str, bool], int]) -> None:
     """Brings `floors` up to date: the least virtual time of those who compete for the idle time of a GPU, by whether
     they are best effort, and never less than it was before."""
-    least: dict[bool, int] = {}
+    least: list[int | None] = [None, None]
     for tenant in sharing:
-        if tenant.runnable or tenant.holding:
-            virtual, kind = tenant.virtual[gpu], tenant.best_effort
-            if kind not in least or virtual < least[kind]:
+        hold = tenant.hold
+        if (tenant.waiting_since is not None and not tenant.throttled) or (hold is not None and not hold.overdue):
+            virtual, kind = tenant.virtual[gpu], tenant.account.request_milli == 0
+            lowest = least[kind]
+            if lowest is None or virtual < lowest:
                 least[kind] = virtual
     for kind in (False, True):
-        before = floors.get((gpu, kind), 0)
-        floors[gpu, kind] = max(before, least.get(kind, before))
+        before, lowest = floors.get((gpu, kind), 0), least[kind]
+        floors[gpu, kind] = before if lowest is None or lowest < before else lowest
 
 
 def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
@@ -110,9 +112,12 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
     common: dict[str, int] = {}
     competing: list[Tenant] = []
     for gpu, tenants in sharing.items():
+        full = burst_ns * 3 // 4
+        if not any(t.account.assured > full * t.account.request_milli for t in tenants):
+            continue
         active = [t for t in tenants if t.account.request_milli and (t.runnable or t.holding)]
         owed = [tenant.account.assured // tenant.account.request_milli for tenant in active]
-        if len(active) > 1 and max(owed) > burst_ns * 3 // 4:
+        if len(active) > 1 and max(owed) > full:
             common[gpu] = min(min(owed) - _KEPT_NS, burst_ns // 4)
             competing.extend(active)
     for tenant in dict.fromkeys(competing):
@@ -128,5 +133,6 @@ def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int
         return (0, since, 0, tenant.id)
     if account.assured > 0:
         return (0, since, 0, tenant.id) if tenant.woke else (1, -account.owed_ns(), since, tenant.id)
-    ahead = max(tenant.virtual[gpu] - floors[gpu, tenant.best_effort] for gpu in tenant.gpus)
-    return (3 if tenant.best_effort else 2, ahead, since, tenant.id)
+    best_effort = tenant.best_effort
+    ahead = max([tenant.virtual[gpu] - floors[gpu, best_effort] for gpu in tenant.gpus])
+    return (3 if best_effort else 2, ahead, since, tenant.id)

@@ -7,6 +7,7 @@ its ceiling leaves room for.
 
 from __future__ import annotations
 
+from .account import Charge
 from .config import Config
 from .occupancy import Occupancy
 from .placing import Turn, affected, crowds, plan
@@ -37,13 +38,18 @@ class Turns:
     def forgive(self, tenant: Tenant, held_ns: int) -> None:
         """At the end of a hold that was charged `held_ns`: what goes beyond the most that can be owed is forgiven."""
         tenant.account.settle_debt(held_ns)
+        allowed = max(self._config.debt_ns, held_ns * 1000 // tenant.weight)
         for gpu in tenant.gpus:
-            allowed = max(self._config.debt_ns, held_ns * 1000 // tenant.weight)
-            tenant.virtual[gpu] = min(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort) + allowed)
+            if tenant.virtual[gpu] > self._floors.get((gpu, tenant.best_effort), 0) + allowed:  # floors only rise
+                tenant.virtual[gpu] = min(tenant.virtual[gpu], self._floor(gpu, tenant.best_effort) + allowed)
 
     def begin(self, now: int, waiting: list[Tenant], again: Tenant | None = None) -> list[Turn]:
         """The turns that begin now. `again`: a holder that is looked at as if it had drained and waited."""
         gpus, competing = self._gpus, waiting if again is None else [*waiting, again]
+        if not any(len(tenant.gpus) > 1 for tenant in competing):
+            free = dict.fromkeys(tenant.gpus[0] for tenant in competing)
+            turns = (self._first(now, gpu, again) for gpu in free if gpus.holder.get(gpu) in (None, again))
+            return [turn for turn in turns if turn is not None]
         wanted = {gpu for tenant in competing for gpu in tenant.gpus}
         held = {gpu: gpus.holder[gpu] for gpu in wanted if gpu in gpus.holder and gpus.holder[gpu] is not again}
         for tenant in competing:
@@ -58,13 +64,6 @@ class Turns:
         def key(tenant: Tenant) -> tuple[int, int, int, str]:
             return order_key(tenant, self._floors, now if tenant.waiting_since is None else tenant.waiting_since)
 
-        if all(len(tenant.gpus) == 1 for tenant in competing):  # as below, without gangs
-            firsts: dict[str, Tenant] = {}
-            for tenant in competing:
-                [gpu] = tenant.gpus
-                if gpu not in held and (gpu not in firsts or key(tenant) < key(firsts[gpu])):
-                    firsts[gpu] = tenant
-            return [Turn(tenant, self._length(tenant, crowd), lent=False) for tenant in firsts.values()]
         competing = sorted(competing, key=key)
         return plan(
             competing,
@@ -73,6 +72,27 @@ class Turns:
             quantum=lambda tenant: self._length(tenant, crowd),
             shortest_ns=self._config.quantum_min_ns,
         )
+
+    def _first(self, now: int, gpu: str, again: Tenant | None) -> Turn | None:
+        """As `begin`, for a GPU that nobody holds and no gang waits for."""
+        sharing, competing, crowd = self._gpus.sharing[gpu], [], 0
+        for tenant in sharing:
+            waits = tenant.waiting_since is not None and not tenant.throttled
+            if waits or tenant is again:
+                competing.append(tenant)
+                if tenant.hold is None:
+                    tenant.account.advance(now, 0, Charge.BORROWED)
+                else:
+                    self._gpus.settle(now, tenant)
+            crowd += waits or tenant.holding
+        write_off({gpu: sharing}, self._config.assured_burst_ns)
+        floors_of(sharing, gpu, self._floors)
+        first, least = None, None
+        for tenant in competing:
+            key = order_key(tenant, self._floors, now if tenant.waiting_since is None else tenant.waiting_since)
+            if least is None or key < least:
+                first, least = tenant, key
+        return None if first is None else Turn(first, self._length(first, {gpu: crowd}), lent=False)
 
     def next_of(self, now: int, tenant: Tenant) -> Turn | None:
         """The turn that a holder would get if it had drained now and wanted more."""
