@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Protocol, cast
 
@@ -48,7 +49,8 @@ class TenantMemory:
             MemoryLedger(row.memory, enforced=enforced, recall_ns=recall_ms * 1_000_000) for _ in row.gpus
         )
         self._handover = handover
-        self._clients: dict[int, set[MemoryClient]] = {}
+        self._credited: tuple[Counter[int], ...] = tuple(Counter() for _ in row.gpus)
+        """Of each GPU, what each process has by the connections that it has."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
@@ -88,7 +90,6 @@ class TenantMemory:
 
     def admit(self, client: MemoryClient) -> None:
         """A process that may use the GPUs has connected."""
-        self._clients.setdefault(client.pid, set()).add(client)
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
@@ -113,13 +114,9 @@ class TenantMemory:
 
     def gone(self, client: MemoryClient, *, alive: bool) -> None:
         """A connection is gone. With it goes what its process had, unless that is still `alive`."""
-        siblings = self._clients.get(client.pid)
-        if siblings is not None:
-            siblings.discard(client)
-            if not siblings:
-                del self._clients[client.pid]
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
+            self._count(index, client.pid, -ledger.credit(client))
             actions = ledger.disconnect(now, client, client.pid) if alive else ledger.vanish(now, client)
             self._keep(index, client.pid)
             self._carry_out(index, actions)
@@ -158,8 +155,7 @@ class TenantMemory:
 
     def credited(self, gpu: str, pid: int) -> int:
         """What a process has on a GPU by the connections that it has."""
-        ledger = self._ledgers[self._gpus.index(gpu)]
-        return sum(ledger.credit(client) for client in self._clients.get(pid, ()))
+        return self._credited[self._gpus.index(gpu)][pid]
 
     # ---- inside
 
@@ -170,33 +166,41 @@ class TenantMemory:
                 if not client.handover_open:
                     raise ProtocolError("a handover after the first other frame")
                 actions = ledger.handover(now, client, frame.bytes, client.pid)
+                self._count(frame.gpu, client.pid, frame.bytes)
                 self._keep(frame.gpu, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
                 self._carry_out(frame.gpu, actions)
             case protocol.Reserve(grown=True):
                 ledger.grow(client, frame.bytes)
+                self._count(frame.gpu, client.pid, frame.bytes)
                 self._keep(frame.gpu, client.pid)
                 client.send(protocol.Reserved(frame.seq, frame.gpu, frame.bytes))
             case protocol.Reserve():
                 self._carry_out(frame.gpu, ledger.reserve(now, client, frame.seq, frame.bytes, ahead=frame.ahead))
             case protocol.Release():
                 actions = ledger.release(now, client, frame.bytes, recalled=frame.recalled)
+                self._count(frame.gpu, client.pid, -frame.bytes)
                 self._keep(frame.gpu, client.pid)
                 self._carry_out(frame.gpu, actions)
             case protocol.MemInfo():
                 used = ledger.used_without(client, frame.idle)
                 client.send(protocol.Memory(frame.seq, frame.gpu, ledger.limit, used))
 
+    def _count(self, index: int, pid: int, change: int) -> None:
+        credited = self._credited[index]
+        credited[pid] += change
+        if not credited[pid]:
+            del credited[pid]
+
     def _keep(self, index: int, pid: int) -> None:
-        ledger = self._ledgers[index]
-        credited = sum(ledger.credit(client) for client in self._clients.get(pid, ()))
-        self._handover.keep(pid, index, credited + ledger.kept(pid))
+        self._handover.keep(pid, index, self._credited[index][pid] + self._ledgers[index].kept(pid))
 
     def _carry_out(self, index: int, actions: list[Action]) -> None:
         for action in actions:
             client = cast(MemoryClient, action.client)  # who else would have asked this ledger
             if isinstance(action, Credited):
                 if action.bytes:
+                    self._count(index, client.pid, action.bytes)
                     self._keep(index, client.pid)
                 client.send(protocol.Reserved(action.seq, index, action.bytes))
             elif isinstance(action, RecallFrom):
