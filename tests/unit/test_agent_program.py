@@ -10,14 +10,14 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import yaml
-from aiohttp.test_utils import TestClient, TestServer
 from sharepod import protocol
 from sharepod.agent import metrics
 from sharepod.agent.core import Agent
@@ -238,14 +238,69 @@ async def test_a_crowd_of_processes_is_put_together_into_few_reports(
         assert 1 <= asked <= (loop.time() - begun) / 0.05 + 1
 
 
+@asynccontextmanager
+async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
+    """What asks over HTTP: the whole answer to a request, nothing if it is closed unanswered."""
+    http = metrics.serve(agent)
+
+    async def ask(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        try:
+            writer.write(request)
+            return await asyncio.wait_for(reader.read(), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    try:
+        yield ask
+    finally:
+        await http.close()
+
+
 async def test_many_who_ask_for_metrics_cost_no_more_than_one(directory: Path) -> None:
-    async with started(directory) as agent, TestClient(TestServer(metrics.application(agent))) as http:
+    async with started(directory) as agent, served_http(agent) as ask:
         await agent.tenants.apply([row("a")])
-        first = await (await http.get("/metrics")).text()
-        assert 'tenant="a"' in first
+        first = await ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'tenant="a"' in first
         await agent.tenants.apply([])
-        answers = [await (await http.get("/metrics")).text() for _ in range(3)]
-        assert answers == [first] * 3
+        assert [await ask(b"GET /metrics?x=1 HTTP/1.0\r\n\r\n") for _ in range(3)] == [first] * 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"GET /secrets HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", b"HTTP/1.1 405 Method Not Allowed"),
+        (b"\x16\x03\x01\x02\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"GET /" + 10_000 * b"x" + b" HTTP/1.1\r\n\r\n", b""),
+    ],
+)
+async def test_what_is_no_question_is_told_so_or_closed(directory: Path, request_: bytes, answer: bytes) -> None:
+    async with started(directory) as agent, served_http(agent) as ask:
+        assert (await ask(request_)).split(b"\r\n")[0] == answer
+
+
+async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_no_place_for_long(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.http._ASKS_AT_ONCE", 30.0)
+    monkeypatch.setattr("sharepod.agent.http._ASKS_PER_S", 5.0)
+    monkeypatch.setattr("sharepod.agent.http._REQUEST_WITHIN_S", 0.3)
+    question = b"GET /healthz HTTP/1.1\r\n\r\n"
+    async with started(directory) as agent, served_http(agent) as ask:
+        async with asyncio.timeout(20):
+            silent = await asyncio.gather(*(ask(b"GET /he") for _ in range(12)))
+        assert silent == [b""] * 12, "four of them at once, for there were eight"
+        answers = [await ask(question) for _ in range(60)]
+        assert answers[0].endswith(b"ok\n")
+        assert answers.count(b"") >= 20
+        async with asyncio.timeout(20):
+            while not await ask(question):  # noqa: ASYNC110 - in time it is answered again
+                await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One tenant's listening socket: who connects is handed on, no faster than is allowed.
+"""A listening socket, of a tenant or of the agent's HTTP: who connects is handed on, no faster than is allowed.
 
 What waits in the socket while nobody is accepted is bounded by the kernel. An agent that has run out of descriptors
 pauses, instead of turning in circles: a listener that cannot be served stays readable.
@@ -23,16 +23,16 @@ _HASTE_PAUSE_S = 0.1
 
 
 class Listener:
-    """`admit` takes a connection over, or closes it; where it raises `OSError` there are no descriptors left. Takes
-    over `sock`."""
+    """`whose`: named in the log. `admit` takes a connection over, or closes it; where it raises `OSError` there are no
+    descriptors left. Takes over `sock`."""
 
     def __init__(
-        self, sock: socket.socket, tenant_id: str, admit: Callable[[socket.socket], None], *, per_s: float, burst: float
+        self, sock: socket.socket, whose: str, admit: Callable[[socket.socket], None], *, per_s: float, burst: float
     ) -> None:
         self.held_back = 0
         """How often connecting had to wait."""
         self._sock = sock
-        self._tenant_id = tenant_id
+        self._whose = whose
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._pace = Pace(self._loop.time(), per_s=per_s, burst=burst)
@@ -78,13 +78,13 @@ class Listener:
     def _hasty(self) -> None:
         self.held_back += 1
         if not self._haste_logged:
-            log.warning("tenant's processes connect too often, they have to wait", tenant=self._tenant_id)
+            log.warning("processes connect too often, they have to wait", to=self._whose)
             self._haste_logged = True
         self._pause(_HASTE_PAUSE_S)
 
     def _exhausted(self, error: OSError) -> None:
         if not self._exhausted_logged:
-            log.error("cannot accept clients, trying again", tenant=self._tenant_id, error=error.strerror)
+            log.error("cannot accept clients, trying again", to=self._whose, error=error.strerror)
             self._exhausted_logged = True
         self._pause(_EXHAUSTED_PAUSE_S)
 

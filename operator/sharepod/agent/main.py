@@ -79,11 +79,11 @@ async def run(settings: Settings) -> int:
     _raise_descriptor_limit()
     agent = Agent(settings, inventory_of(settings))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
-    runner = None
+    http = None
     try:
         await agent.start()
-        runner, port = await metrics.serve(agent)
-        log.info("serving metrics and health", address=settings.http_bind, port=port)
+        http = metrics.serve(agent)
+        log.info("serving metrics and health", address=settings.http_bind, port=http.port)
         gc.collect()
         gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames
         sys.setswitchinterval(0.0005)  # a thread that reads NVML or a file does not keep the loop from a hand-off
@@ -95,8 +95,8 @@ async def run(settings: Settings) -> int:
         log.error("agent cannot go on", error="; ".join(map(str, group.exceptions)), exc_info=group)
         return 1
     finally:
-        if runner is not None:
-            await runner.cleanup()
+        if http is not None:
+            await http.close()
         await agent.close()
         log.info("agent ends")
 
