@@ -58,13 +58,17 @@ class Burst:
             thread.join()
         assert not failures, failures
         wait(lambda: self._bound() == SHAREPODS, what=f"{SHAREPODS} bound Pods", timeout=60)
-        per_gpu = Counter(gpu for node, row in self._audit.rows() if node in self.nodes for gpu in row["gpus"])
+        # Ledgers and Pods are followed by a watch each: what one has shown the other may still bring.
+        wait(lambda: self._reserved().total() == SHAREPODS, what=f"{SHAREPODS} rows of the ledgers", timeout=60)
         ended = Round(self._bound(), max(self._audit.most.values()), len(self._audit.over_committed))
-        assert sum(per_gpu.values()) == SHAREPODS, per_gpu
         for name in names:
             self._world.delete(self.namespace, name)
         wait(self._empty, what="empty ledgers", timeout=60)
         return ended
+
+    def _reserved(self) -> Counter[str]:
+        """Rows, by GPU."""
+        return Counter(gpu for node, row in self._audit.rows() if node in self.nodes for gpu in row["gpus"])
 
     def _bound(self) -> int:
         mine = (pod for pod in self._audit.pods() if pod["metadata"]["namespace"] == self.namespace)
