@@ -188,10 +188,28 @@ class Rules:
     def cannot_join(self, request: Request) -> bool:
         """No member with this count or mode can join its group."""
         group = self.group(request)
-        alike = [gpus for _, gpus in group if len(gpus) == request.gpu.count]
-        members = [row for node, gpus in group for row in self.rows[node] if gpus & set(row.gpus)]
-        whole = request.gpu.mode is Mode.EXCLUSIVE or any(row.mode is Mode.EXCLUSIVE for row in members)
-        return bool(group) and (not alike or whole)
+        alike = [place for place in group if len(place[1]) == request.gpu.count]
+        whole = request.gpu.mode is Mode.EXCLUSIVE
+        return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
+
+    def at_odds(self, place: Place, request: Request) -> bool:
+        """It cannot join its group there, even once all but the group have gone."""
+        node, labels = self.states[place[0]], request.gpu.labels
+        gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
+        here = [row for row in self.rows[node.name] if place[1] & set(row.gpus)]
+        members = [
+            row.labels
+            for row in here
+            if row.tenant not in self.left
+            and (row.namespace, row.labels.affinity) == (request.namespace, labels.affinity)
+        ]
+        return (
+            bool(self.against_node(node, request) & LASTING_OF_NODE)
+            or any(self.against_gpu(node, gpu, request) & LASTING_OF_GPU for gpu in gpus)
+            or any(row.mode is Mode.EXCLUSIVE for row in here)
+            or any(member.exclusion != labels.exclusion for member in members)
+            or any(member.anti_affinity == labels.anti_affinity is not None for member in members)
+        )
 
     # Which of them
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import TenantId, parse_quantity
-from sharepod.placement.model import Outlook
+from sharepod.placement.model import Outlook, PodNeeds
 from sharepod.placement.wording import size_down, size_up
 from unit.placement_world import GI, ask, cluster_of, gpu, node, put, refused
 
@@ -147,6 +149,29 @@ def test_an_exclusive_one_cannot_join_a_group_nor_be_joined() -> None:
     joining = refused(cluster, ask("third", 100, affinity="w"))
     assert joining.outlook is Outlook.CONFLICT
     assert "in mode Exclusive" in joining.message
+
+
+@pytest.mark.parametrize(
+    ("had", "asked", "told"),
+    [
+        ({"exclusion": "x"}, {}, "has members with another spec.gpu.exclusion"),
+        ({}, {"exclusion": "x"}, "has members with another spec.gpu.exclusion"),
+        ({"anti_affinity": "a"}, {"anti_affinity": "a"}, "has a member with the same spec.gpu.antiAffinity"),
+        ({}, {"models": ["H100"]}, "is on node-a GPU 0, which spec.gpu.uuids, spec.gpu.models or spec.gpu.memory"),
+        ({}, {"pod": PodNeeds(node_selector={"zone": "b"})}, "is on node-a, which can never take this pod"),
+    ],
+)
+def test_one_that_is_at_odds_with_its_group_is_told_so_instead_of_to_wait(
+    had: dict[str, Any], asked: dict[str, Any], told: str
+) -> None:
+    other = node("node-b", [gpu("node-b", 0, model="H100")], labels={"zone": "b"})
+    cluster = cluster_of(node("node-a"), other)
+    put(cluster, ask("first", 300, affinity="g", **had))
+    refusal = refused(cluster, ask("second", 300, affinity="g", **asked))
+    assert refusal.outlook is Outlook.CONFLICT
+    assert told in refusal.message
+    cluster.release("node-a", TenantId("first"))
+    put(cluster, ask("second", 300, affinity="g", **asked))
 
 
 def test_a_group_on_a_node_that_is_away_waits() -> None:

@@ -79,17 +79,40 @@ def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
 
 def _conflict(cluster: Cluster, groups: Sequence[Group], request: Request) -> Obstacle | None:
     """Why no member like this one can join its affinity group, however much is free."""
-    label = f'the affinity group "{request.gpu.labels.affinity}"'
-    name, uuids = next((group for group in groups if len(group[1]) == request.gpu.count), groups[0])
-    if len(uuids) != request.gpu.count:
-        text = f"{label} has {counted(len(uuids), 'GPU')} and spec.gpu.count is {request.gpu.count}"
+    alike = [group for group in groups if len(group[1]) == request.gpu.count]
+    if not alike:
+        text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
     elif request.gpu.mode is Mode.EXCLUSIVE:
-        text = f"{label} has its GPUs already and mode Exclusive shares them with nobody"
-    elif (node := cluster.node(name)) is not None and any(gpu.exclusive for gpu in _members(node, uuids)):
-        text = f"{label} has its GPUs in mode Exclusive, which are shared with nobody"
+        text = "has its GPUs already and mode Exclusive shares them with nobody"
     else:
+        reasons = [_at_odds(cluster.node(name), uuids, request) for name, uuids in alike]
+        text = reasons[0] if all(reasons) else None
+    if text is None:
         return None
-    return Obstacle("AffinityConflict", "SharePod", 1, text)
+    return Obstacle("AffinityConflict", "SharePod", 1, f'the affinity group "{request.gpu.labels.affinity}" {text}')
+
+
+def _at_odds(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: Request) -> str | None:
+    """What of the request and what of its group, on these GPUs, exclude each other."""
+    if node is None:
+        return None
+    if not all(check.passes(node, request) for check in node_filters.STATIC):
+        return f"is on {node.name}, which can never take this pod"
+    gpus = _members(node, uuids)
+    if any(gpu.exclusive for gpu in gpus):
+        return "has its GPUs in mode Exclusive, which are shared with nobody"
+    checks = gpu_filters.static(request)
+    if not all(check.passes(gpu) for gpu in gpus for check in checks):
+        place = gpus_of(node.name, (gpu.index for gpu in gpus))
+        return f"is on {place}, which spec.gpu.uuids, spec.gpu.models or spec.gpu.memory leave out"
+    labels, namespace = request.gpu.labels, request.namespace
+    rows = (row.wanted for gpu in gpus for row in gpu.rows.values() if not row.left)
+    members = [row for row in rows if (row.namespace, row.labels.affinity) == (namespace, labels.affinity)]
+    if any(row.labels.exclusion != labels.exclusion for row in members):
+        return "has members with another spec.gpu.exclusion, which share no GPU with this one"
+    if labels.anti_affinity is not None and any(row.labels.anti_affinity == labels.anti_affinity for row in members):
+        return "has a member with the same spec.gpu.antiAffinity, which shares no GPU with this one"
+    return None
 
 
 def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:

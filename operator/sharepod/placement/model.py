@@ -250,7 +250,8 @@ class Outlook(StrEnum):
     NEVER = "NeverFits"
     """No known node could take it even when empty: the request or the cluster has to change."""
     CONFLICT = "AffinityConflict"
-    """Its affinity group runs, and no member with this `count` or mode can join it: one of the two has to change."""
+    """Its affinity group runs, and no member like this one can join it, however much is free (another `count` or
+    exclusion label, Exclusive, GPUs that it leaves out): one of the two has to change."""
     IN_USE = "MemoryInUse"
     """It would take away memory that the tenant itself uses: that has to be freed first."""
 
