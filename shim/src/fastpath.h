@@ -24,8 +24,8 @@ FAST void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* A stream as a thread remembers it: a default stream by its one name and the current context, others by the handle
- * alone. */
+/* A stream as a thread remembers it: a default stream by its one name and, if there may be several, the current context;
+ * others by the handle alone. */
 struct which_stream {
     CUstream stream;
     CUcontext context; /* NULL: the handle says it */
@@ -35,7 +35,8 @@ FAST struct which_stream gate_which(CUstream stream, bool per_thread) {
     struct which_stream which = {stream, NULL};
     if (streams_default(stream)) {
         which.stream = streams_named(stream, per_thread);
-        DRIVER(cuCtxGetCurrent)(&which.context);
+        if (UNLIKELY(atomic_load_explicit(&the_process->gate.contexts, memory_order_relaxed) != CONTEXTS_ONE))
+            DRIVER(cuCtxGetCurrent)(&which.context);
     }
     return which;
 }

@@ -21,6 +21,12 @@ enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
 /* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
+/* Whether a default stream is always the same one: 0 (not known yet, also what a wiped page holds) and SEVERAL mean that the
+ * driver has to be asked for the current context. One: there is one device, and nothing was ever asked to make a
+ * context but its primary one. Where another comes about all the same (by the calls of graphics, which are none of ours),
+ * it is noticed with the next opening of the gate. */
+enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
+
 /* A stream that this thread launched into during the present opening; see meter.c. */
 struct slot_stream {
     CUstream stream; /* by its one name, see streams_named */
@@ -64,6 +70,7 @@ struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool fenced;       /* no membarrier */
+    _Atomic uint32_t contexts; /* CONTEXTS_ */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
     _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */

@@ -76,6 +76,8 @@ static void end(int place, bool made, CUcontext context) {
     CUresult result = process_enter();                                         \
     if (result != CUDA_SUCCESS)                                                \
         return result;                                                         \
+    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                      \
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);           \
     int place = gpus_place(&the_process->gpus, device);                        \
     if (!begin(place))                                                         \
         return CUDA_ERROR_OUT_OF_MEMORY;                                       \
@@ -110,6 +112,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
+    atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
     int place = gpus_place(&the_process->gpus, device);
     if (!begin(place))
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -108,8 +108,20 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     return true;
 }
 
+static void find_clock(void) {
+    struct object kernel;
+#if defined(__x86_64__)
+    const char *name = "__vdso_clock_gettime";
+#else
+    const char *name = "__kernel_clock_gettime";
+#endif
+    if (object_find("linux-vdso.so", &kernel))
+        sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
+}
+
 static CUresult start(struct process *process) {
     struct limits limits;
+    find_clock();
     if (!entries_load())
         return CUDA_ERROR_NOT_FOUND;
     if (!HAS(cuCtxGetCurrent) || !HAS(cuCtxPushCurrent_v2) || !HAS(cuCtxPopCurrent_v2) || !HAS(cuEventCreate) ||

@@ -9,6 +9,8 @@
 #define MADV_WIPEONFORK 18
 #endif
 
+int (*_Atomic sys_clock)(int clock, struct timespec *now);
+
 void *sys_map(size_t bytes) {
     long memory = sys_call(SYS_mmap, 0, (long)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory < 0 && memory > -4096)

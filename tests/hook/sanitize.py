@@ -1,23 +1,26 @@
 """The hook's C sources under the address, undefined-behaviour and thread sanitizers: `make sanitize`.
 
-They are compiled with a sanitizer into a library that the program `randomlife` is linked with ahead of the fake
-driver (all but interpose.c: a `dlsym` of the hook's own would come before the sanitizer's; resolution is tested on the
-real file), and random lives are lived under the daemon that `randomlife.py` plays. A finding ends the process, so that
-it counts as failed. No finding is suppressed.
+They are compiled with a sanitizer into a library that the programs `randomlife` and `memoryrace` are linked with ahead
+of the fake driver (all but interpose.c: a `dlsym` of the hook's own would come before the sanitizer's; resolution is
+tested on the real file). Random lives are lived under the daemon that `randomlife.py` plays, then threads race for
+memory under the real agent. A finding ends the process, so that it counts as failed. No finding is suppressed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness.soak import Run
 
+from hook.agent_node import running, tenant
 from hook.conftest import BUILD, ROOT
 from hook.randomlife import NOTHING_OF, Program, soak
 
@@ -26,6 +29,9 @@ KINDS = {
     # -Wno-tsan: it does not follow fences. What they order here are atomics on both sides.
     "thread": ["-fsanitize=thread", "-Wno-tsan"],
 }
+WRAPPED = ("object_libc_symbol", "sys_map", "sys_unmap")
+"""See sanitized/wrap.c."""
+LIMIT = 256 << 20
 # The double keeps what operations may still point to, and the hook has no heap: there is nothing to leak.
 # A child of a process with threads may start threads of its own.
 OPTIONS = {
@@ -39,15 +45,15 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def build(kind: str, folder: Path) -> tuple[Path, Path]:
-    """The hook and the program randomlife, in that folder."""
+def build(kind: str, folder: Path) -> Path:
+    """The hook and the programs, in that folder."""
     folder.mkdir(parents=True, exist_ok=True)
     headers = subprocess.run(
         [sys.executable, str(ROOT / "shim" / "cuda_headers.py")], capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()
     common = ["cc", *FLAGS, *KINDS[kind], f"-I{ROOT / 'shim' / 'include'}", f"-I{ROOT / 'shim' / 'src'}"]
     common += ["-isystem", headers]
-    hook, program = folder / "libsharepod.so", folder / "randomlife"
+    hook = folder / "libsharepod.so"
     sources = [path for path in sorted((ROOT / "shim" / "src").glob("*.c")) if path.name != "interpose.c"]
     objects = [folder / f"{path.stem}.o" for path in [*sources, Path("wrap.c")]]
     compiling = [
@@ -55,13 +61,29 @@ def build(kind: str, folder: Path) -> tuple[Path, Path]:
         for path in [*sources, ROOT / "tests" / "hook" / "sanitized" / "wrap.c"]
     ]
     _side_by_side(compiling)
-    link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--wrap=object_libc_symbol", "-Wl,-soname,libsharepod.so"]
+    link = ["-shared", "-Wl,-Bsymbolic", *(f"-Wl,--wrap={name}" for name in WRAPPED), "-Wl,-soname,libsharepod.so"]
     _run([*common, *link, *map(str, objects), "-o", str(hook)])
     driver = [f"-L{BUILD / 'fakecuda'}", "-l:libcuda.so.1"]
     ahead = ["-Wl,--no-as-needed", f"-L{folder}", "-l:libsharepod.so"]
-    source = str(ROOT / "tests" / "hook" / "programs" / "randomlife.c")
-    _run([*common, "-o", str(program), source, *ahead, *driver, "-lpthread"])
-    return hook, program
+    for name in ("randomlife", "memoryrace"):
+        source = str(ROOT / "tests" / "hook" / "programs" / f"{name}.c")
+        _run([*common, "-o", str(folder / name), source, *ahead, *driver, "-lpthread"])
+    return hook
+
+
+def race(folder: Path, hook: Path, seed: int) -> dict[str, int]:
+    """The counts of one race for memory, and whether it ended well."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sr") as directory,
+        running(Path(directory), tenant("a", 0.5, memory=LIMIT), hook_file=str(hook)) as node,
+    ):
+        environment = node.environment("a") | OPTIONS
+        del environment["LD_PRELOAD"]
+        environment["LD_LIBRARY_PATH"] = f"{node.path('a')}:{BUILD / 'fakecuda'}"
+        command = [str(folder / "memoryrace"), str(seed), "8", "2000"]
+        ran = subprocess.run(command, env=environment, input=b"\n", stdout=subprocess.PIPE, timeout=300, check=False)
+    counts: dict[str, int] = json.loads(ran.stdout) if ran.returncode == 0 else {"taken": 0, "refused": 0, "failed": 1}
+    return counts
 
 
 def _side_by_side(commands: Sequence[list[str]]) -> None:
@@ -86,9 +108,12 @@ def main() -> int:
     for kind in KINDS:
         folder = BUILD / "sanitize" / kind
         shutil.rmtree(folder, ignore_errors=True)
-        hook, program = build(kind, folder)
-        counts = soak(Run(kind, given.seed, given.seconds), hook, Program(program, linked=True, more=OPTIONS))
+        hook = build(kind, folder)
+        life = Program(folder / "randomlife", linked=True, more=OPTIONS)
+        counts = soak(Run(kind, given.seed, given.seconds), hook, life)
         clean &= counts.get("launches", 0) > 0 and not any(counts[name] for name in NOTHING_OF)
+        counts |= race(folder, hook, given.seed)
+        clean &= counts["failed"] == 0 and counts["taken"] > 0 and counts["refused"] > 0
         print(f"{kind}: " + ", ".join(f"{name} {count}" for name, count in counts.items()), flush=True)
     print("clean" if clean else "NOT clean")
     return 0 if clean else 1

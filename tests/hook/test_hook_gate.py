@@ -286,6 +286,28 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
     assert max(usage[gpu].last_end for gpu in (GPU_0, GPU_1)) <= came
 
 
+def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
+    """As long as there is one context the driver is not asked which one is current. A drain puts an event behind each
+    stream of every context that was launched into, where the driver has none for whole contexts."""
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name("fakecuda-11.8"), CUDA_VISIBLE_DEVICES="0")
+    probe.start_cuda()
+    grant = daemon.next_grant()
+    daemon.on_want = lambda client: grant
+    for _ in range(3):
+        probe.ok("launch", "noop")
+    probe.ok("own_context", "second")
+    probe.ok("launch", "spin_us_20000")
+    before = probe.ok("live_events")
+    client = daemon.client()
+    daemon.revoke(client, grant)
+    daemon.next_frame(client, Drained)
+    assert probe.ok("live_events") - before == 2
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 4
+    assert usage.last_end <= daemon.times(client, Drained)[0]
+
+
 @pytest.mark.parametrize("version", ["fakecuda", "fakecuda-11.8"])
 def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str) -> None:
     daemon = tenant.daemon()

@@ -1,5 +1,5 @@
 /* A libcuda that does nothing, at once: what is left of a call's time is the hook's. For benchmarks/hook_overhead.py and
- * benchmarks/memory.py. HOLLOW_GPU: the UUID of its one device, 32 hexadecimal digits.
+ * benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
  */
 #include <cuda.h>
 #include <stdio.h>
@@ -70,6 +70,12 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *retained, CUdevice device) {
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device) {
     *device = 0;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count) {
+    const char *text = getenv("HOLLOW_DEVICES");
+    *count = text != NULL ? atoi(text) : 1;
     return CUDA_SUCCESS;
 }
 
