@@ -183,6 +183,15 @@ static void wait_for_turn(struct process *process, struct slot *slot) {
         atomic_store(&slot->waits, 0);
 }
 
+/* With the first launch, before a stream is remembered by it. */
+static void count_contexts(struct gate *gate) {
+    uint32_t unknown = CONTEXTS_UNKNOWN;
+    int devices = 0;
+    if (atomic_load(&gate->contexts) == CONTEXTS_UNKNOWN && HAS(cuDeviceGetCount) &&
+        DRIVER(cuDeviceGetCount)(&devices) == CUDA_SUCCESS)
+        atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
+}
+
 /* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
  * opening, no slot. */
 __attribute__((noinline)) struct passage gate_enter(CUstream stream, bool per_thread) {
@@ -191,6 +200,7 @@ __attribute__((noinline)) struct passage gate_enter(CUstream stream, bool per_th
         return passage;
     struct process *process = the_process;
     struct gate *gate = &process->gate;
+    count_contexts(gate);
     for (;;) {
         if (atomic_load(&gate->captures) > 0 && streams_is_capturing(stream, per_thread))
             return passage; /* recorded, not run */

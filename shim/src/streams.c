@@ -191,17 +191,6 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
     unlock(&streams->lock);
 }
 
-/* A context was noted. With the lock. */
-static void count_contexts(const struct streams *streams, struct gate *gate) {
-    uint32_t unknown = CONTEXTS_UNKNOWN;
-    int devices = 0;
-    if (streams->births > 1)
-        atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
-    else if (atomic_load(&gate->contexts) == CONTEXTS_UNKNOWN && HAS(cuDeviceGetCount) &&
-             DRIVER(cuDeviceGetCount)(&devices) == CUDA_SUCCESS)
-        atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
-}
-
 bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry) {
     CUcontext context = streams_context_of(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
@@ -216,7 +205,8 @@ bool streams_register(struct streams *streams, CUstream stream, uint32_t word, s
     struct known_stream *known_stream =
         known != NULL ? note_stream(streams, context, streams_default(stream) ? NULL : stream) : NULL;
     uint32_t born = known != NULL ? known->born : 0;
-    count_contexts(streams, &the_process->gate);
+    if (streams->births > 1)
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
     if (known_stream != NULL)
         known->pending = known_stream->pending = true;
     unlock(&streams->lock);
