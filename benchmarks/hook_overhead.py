@@ -7,8 +7,8 @@ the hook is the hook's own time, as processor time of the launching threads. In 
 each other in one process: straight to the driver, through the hook, straight beside one shared atomic counter, straight
 under one mutex. `launch_overhead` is the median over the rounds of what a way adds to the straight call of its round.
 
-alone           one grant without end, nothing metered: the gate stands open. Into the default stream the driver is asked
-                for the current context, unless there is one device and no context but its own
+alone           one grant without end, nothing metered: the gate stands open. Into the default stream the driver is
+                asked for the current context, unless there is one device and no context but its own
 ceiling-bound   70 ms of each 100 ms, metered
 contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
 
