@@ -155,6 +155,11 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
                 tenant = TenantId(chance.choice(sorted(operator.rows())))
                 operator.model.cluster.set_releasing(NODE, tenant)
                 operator.writer.add(NODE)
+            elif what < 0.65 and operator.rows():
+                tenant = TenantId(chance.choice(sorted(operator.rows())))
+                share = Milli(chance.choice((300, 400, 600)))
+                operator.model.cluster.resize(tenant, request=share, limit=Milli(1000), memory=Bytes(1))
+                operator.writer.add(NODE)
             else:
                 operator.deliver()
             if chance.random() < 0.5:
@@ -174,6 +179,11 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
         for operator in operators:
             known = {str(item.tenant): item.row().dump() for item in operator.model.cluster.reservations(NODE)}
             assert known == ledger
+            account = operator.model.cluster.node(NODE)
+            assert account is not None
+            for gpu in account.gpus:
+                taken = sum(row["requestMilli"] for row in ledger.values() if gpu.state.uuid in row["gpus"])
+                assert gpu.free_milli == 1000 - taken, "what was decided and taken back takes nothing any more"
     finally:
         for run in runs:
             run.cancel()
