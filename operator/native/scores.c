@@ -1,16 +1,12 @@
-/* Scores of nodes for one kind of request: the inner loops of Binpack, Spread and best effort.
+/* Scores of nodes for one kind of request: the inner loops of Binpack.
  *
  * Guarantees: writes what scores.h says and nothing else, allocates nothing, and gives the same answer on every machine
  * (sums are made in a fixed order). It ranks: what it offers is asked of the filters themselves before it is taken.
  */
-#include "scores.h"
+#include "rows.h"
 
 #include <math.h>
-#include <stdbool.h>
 #include <string.h>
-
-static const int64_t NO_PLACE = INT64_MIN;
-static const int64_t WHOLE_GPU = 1000;
 
 /* Where the loader can choose, wider vectors are used where the processor has them. They change no sum: its parts are
  * the lanes below. */
@@ -20,13 +16,8 @@ static const int64_t WHOLE_GPU = 1000;
 #define VECTORS
 #endif
 
-enum { EMPTY = 0, PLAIN = 1 }; /* labels of cells, as in columns.py */
-enum { LANES = 8 };            /* parts that a sum is made in, whatever the processor; kinds are a multiple of it */
-enum { MEMO = 512 };           /* rows of equal state that are scored once; a power of two */
-
-/* Cells times kinds that a decision makes anew where much has changed, and as many again where the weights have: what
- * bounds its time. */
-enum { WORK = 30000 };
+enum { LANES = 8 };  /* parts that a sum is made in, whatever the processor; kinds are a multiple of it */
+enum { MEMO = 512 }; /* rows of equal state that are scored once; a power of two */
 
 /* A value of a state that was scored in this call. `tag` 0: nothing yet. */
 struct known {
@@ -36,17 +27,16 @@ struct known {
     int64_t tried;
 };
 
-/* What a node would hold: copies of each kind by its GPUs and by its CPU, and the time where each kind fits. */
+/* What a node would hold: copies of each kind by its GPUs and by its CPU, the time where each kind fits, and what its
+ * holes are worth. */
 struct state {
     float *fits;
     float *suited;
     float *by_cpu;
-    float loss;
+    float holes;
 };
 
 static int64_t at_least(int64_t least, int64_t value) { return value > least ? value : least; }
-
-static int64_t at_most(int64_t most, int64_t value) { return value < most ? value : most; }
 
 /* Eight kinds at once; memory that holds some need not be aligned. */
 typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
@@ -75,68 +65,15 @@ static inline float total_of(floats sums) {
     return total;
 }
 
-/* --- Filters ------------------------------------------------------------------------------------------------- */
-
-/* The common case, a share of any model that nobody keeps apart, without a branch. */
-static int64_t plain_cells(const shp_columns *columns, const shp_ask *ask, int64_t first, int64_t *restrict cells) {
-    const int64_t *restrict label = columns->label + first;
-    const int64_t *restrict free = (ask->memory < 0 ? columns->by_memory : columns->free) + first;
-    const int64_t *restrict bytes = columns->bytes + first;
-    const int64_t milli = ask->milli, memory = ask->memory < 0 ? INT64_MIN : ask->memory, width = columns->width;
-    int64_t found = 0;
-    for (int64_t cell = 0; cell < width; cell++) {
-        cells[found] = cell;
-        found += (free[cell] >= milli) & (bytes[cell] >= memory) & (label[cell] <= PLAIN);
-    }
-    return found;
-}
-
-static bool cell_passes(const shp_columns *columns, const shp_ask *ask, int64_t at) {
-    int64_t label = columns->label[at];
-    if (ask->blocked && ask->blocked[at])
-        return false;
-    if (ask->models && !ask->models[columns->model[at]])
-        return false;
-    if (ask->whole)
-        return label == EMPTY && columns->free[at] >= 0;
-    if (ask->memory < 0 ? columns->by_memory[at] < ask->milli
-                        : columns->free[at] < ask->milli || columns->bytes[at] < ask->memory)
-        return false;
-    return ask->exclusion ? label == EMPTY || label == ask->exclusion : label <= PLAIN;
-}
-
-int64_t shp_passing(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells) {
-    if (columns->room[2 * row] < ask->room_cpu || columns->room[2 * row + 1] < ask->room_memory)
-        return 0;
-    if (ask->nodes && !ask->nodes[row])
-        return 0;
-    int64_t found = 0;
-    int64_t first = row * columns->width;
-    if (!ask->blocked && !ask->models && !ask->whole && !ask->exclusion) {
-        found = plain_cells(columns, ask, first, cells);
-    } else {
-        for (int64_t cell = 0; cell < columns->width; cell++)
-            if (cell_passes(columns, ask, first + cell))
-                cells[found++] = cell;
-    }
-    return found >= ask->count ? found : 0;
-}
-
-/* Whether a pod that takes no GPU passes. */
-static bool host_passes(const shp_columns *columns, const shp_ask *ask, int64_t row) {
-    return columns->room[2 * row] >= ask->room_cpu && columns->room[2 * row + 1] >= ask->room_memory &&
-           (!ask->nodes || ask->nodes[row]);
-}
-
 /* --- Usable capacity ----------------------------------------------------------------------------------------- */
 
-/* Of one cell: what is free of it, and what its time counts where a kind fits. */
+/* Of one cell: what is free of it, what its time counts where a kind fits, and what it is worth as a hole. */
 struct cell {
     float time;
     float memory;
     const float *per_memory;
     float worth;
-    float loss;
+    float hole;
 };
 
 /* How many fit into so many thousandths. Halves keep a quotient of whole numbers off the next one: it is exact. */
@@ -155,7 +92,7 @@ static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t
                          .memory = (float)memory,
                          .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->kinds : 0,
                          .worth = capacity->mix * (float)time,
-                         .loss = capacity->gap_loss[time]};
+                         .hole = capacity->hole_worth[time]};
 }
 
 /* Adds `sign` times what a cell holds. */
@@ -168,7 +105,7 @@ VECTORS static void add_cell(struct state *to, const shp_capacity *capacity, str
         *(floats *)(to->fits + at) += sign * (fits * load(capacity->parts + at));
         *(floats *)(to->suited + at) += sign * where(fits >= 1.0F, worth);
     }
-    to->loss += sign * cell.loss;
+    to->holes += sign * cell.hole;
 }
 
 VECTORS static void copies_by_cpu(float *copies, const shp_capacity *capacity, float cpu) {
@@ -199,7 +136,7 @@ static int64_t known_model(const shp_columns *columns, const shp_capacity *capac
 }
 
 static struct state state_in(float *scratch, int64_t kinds) {
-    return (struct state){.fits = scratch, .suited = scratch + kinds, .by_cpu = scratch + 2 * kinds, .loss = 0.0F};
+    return (struct state){.fits = scratch, .suited = scratch + kinds, .by_cpu = scratch + 2 * kinds, .holes = 0.0F};
 }
 
 void shp_hold(const shp_columns *columns, const shp_capacity *capacity, const int64_t *rows, int64_t count,
@@ -208,12 +145,12 @@ void shp_hold(const shp_columns *columns, const shp_capacity *capacity, const in
     for (int64_t number = 0; number < count; number++) {
         int64_t row = rows[number];
         float *held = capacity->held + row * (2 * kinds + 1);
-        struct state state = {.fits = held, .suited = held + kinds, .by_cpu = scratch, .loss = 0.0F};
+        struct state state = {.fits = held, .suited = held + kinds, .by_cpu = scratch, .holes = 0.0F};
         memset(held, 0, (size_t)(2 * kinds + 1) * sizeof *held);
         for (int64_t at = row * columns->width; at < (row + 1) * columns->width; at++)
             add_cell(&state, capacity, cell_with(capacity, columns->time[at], columns->memory[at], columns->size[at]),
                      1.0F);
-        held[2 * kinds] = state.loss;
+        held[2 * kinds] = state.holes;
         copies_by_cpu(state.by_cpu, capacity, columns->cpu[row]);
         capacity->value[row] = value_of(capacity, &state, known_model(columns, capacity, row));
     }
@@ -225,7 +162,7 @@ static void start_from(struct state *state, const shp_capacity *capacity, int64_
     int64_t kinds = capacity->kinds;
     const float *held = capacity->held + row * (2 * kinds + 1);
     memcpy(state->fits, held, (size_t)(2 * kinds) * sizeof *held); /* fits and suited, which lie side by side */
-    state->loss = 0.0F;
+    state->holes = 0.0F;
 }
 
 /* A cell as it is, and as it would be with the request on it. */
@@ -242,7 +179,7 @@ static struct cell cell_after(const shp_columns *columns, const shp_capacity *ca
 
 static float gain(const shp_columns *columns, const shp_capacity *capacity, const struct state *state, int64_t row) {
     float after = value_of(capacity, state, known_model(columns, capacity, row));
-    return after - capacity->value[row] - state->loss * capacity->gap_weight;
+    return after - capacity->value[row] + state->holes * capacity->hole_weight;
 }
 
 /* A node of which one cell goes from `before` to `after`. */
@@ -284,7 +221,8 @@ static float gain_at(const shp_columns *columns, const shp_capacity *capacity, c
                         .weights = capacity->weights + known_model(columns, capacity, row) * capacity->kinds,
                         .before = cell_at(columns, capacity, at),
                         .after = cell_after(columns, capacity, ask, at)};
-    return value_moved(capacity, &move) - capacity->value[row] - (move.after.loss - move.before.loss) * capacity->gap_weight;
+    return value_moved(capacity, &move) - capacity->value[row] +
+           (move.after.hole - move.before.hole) * capacity->hole_weight;
 }
 
 static int64_t rounded(const shp_capacity *capacity, float raw) {
@@ -365,19 +303,17 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     for (int64_t number = 0; number < passing; number++)
         free = at_most(free, time[cells[number]]);
     int64_t left = at_least(0, free - ask->milli);
-    float loss = capacity->gap_loss[left] - capacity->gap_loss[free] + (float)left;
-    return rounded(capacity, -loss * capacity->gap_weight);
+    return rounded(capacity, (capacity->hole_worth[left] - capacity->hole_worth[free]) * capacity->hole_weight);
 }
 
 static int64_t passing_cells(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells) {
-    return ask->count ? shp_passing(columns, ask, row, cells) : host_passes(columns, ask, row);
+    return ask->count ? shp_passing(columns, ask, row, cells) : shp_host_passes(columns, ask, row);
 }
 
-void shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
-                const shp_scores *scores, float *scratch, int64_t *cells) {
+int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
+                   int64_t work, const shp_scores *scores, float *scratch, int64_t *cells) {
     struct known memo[MEMO];
     struct state state = state_in(scratch, capacity->kinds);
-    int64_t work = ask->count ? WORK : INT64_MAX;
     bool cleared = false;
     for (int64_t row = 0; row < columns->rows; row++) {
         if (columns->stamp[row] <= seen)
@@ -392,7 +328,7 @@ void shp_update(const shp_columns *columns, const shp_capacity *capacity, const 
         uint64_t tag = tag_of(columns, row, passing);
         struct known *known = &memo[(tag >> 1) % MEMO];
         if (known->tag != tag) {
-            if (work < 0) {
+            if (work < 0 && ask->count) {
                 scores->score[row] = guess(columns, capacity, ask, row, cells, passing);
                 scores->weights[row] = 0;
                 continue;
@@ -405,6 +341,7 @@ void shp_update(const shp_columns *columns, const shp_capacity *capacity, const 
         scores->cell[row] = known->cell;
         scores->weights[row] = capacity->number;
     }
+    return work;
 }
 
 /* The first of the highest; -1: none has a place. */
@@ -430,15 +367,14 @@ static int64_t highest_of(const shp_scores *scores, int64_t rows, int64_t number
     return best;
 }
 
-int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask,
+int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *cells) {
     struct state state = state_in(scratch, capacity->kinds);
-    int64_t work = ask->count ? WORK : INT64_MAX;
     for (;;) {
         int64_t row = highest(scores->score, columns->rows);
         if (row < 0 || scores->weights[row] == capacity->number)
             return row;
-        if (work < 0) {
+        if (work < 0 && ask->count) {
             int64_t scored = highest_of(scores, columns->rows, capacity->number);
             if (scored >= 0)
                 return scored;
@@ -453,55 +389,5 @@ int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const
         scores->cell[row] = known.cell;
         scores->weights[row] = capacity->number;
         work -= known.tried * capacity->kinds;
-    }
-}
-
-/* --- Spread, the first of a group, best effort ------------------------------------------------------------------ */
-
-static void ascending(int64_t *costs, int64_t found) {
-    for (int64_t number = 1; number < found; number++) {
-        int64_t cost = costs[number], at = number;
-        for (; at > 0 && costs[at - 1] > cost; at--)
-            costs[at] = costs[at - 1];
-        costs[at] = cost;
-    }
-}
-
-void shp_most_free(const shp_columns *columns, const shp_ask *ask, int64_t *score, int64_t *cells) {
-    for (int64_t row = 0; row < columns->rows; row++) {
-        int64_t passing = shp_passing(columns, ask, row, cells);
-        for (int64_t number = 0; number < passing; number++) {
-            int64_t at = row * columns->width + cells[number];
-            cells[number] = ((WHOLE_GPU - columns->time[at]) << 32) + (columns->tenants[at] << 12) + WHOLE_GPU -
-                            columns->memory[at];
-        }
-        ascending(cells, passing);
-        score[row] = passing ? -cells[ask->count - 1] : NO_PLACE;
-    }
-}
-
-static int64_t idle_cells(const shp_columns *columns, int64_t row) {
-    int64_t idle = 0;
-    for (int64_t at = row * columns->width; at < (row + 1) * columns->width; at++)
-        idle += columns->like[at] != 0 && columns->tenants[at] == 0;
-    return idle;
-}
-
-void shp_least_promised(const shp_columns *columns, const shp_ask *ask, int64_t *score, int64_t *cells) {
-    for (int64_t row = 0; row < columns->rows; row++) {
-        int64_t passing = shp_passing(columns, ask, row, cells);
-        score[row] = NO_PLACE;
-        if (!passing)
-            continue;
-        for (int64_t number = 0; number < passing; number++) {
-            int64_t at = row * columns->width + cells[number];
-            cells[number] = ((int64_t)(columns->tenants[at] == 0) << 44) + ((WHOLE_GPU - columns->time[at]) << 28) +
-                            (columns->tenants[at] << 12) + columns->memory[at];
-        }
-        ascending(cells, passing);
-        int64_t cost = 0;
-        for (int64_t number = 0; number < ask->count; number++)
-            cost += cells[number];
-        score[row] = -(cost * 64 + at_most(63, idle_cells(columns, row)));
     }
 }

@@ -1,6 +1,6 @@
 """Builds `sharepod.placement._scores`, the inner loops of placement in C, by cffi in API mode.
 
-The declarations are read from the header itself. setuptools runs it (`cffi_modules` in setup.py).
+The declarations are read from the headers themselves. setuptools runs it (`cffi_modules` in setup.py).
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADER, SOURCE = HERE / "scores.h", HERE / "scores.c"
+HEADERS = [HERE / name for name in ("scores.h", "gaps.h")]
+SOURCES = [HERE / name for name in ("filters.c", "scores.c", "spread.c", "gaps.c")]
 
 ffi = FFI()
-ffi.cdef("\n".join(line for line in HEADER.read_text(encoding="utf-8").splitlines() if not line.startswith("#")))
+for header in HEADERS:
+    lines = header.read_text(encoding="utf-8").splitlines()
+    ffi.cdef("\n".join(line for line in lines if not line.startswith("#")))
 ffi.set_source(
     "sharepod.placement._scores",
-    '#include "scores.h"\n',
-    sources=[str(SOURCE.relative_to(HERE.parent.parent))],
+    "".join(f'#include "{header.name}"\n' for header in HEADERS),
+    sources=[str(source.relative_to(HERE.parent.parent)) for source in SOURCES],
     include_dirs=[str(HERE)],
-    depends=[str(HEADER), str(SOURCE)],
+    depends=[str(path) for path in (*HEADERS, HERE / "rows.h", *SOURCES)],
     # The same sums on every machine: nothing is contracted or reordered.
     extra_compile_args=[
         "-std=c11",
@@ -32,7 +35,7 @@ ffi.set_source(
         "-Wextra",
         "-Werror",
         "-Wno-unused-parameter",
-        "-Wno-psabi",  # vectors are passed between functions of this one file alone
+        "-Wno-psabi",  # vectors are passed between functions of one file alone
     ],
     libraries=["m"],
     py_limited_api=False,

@@ -11,12 +11,12 @@ from sharepod.placement.cluster import Cluster
 from sharepod.placement.columns import Columns
 from sharepod.placement.engine import find
 from sharepod.placement.model import Request
-from sharepod.placement.scores import GAP_WEIGHT, NO_PLACE, ROUND_TO
+from sharepod.placement.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
 from sharepod.placement.usable import UsableCapacity, memory_share
 
 
 def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: list[int]) -> float:
-    """What usable capacity gains, and gap loss with it, when the request goes to these cells of a node."""
+    """What usable capacity gains, and what holes are worth with it, when the request goes to these cells of a node."""
     row = slice(slot, slot + 1)
     size = columns.size[row].copy()
     size[size >= usable.sizes] = 0
@@ -31,7 +31,7 @@ def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: l
     model = columns.node_model[row].clip(max=usable.models)
     cpu = columns.cpu[row]
     gained = usable.value(after, cpu - ask.needs.resources.cpu_milli, model) - usable.value(before, cpu, model)
-    return float(gained[0] - GAP_WEIGHT * (after[0, -1] - before[0, -1]))
+    return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1]))
 
 
 def check_scores(cluster: Cluster, request: Request) -> None:

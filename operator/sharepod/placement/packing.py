@@ -16,14 +16,15 @@ from .accounts import NodeAccount
 from .asks import Ask, needs_key, request_key
 from .columns import Columns
 from .demand import Demand, class_of
+from .gaps import Prices
 from .model import PodNeeds, Request
 from .scores import NO_PLACE, Scored, Scores
 from .usable import UsableCapacity
 
 _MAX_KINDS = 4096
 _SAMPLE = 4096
-_LEARNING = 512
-"""Arrivals up to which new weights differ so much from those before that scores made with those say nothing."""
+_RENEWAL_WORK = 40_000_000
+"""Cells times kinds of requests that a renewal scores anew: some 20 ms."""
 
 
 class Packing:
@@ -34,6 +35,7 @@ class Packing:
         self.demand = Demand()
         self.usable: UsableCapacity | None = None
         """What is known of the demand."""
+        self._prices = Prices()
         self._scores = Scores(self.columns)
         self._scored: dict[Hashable, Scored] = {}
 
@@ -63,7 +65,8 @@ class Packing:
         shares = self.demand.shares()
         if not shares:
             return
-        usable = UsableCapacity(shares, models=columns.models, sizes=columns.sizes)
+        worth = self._prices.worth(shares, np.maximum(columns.free, 0)[columns.free > 0])
+        usable = UsableCapacity(shares, models=columns.models, sizes=columns.sizes, hole_worth=worth)
         self._scores.weigh(usable)
         step = max(1, len(columns.names) // _SAMPLE)
         model = np.minimum(columns.node_model[::step], usable.models)
@@ -72,8 +75,15 @@ class Packing:
         usable.weigh_by_scarcity(room, max(idle, 1.0))
         self._scores.weigh(usable)
         self.usable = usable
-        if self.demand.arrivals < _LEARNING:
-            self._scored.clear()
+        self._rescore()
+
+    def _rescore(self) -> None:
+        """With the new weights, the kinds of requests first that were decided last."""
+        work = _RENEWAL_WORK
+        for scored in sorted(self._scored.values(), key=lambda scored: -scored.seen):
+            work = self._scores.renew(scored, work)
+            if work < 0:
+                break
 
     def forget(self) -> None:
         """Drops the scores that were kept, not what was learned. The next decision of each kind makes its own anew."""

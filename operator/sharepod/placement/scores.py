@@ -24,10 +24,14 @@ Array = npt.NDArray[Any]
 
 NO_PLACE = int(np.iinfo(np.int64).min)
 
-GAP_WEIGHT = 0.3
-"""How much a GPU's gap loss counts beside usable capacity."""
-ROUND_TO = 20
+HOLE_WEIGHT = 2.0
+"""How much a GPU's worth as a hole counts beside usable capacity."""
+ROUND_TO = 40
 """Thousandths: node scores nearer than this are equal, and the first node by name is taken."""
+
+_WORK = 30_000
+"""Cells times kinds of requests that a decision scores anew where much has changed, and as many again where the weights
+have: what bounds its time."""
 
 _CELLS = ("free", "bytes", "by_memory", "time", "memory", "size", "model", "label", "tenants", "like")
 _ROWS = ("room", "stamp", "state", "node_model")
@@ -151,13 +155,13 @@ class Scores:
         capacity.number = self._number
         self._kinds = -(-usable.kinds // _LANES) * _LANES
         capacity.kinds, capacity.models, capacity.sizes = self._kinds, usable.models, usable.sizes
-        capacity.mix, capacity.gap_weight, capacity.round_to = usable.mix, GAP_WEIGHT, ROUND_TO
+        capacity.mix, capacity.hole_weight, capacity.round_to = usable.mix, HOLE_WEIGHT, ROUND_TO
         self._tables = []
         for name in _TABLES:
             self._keep(self._tables, capacity, name, self._filled_up(getattr(usable, name), usable.kinds))
         if usable.per_memory is not None:
             self._keep(self._tables, capacity, "per_memory", self._filled_up(usable.per_memory, usable.kinds))
-        self._keep(self._tables, capacity, "gap_loss", usable.gap_loss)
+        self._keep(self._tables, capacity, "hole_worth", usable.hole_worth)
         self._scratch = np.zeros(max(3 * self._kinds, 1), dtype=np.float32)
         self._for_scratch = _ffi.from_buffer("float[]", self._scratch)
         self._capacity = capacity
@@ -187,19 +191,23 @@ class Scores:
 
     def update(self, scored: Scored) -> None:
         """Takes in what has changed on the nodes."""
-        columns = self._columns
-        if scored.seen < columns.now:
-            ask = scored.against(columns, self._masks)
-            _lib.shp_update(
-                self._view, self._capacity, ask, scored.seen, scored.in_c, self._for_scratch, self._for_cells
-            )
-            scored.seen = columns.now
+        if scored.seen < self._columns.now:
+            self._score(scored, scored.seen, _WORK)
+
+    def renew(self, scored: Scored, work: int) -> int:
+        """Scores all nodes with the weights that hold; what is left of `work`. Not for a decision's path."""
+        return self._score(scored, -1, work)
+
+    def _score(self, scored: Scored, seen: int, work: int) -> int:
+        view, capacity, ask = self._view, self._capacity, scored.against(self._columns, self._masks)
+        left = _lib.shp_update(view, capacity, ask, seen, work, scored.in_c, self._for_scratch, self._for_cells)
+        scored.seen = self._columns.now
+        return int(left)
 
     def best(self, scored: Scored) -> int:
         """The first of the nodes with the highest score; -1: there is no place. It is up to date."""
-        return int(
-            _lib.shp_best(self._view, self._capacity, scored.compiled, scored.in_c, self._for_scratch, self._for_cells)
-        )
+        view, capacity, ask = self._view, self._capacity, scored.compiled
+        return int(_lib.shp_best(view, capacity, ask, _WORK, scored.in_c, self._for_scratch, self._for_cells))
 
     def most_free(self, ask: Ask) -> Scored:
         """By how free the fullest of the GPUs is that would be taken."""

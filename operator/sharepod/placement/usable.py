@@ -3,8 +3,7 @@
 For each class of requests a node counts with the free time of the GPUs that could take one, and with as many copies as
 fit beside its CPU and the GPUs' memory; classes weigh by their share of the arrivals and by how scarce the room for
 them is. Placing where this value falls least keeps slivers of time, stranded CPU or memory, and scarce models from
-adding up. The gap loss of a GPU is what of its free time will be left over in the end if requests keep coming as they
-do.
+adding up.
 
 FGD (Weng et al., "Beware of Fragmentation", USENIX ATC 2023) counts the first of the two terms, with weights that are
 the shares alone.
@@ -32,21 +31,24 @@ MIX = 0.8
 SCARCE_AT_MOST = 0.05
 """Room for a class below this part of all idle time does not make it scarcer still."""
 
-GAP_CHOICE = 30.0
-"""Thousandths: how clearly the better of two continuations is taken in the estimate of the gap loss."""
-
 
 class UsableCapacity:
     """The value of states under one estimate of the demand.
 
     Shapes: `time`, `memory` (thousandths free) and `size` (a number for each capacity of GPU memory) are of cells, that
     is of single GPUs; `cpu` and `model` (a number for each GPU model) of nodes. What a cell holds for each kind of
-    request is a vector of `width` numbers, the last of them its gap loss; those of a node's cells add up, and `value`
-    is of the sum.
+    request is a vector of `width` numbers, the last of them what it is worth as a hole (`hole_worth`, by its free time);
+    those of a node's cells add up, and `value` is of the sum.
     """
 
     def __init__(
-        self, shares: Mapping[DemandClass, float], *, models: Sequence[str], sizes: Sequence[int], mix: float = MIX
+        self,
+        shares: Mapping[DemandClass, float],
+        *,
+        models: Sequence[str],
+        sizes: Sequence[int],
+        hole_worth: Floats | None = None,
+        mix: float = MIX,
     ) -> None:
         self.classes = list(shares)
         self.shares = np.array([shares[known] for known in self.classes], dtype=np.float64)
@@ -63,7 +65,8 @@ class UsableCapacity:
         self.mix = np.float32(mix)
         # Thirds have to add up to no less than one.
         self.parts = np.array([(1.0 + 1e-6) / kind.count for kind in kinds], dtype=np.float32)
-        self.gap_loss = _gap_loss([known.milli for known in self.classes], self.shares).astype(np.float32)
+        self.hole_worth = np.zeros(WHOLE_GPU + 1) if hole_worth is None else hole_worth
+        self.hole_worth = self.hole_worth.astype(np.float32)
 
         steps = np.arange(WHOLE_GPU + 1)
         self.time_fits = _fits(steps, [kind.milli for kind in kinds])
@@ -97,8 +100,8 @@ class UsableCapacity:
 
     def _cells(self, fits: Floats, time: Ints) -> Floats:
         suited = (fits >= 1) * (self.mix * time[..., None].astype(np.float32))
-        loss = self.gap_loss[time][..., None]
-        result: Floats = np.concatenate((fits * self.parts, suited, loss), axis=-1)
+        hole = self.hole_worth[time][..., None]
+        result: Floats = np.concatenate((fits * self.parts, suited, hole), axis=-1)
         return result
 
     @property
@@ -113,7 +116,7 @@ class UsableCapacity:
 
     def cells(self, time: Ints, memory: Ints, size: Ints) -> Floats:
         """What cells hold: how many of each kind fit, as parts of the GPUs that one takes; their time where one fits;
-        their gap loss. Shape of `time` + (width,)."""
+        their worth as holes. Shape of `time` + (width,)."""
         if self.memory_fits is None:
             return self.levels(np.minimum(time, memory))
         return self._cells(np.minimum(self.time_fits[time], self.memory_fits[size, memory]), time)
@@ -159,26 +162,3 @@ def memory_share(memory: int, milli: int, size: int) -> int:
     if memory == -1 or not size:
         return milli
     return min(-(-memory * WHOLE_GPU // size), WHOLE_GPU + 1)
-
-
-def _gap_loss(millis: Sequence[int], shares: Floats) -> Floats:
-    """For each amount of free time what is left of it when nothing fits any more. Of the requests that fit, those that
-    lead to less loss are the more likely to be put here."""
-    weights: dict[int, float] = {}
-    for milli, share in zip(millis, shares, strict=True):
-        weights[milli] = weights.get(milli, 0.0) + float(share)
-    sizes = np.array(sorted(weights), dtype=np.int64)
-    chances = np.array([weights[int(size)] for size in sizes])
-    # All sizes are multiples of `step`, so what is over a multiple is never used.
-    step = int(np.gcd.reduce(sizes)) if sizes.size else WHOLE_GPU
-    free_times = np.arange(WHOLE_GPU + 1)
-    loss = free_times.astype(np.float64)
-    for free in range(step, WHOLE_GPU + 1, step):
-        fitting = int(np.searchsorted(sizes, free, side="right"))
-        if fitting:
-            after = loss[free - sizes[:fitting]]
-            likely = chances[:fitting] * np.exp(-(after - after.min()) / GAP_CHOICE)
-            loss[free] = (likely * after).sum() / likely.sum()
-    over = free_times % step
-    result: Floats = loss[free_times - over] + over
-    return result
