@@ -1,7 +1,7 @@
 /* What holes are worth: prices of sizes at which the holes want what will come.
  *
  * Guarantees: writes `price`, `worth` and the scratch of the market and nothing else, allocates nothing, and takes
- * rounds x holes x sizes steps. These are the dual prices of the cutting stock problem (Gilmore and Gomory, 1961),
+ * rounds x holes x sizes steps. The prices are the dual prices of the cutting stock problem (Gilmore and Gomory, 1961),
  * found by letting supply and demand move them.
  */
 #include "gaps.h"
@@ -75,4 +75,14 @@ void shp_settle_prices(const shp_market *market, int64_t rounds) {
     fill_holes(market);
     for (int64_t free = 0; free <= WHOLE_GPU; free++)
         market->worth[free] = market->worth[free - free % market->step];
+}
+
+void shp_fill_memory(int64_t kinds, const int64_t *takes, const double *gain, double *worth) {
+    worth[0] = 0.0;
+    for (int64_t free = 1; free <= WHOLE_GPU; free++) {
+        worth[free] = worth[free - 1];
+        for (int64_t kind = 0; kind < kinds; kind++)
+            if (takes[kind] <= free)
+                worth[free] = fmax(worth[free], gain[kind] + worth[free - takes[kind]]);
+    }
 }

@@ -24,6 +24,10 @@ typedef struct {
     double *wanted;
 } shp_market;
 
+/* What free memory is worth beside no end of time: `worth` of 0 to 1000 thousandths of it, of `kinds` requests that take
+ * `takes` (at least one) of it each and bring `gain`. */
+void shp_fill_memory(int64_t kinds, const int64_t *takes, const double *gain, double *worth);
+
 /* Moves the prices so often to where the holes want as many of each size as will come. */
 void shp_settle_prices(const shp_market *market, int64_t rounds);
 

@@ -83,6 +83,11 @@ static inline floats fitting(floats thousandths, const float *per_thousandth) {
 
 static inline floats and_a_half(float thousandths) { return all_of(thousandths + 0.5F); }
 
+static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
+    float by_time = capacity->hole_worth[time];
+    return capacity->hole_memory ? fminf(by_time, capacity->hole_memory[size * (WHOLE_GPU + 1) + memory]) : by_time;
+}
+
 static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
     if (!capacity->per_memory) /* all of it is in proportion: the smaller of the two says all */
         time = memory = at_most(time, memory);
@@ -92,7 +97,7 @@ static struct cell cell_with(const shp_capacity *capacity, int64_t time, int64_t
                          .memory = (float)memory,
                          .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->kinds : 0,
                          .worth = capacity->mix * (float)time,
-                         .hole = capacity->hole_worth[time]};
+                         .hole = hole_of(capacity, time, memory, size)};
 }
 
 /* Adds `sign` times what a cell holds. */

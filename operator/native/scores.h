@@ -34,7 +34,8 @@ typedef struct {
 /* Usable capacity under one estimate of the demand, which has a `number` from 1 on. `kinds` is a
  * multiple of eight; those that fill it up have no weight. How many of each kind fit into one
  * thousandth: `per_time` by time, `per_memory` (sizes x kinds) by memory, null where all memory is in proportion.
- * `weights` is of (models + 1) x kinds, `hole_worth` of 1001. `held` (rows x (2 kinds + 1)) and `value` (rows) are what
+ * `weights` is of (models + 1) x kinds, `hole_worth` of 1001 by time, `hole_memory` (sizes x
+ * 1001) by memory, null with `per_memory`: the lesser of the two counts. `held` (rows x (2 kinds + 1)) and `value` (rows) are what
  * `shp_hold` keeps of each row. */
 typedef struct {
     int64_t number;
@@ -48,6 +49,7 @@ typedef struct {
     const float *by_copies;
     const float *weights;
     const float *hole_worth;
+    const float *hole_memory;
     float mix;
     float hole_weight;
     float round_to;

@@ -58,7 +58,7 @@ def test_time_that_nobodys_memory_fits_beside_is_used_up_first() -> None:
 
 def test_memory_that_nobodys_time_fits_beside_is_used_up_first() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"))
-    put(cluster, ask("a", 300, memory=10 * GI, uuids=["GPU-node-a-0"]))
+    put(cluster, ask("a", 400, memory=10 * GI, uuids=["GPU-node-a-0"]))
     put(cluster, ask("b", 800, memory=10 * GI, uuids=["GPU-node-b-0"]))
     small = ask("small", 100, memory=20 * GI)
     learn(cluster, [ask("common", 600, memory=30 * GI), small])

@@ -66,7 +66,10 @@ class Packing:
         if not shares:
             return
         worth = self._prices.worth(shares, np.maximum(columns.free, 0)[columns.free > 0])
-        usable = UsableCapacity(shares, models=columns.models, sizes=columns.sizes, hole_worth=worth)
+        by_memory = np.array([self._prices.worth_of_memory(shares, size) for size in columns.sizes or [0]])
+        usable = UsableCapacity(
+            shares, models=columns.models, sizes=columns.sizes, hole_worth=worth, hole_memory=by_memory
+        )
         self._scores.weigh(usable)
         step = max(1, len(columns.names) // _SAMPLE)
         model = np.minimum(columns.node_model[::step], usable.models)

@@ -161,6 +161,7 @@ class Scores:
             self._keep(self._tables, capacity, name, self._filled_up(getattr(usable, name), usable.kinds))
         if usable.per_memory is not None:
             self._keep(self._tables, capacity, "per_memory", self._filled_up(usable.per_memory, usable.kinds))
+            self._keep(self._tables, capacity, "hole_memory", usable.hole_memory)
         self._keep(self._tables, capacity, "hole_worth", usable.hole_worth)
         self._scratch = np.zeros(max(3 * self._kinds, 1), dtype=np.float32)
         self._for_scratch = _ffi.from_buffer("float[]", self._scratch)

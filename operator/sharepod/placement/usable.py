@@ -37,8 +37,9 @@ class UsableCapacity:
 
     Shapes: `time`, `memory` (thousandths free) and `size` (a number for each capacity of GPU memory) are of cells, that
     is of single GPUs; `cpu` and `model` (a number for each GPU model) of nodes. What a cell holds for each kind of
-    request is a vector of `width` numbers, the last of them what it is worth as a hole (`hole_worth`, by its free time);
-    those of a node's cells add up, and `value` is of the sum.
+    request is a vector of `width` numbers, the last of them what it is worth as a hole: the lesser of
+    `hole_worth` (by free time) and `hole_memory` (by size and free memory). Those of a node's cells add up, and `value`
+    is of the sum.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class UsableCapacity:
         models: Sequence[str],
         sizes: Sequence[int],
         hole_worth: Floats | None = None,
+        hole_memory: Floats | None = None,
         mix: float = MIX,
     ) -> None:
         self.classes = list(shares)
@@ -65,19 +67,20 @@ class UsableCapacity:
         self.mix = np.float32(mix)
         # Thirds have to add up to no less than one.
         self.parts = np.array([(1.0 + 1e-6) / kind.count for kind in kinds], dtype=np.float32)
-        self.hole_worth = np.zeros(WHOLE_GPU + 1) if hole_worth is None else hole_worth
-        self.hole_worth = self.hole_worth.astype(np.float32)
+        everything = np.arange(WHOLE_GPU + 1)
+        self.hole_worth = (np.zeros(WHOLE_GPU + 1) if hole_worth is None else hole_worth).astype(np.float32)
+        unbound = np.full((max(self.sizes, 1), WHOLE_GPU + 1), np.inf)
+        self.hole_memory = (unbound if hole_memory is None else hole_memory).astype(np.float32)
 
-        steps = np.arange(WHOLE_GPU + 1)
-        self.time_fits = _fits(steps, [kind.milli for kind in kinds])
+        self.time_fits = _fits(everything, [kind.milli for kind in kinds])
         needs = [[max(memory_share(kind.memory, kind.milli, size), 1) for kind in kinds] for size in sizes or (1,)]
-        self.in_proportion = self._cells(self.time_fits, steps)
+        self.in_proportion = self._cells(self.time_fits, everything, self.hole_worth)
         self.per_time = np.array([1.0 / kind.milli for kind in kinds], dtype=np.float32)
         self.per_memory: Floats | None = None
         self.memory_fits: Floats | None = None
         if any(kind.memory >= 0 for kind in kinds):
             self.per_memory = (1.0 / np.array(needs)).astype(np.float32)
-            self.memory_fits = np.stack([_fits(steps, of_size) for of_size in needs])
+            self.memory_fits = np.stack([_fits(everything, of_size) for of_size in needs])
 
         fits = [[not known.models or model in known.models for known in self.classes] for model in models]
         fits.append([not known.models for known in self.classes])
@@ -98,10 +101,9 @@ class UsableCapacity:
         np.add.at(result, self._kind, (self._fits * weights).T)
         return np.ascontiguousarray(result.T, dtype=np.float32)
 
-    def _cells(self, fits: Floats, time: Ints) -> Floats:
+    def _cells(self, fits: Floats, time: Ints, holes: Floats) -> Floats:
         suited = (fits >= 1) * (self.mix * time[..., None].astype(np.float32))
-        hole = self.hole_worth[time][..., None]
-        result: Floats = np.concatenate((fits * self.parts, suited, hole), axis=-1)
+        result: Floats = np.concatenate((fits * self.parts, suited, holes[..., None]), axis=-1)
         return result
 
     @property
@@ -119,7 +121,8 @@ class UsableCapacity:
         their worth as holes. Shape of `time` + (width,)."""
         if self.memory_fits is None:
             return self.levels(np.minimum(time, memory))
-        return self._cells(np.minimum(self.time_fits[time], self.memory_fits[size, memory]), time)
+        fits = np.minimum(self.time_fits[time], self.memory_fits[size, memory])
+        return self._cells(fits, time, np.minimum(self.hole_worth[time], self.hole_memory[size, memory]))
 
     def copies(self, held: Floats, cpu: Floats) -> Floats:
         """How many of each kind (nodes, kinds) fit beside the CPU."""
