@@ -38,6 +38,7 @@ struct slot_stream {
     bool bound;  /* the thread waited for the GPU when the opening ended */
     bool taught; /* `each` was learned in this opening */
     bool exact;  /* the thread had to wait for the last fence: the work behind it began then */
+    bool late;   /* that fence had passed before the thread looked */
     uint8_t fences;   /* recorded and not waited for, 0 to FENCES */
     uint16_t window;  /* launches between two fences, at most */
     uint16_t quota;   /* those until the next one */

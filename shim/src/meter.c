@@ -19,7 +19,7 @@
 #include "streams.h"
 
 enum { WINDOW_MOST = 64 };
-#define PATIENCE (250 * SYS_MS)
+#define PATIENCE SYS_SECOND /* most kernels are shorter, and it is learned how long they take */
 #define WINDOW_SHORT (2 * SYS_MS)
 #define WINDOW_LONG (5 * SYS_MS)
 #define MARGIN (SYS_MS / 4) /* so little before the end of the quantum no launch begins */
@@ -69,12 +69,14 @@ void meter_begin(struct gate *gate, struct slot_stream *entry) {
     if (!entry->metered || entry->opening == opening)
         return;
     uint64_t now = sys_now(), drained = atomic_load(&gate->drained);
-    if (entry->bound && entry->unfinished > 0 && drained > entry->waited)
-        learn(entry, (drained - entry->waited) / entry->unfinished, !entry->taught);
+    if (entry->bound && entry->unfinished > 0 && drained > entry->waited) {
+        uint64_t begun = entry->late ? entry->begun[0] : entry->waited;
+        learn(entry, (drained - begun) / entry->unfinished, !entry->late && !entry->taught);
+    }
     entry->opening = opening;
     entry->count = entry->fences = 0;
     entry->unfinished = 0;
-    entry->skipped = entry->bound = entry->taught = entry->exact = false;
+    entry->skipped = entry->bound = entry->taught = entry->exact = entry->late = false;
     entry->waited = entry->fenced = entry->ends = now;
     plan(gate, entry, now);
     entry->full = false;
@@ -104,7 +106,9 @@ static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uin
         entry->window *= 2;
     entry->waited = now;
     entry->exact = waited;
-    entry->ends = now + entry->each * entry->sizes[1];
+    entry->late = !waited;
+    uint64_t behind = now + entry->each * entry->sizes[1];
+    entry->ends = waited ? behind : least(entry->ends, behind);
     entry->ahead = least(entry->ahead, now + entry->last * entry->sizes[1]);
     atomic_store_explicit(&slot->ends, entry->ends, memory_order_relaxed);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -347,6 +347,75 @@ def test_gangs_neither_starve_nor_are_starved(tenants: list[tuple[set[str], int,
     Simulation(programs).run(end)
     for program in programs:
         assert program.share(WARM_UP, end) >= 0.85 * program.request / 1000
+
+
+GANG_SHARE = 0.9
+GANG_WAIT_NS = 4 * S
+
+
+def fits(tenants: list[tuple[set[str], int]]) -> bool:
+    """Whether those of whom no two can run at once ask for four fifths of the time at most."""
+    groups = (some for count in range(1, len(tenants) + 1) for some in combinations(tenants, count))
+    together = (some for some in groups if all(a & b for (a, _), (b, _) in combinations(some, 2)))
+    return all(sum(request for _, request in some) <= 800 for some in together)
+
+
+lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
+
+
+@FEW
+@given(
+    tenants=st.lists(
+        st.tuples(
+            st.sets(st.sampled_from(["g0", "g1", "g2", "g3"]), min_size=1),
+            st.integers(1, 10),
+            st.sampled_from([100 * US, 1 * MS, 10 * MS, 50 * MS]),
+            lives,
+            st.integers(0, 10 * S),
+        ),
+        min_size=3,
+        max_size=8,
+    )
+)
+@example(
+    tenants=[
+        ({"g0"}, 7, 100 * US, "sporadic", 0),
+        ({"g1"}, 1, 100 * US, "busy", 0),
+        ({"g0", "g1"}, 1, 100 * US, "busy", 0),
+    ]
+)  # who pauses for a moment after each step was always before the gang
+def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
+    tenants: list[tuple[set[str], int, int, str, int]],
+) -> None:
+    """A gang that held some of its GPUs while it waits for others would be two holders of one GPU to the simulation, or
+    stop everything. Some ask in bursts, some end in the middle of what they do and come back, some get another request.
+    None waits for longer than is stated, whatever happens, and once nothing changes any more each gets its part."""
+    asked: list[tuple[set[str], int]] = []
+    programs, steady = [], 25 * S
+    for i, (gpus, request, kernel, life, at) in enumerate(tenants):
+        if not fits([*asked, (gpus, 50 * request)]):
+            continue
+        asked.append((gpus, 50 * request))
+        program = Program(f"t{i}", tuple(sorted(gpus)), request=50 * request, kernel_ns=kernel, start_ns=at)
+        if life == "sporadic":
+            program.burst_ns, program.pause_ns, program.busy_from_ns = 30 * MS, at // 20 + MS, 10 * S
+        programs.append((program, life, at))
+    assume(any(len(program.gpus) > 1 for program, _, _ in programs))
+    simulation = Simulation([program for program, _, _ in programs], announces=True)
+    for program, life, at in programs:
+        if life == "resized":
+            simulation.change(at + 2 * S, program, program.request)
+            program.request //= 2
+        elif life == "replaced":
+            simulation.replace(at + 1 * S + 7 * MS, at + 3 * S, program)
+    end = steady + 20 * S
+    simulation.run(end)
+    owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # what lasts beyond a quantum is debt
+    longest = GANG_WAIT_NS + (Config().debt_ns if owing else 0)
+    for program, life, _ in programs:
+        assert max(program.waits) <= longest, f"{life} {program.id}"
+        assert program.wanted_at is None or end - program.wanted_at <= longest
+        assert program.share(steady, end) >= GANG_SHARE * program.request / 1000, f"{life} {program.id}"
 
 
 @SOME

@@ -121,12 +121,47 @@ class Simulation:
             if program.grant is not None:
                 program.spans.append((program.granted_at, until))
 
+    def change(self, time: int, program: Program, request: int) -> None:
+        """At that moment it has another request."""
+
+        def resize() -> None:
+            program.request = request
+            if program.id in self.programs:
+                self.scheduler.set_tenant(
+                    self.now, program.id, program.gpus, request_milli=request, limit_milli=program.limit
+                )
+
+        self.at(time, resize)
+
+    def replace(self, gone: int, back: int, program: Program) -> None:
+        """It ends at one moment, whatever it does then, and another like it comes at a later one."""
+
+        def leave() -> None:
+            if program.grant is not None:
+                program.spans.append((program.granted_at, self.now))
+            program.grant, program.announced, program.wanted_at = None, False, None
+            self.overdue.discard(program.id)
+            del self.programs[program.id]
+            self.scheduler.remove(self.now, program.id)
+
+        def come() -> None:
+            self.programs[program.id] = program
+            self.scheduler.set_tenant(
+                self.now, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit
+            )
+            self._wake(program)
+
+        self.at(gone, leave)
+        self.at(back, come)
+
     def _pass(self, moment: int) -> None:
         if any(program.grant is not None for program in self.programs.values()):
             self.held_ns += moment - self.now
         self.now = moment
 
     def _wake(self, program: Program) -> None:
+        if program.id not in self.programs:  # it has ended meanwhile
+            return
         program.work_ns = program.burst_ns
         program.wanted_at = self.now
         self.scheduler.want(self.now, program.id)

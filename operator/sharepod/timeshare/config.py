@@ -43,6 +43,9 @@ class Config:
     wake_ns: int = 1 * _MS
     """A tenant that has not wanted the token for this long, and has credit, goes next when it wants it again."""
 
+    patience_ns: int = 1000 * _MS
+    """A tenant with credit that has waited for so long goes before those that wake with credit."""
+
     renew_ahead_ns: int = 3_000_000
     """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
 

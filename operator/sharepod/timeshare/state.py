@@ -126,13 +126,21 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
             tenant.account.assured -= cut * tenant.account.request_milli
 
 
-def order_key(tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int) -> tuple[int, int, int, str]:
-    """The smallest goes first. Of equals the one that has waited longest, `since` when."""
+def order_key(
+    tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int, *, patient_since: int
+) -> tuple[int, int, int, str]:
+    """The smallest goes first. Of equals the one that has waited longest, `since` when. Who has credit and has waited
+    since `patient_since` or longer goes before all that wake: these may be so many that a gang never finds its GPUs
+    free at once."""
     account = tenant.account
     if tenant.insists:
         return (0, since, 0, tenant.id)
     if account.assured > 0:
-        return (0, since, 0, tenant.id) if tenant.woke else (1, -account.owed_ns(), since, tenant.id)
+        return (
+            (0, since, 0, tenant.id)
+            if tenant.woke or since <= patient_since
+            else (1, -account.owed_ns(), since, tenant.id)
+        )
     best_effort = tenant.best_effort
     ahead = max([tenant.virtual[gpu] - floors[gpu, best_effort] for gpu in tenant.gpus])
     return (3 if best_effort else 2, ahead, since, tenant.id)

@@ -62,7 +62,8 @@ class Turns:
         crowd = crowds(wanted, gpus.sharing)
 
         def key(tenant: Tenant) -> tuple[int, int, int, str]:
-            return order_key(tenant, self._floors, now if tenant.waiting_since is None else tenant.waiting_since)
+            since = now if tenant.waiting_since is None else tenant.waiting_since
+            return order_key(tenant, self._floors, since, patient_since=now - self._config.patience_ns)
 
         competing = sorted(competing, key=key)
         return plan(
@@ -87,9 +88,10 @@ class Turns:
             crowd += waits or tenant.holding
         write_off({gpu: sharing}, self._config.assured_burst_ns)
         floors_of(sharing, gpu, self._floors)
-        first, least = None, None
+        first, least, patient_since = None, None, now - self._config.patience_ns
         for tenant in competing:
-            key = order_key(tenant, self._floors, now if tenant.waiting_since is None else tenant.waiting_since)
+            since = now if tenant.waiting_since is None else tenant.waiting_since
+            key = order_key(tenant, self._floors, since, patient_since=patient_since)
             if least is None or key < least:
                 first, least = tenant, key
         return None if first is None else Turn(first, self._length(first, {gpu: crowd}), lent=False)
