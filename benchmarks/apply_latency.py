@@ -6,6 +6,8 @@ run.
 A real control plane with nodes that have nothing behind them; one process plays all agents. The operator runs as a
 process under its own ServiceAccount, with its default settings. One client creates the objects at a fixed rate, first
 bare pods, then SharePods, and sees the Pods by a watch of its own; both times run from the moment it sends the object.
+`operator_cpu`: processor time of the operator for each SharePod until all are bound; it does not depend much on
+what else runs.
 Fractions are drawn by a fixed seed from 0.1 to 0.5, so that Binpack has something to do and all fit. Prints a table
 and writes build/results/apply_latency.json.
 """
@@ -13,12 +15,14 @@ and writes build/results/apply_latency.json.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cluster.fake_agents import FakeAgents
 from harness.api import Api, Object
@@ -80,6 +84,12 @@ def measure(api: Api, path: str, namespace: str, bodies: list[Object], rate: flo
     )
 
 
+def cpu_of(pid: int) -> float:
+    """Processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def percentile(values: list[float], percent: int) -> float:
     """In milliseconds."""
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
@@ -97,7 +107,7 @@ def main() -> None:
         runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "handler": "nvidia"}
         cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", {**runtime, "metadata": {"name": "nvidia"}})
         nodes = cluster.add_fake_nodes(options.nodes, labels={"sharepod.dev/pool": "dedicated"})
-        installation.start_operator()
+        operator = installation.start_operator()
         ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
         wait_until(lambda: len(cluster.api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=60)
         agents.start(*nodes)
@@ -121,7 +131,11 @@ def main() -> None:
                     else {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
                 )
                 bodies.append({**head, "metadata": {"name": f"p{number}"}, "spec": {"containers": [_CONTAINER], **gpu}})
+            before = cpu_of(operator.pid)
             made, bound = measure(cluster.api, path, namespace, bodies, options.rate)
+            if not bare:
+                cpu = (cpu_of(operator.pid) - before) / options.count * 1000
+                rows.append(Row(case, "operator_cpu", "ms per SharePod", cpu))
             for metric, values in (("apply_to_created", made), ("apply_to_bound", bound)):
                 rows += [Row(case, f"{metric}_p{percent}", "ms", percentile(values, percent)) for percent in (50, 99)]
         rows.append(Row("all", "objects", "count", options.count))
