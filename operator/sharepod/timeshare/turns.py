@@ -60,10 +60,11 @@ class Turns:
         for gpu in wanted:
             floors_of(gpus.sharing[gpu], gpu, self._floors)
         crowd = crowds(wanted, gpus.sharing)
+        patient_since = self._patient_since(now, competing)
 
         def key(tenant: Tenant) -> tuple[int, int, int, str]:
             since = now if tenant.waiting_since is None else tenant.waiting_since
-            return order_key(tenant, self._floors, since, patient_since=now - self._config.patience_ns)
+            return order_key(tenant, self._floors, since, patient_since=patient_since)
 
         competing = sorted(competing, key=key)
         return plan(
@@ -88,7 +89,7 @@ class Turns:
             crowd += waits or tenant.holding
         write_off({gpu: sharing}, self._config.assured_burst_ns)
         floors_of(sharing, gpu, self._floors)
-        first, least, patient_since = None, None, now - self._config.patience_ns
+        first, least, patient_since = None, None, self._patient_since(now, competing)
         for tenant in competing:
             since = now if tenant.waiting_since is None else tenant.waiting_since
             key = order_key(tenant, self._floors, since, patient_since=patient_since)
@@ -125,6 +126,10 @@ class Turns:
         itself among them."""
         quantum, room = self._config.quantum(max(crowd[gpu] for gpu in tenant.gpus)), tenant.account.room_ns()
         return quantum if room is None else max(self._config.quantum_min_ns, min(quantum, room))
+
+    def _patient_since(self, now: int, competing: list[Tenant]) -> int:
+        """Where nobody wakes, nobody goes before those who are owed more."""
+        return now - self._config.patience_ns if any(tenant.woke for tenant in competing) else -1
 
     def _floor(self, gpu: str, best_effort: bool) -> int:
         """The virtual time that a tenant which joins the borrowers of this GPU starts at."""
