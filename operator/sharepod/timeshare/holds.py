@@ -155,11 +155,13 @@ class Holds:
         assert hold.deadline is not None, "it has a quantum"
         if turn is None:
             return []
-        room, quantum = tenant.account.room_ns(), turn.quantum_ns
+        room, quantum, left = tenant.account.room_ns(), turn.quantum_ns, hold.deadline - now
         if room is not None:  # what is left of the present quantum comes off it first
-            quantum = min(quantum, room - (hold.deadline - now))
-            if quantum < self._config.quantum_min_ns:
-                return []
+            quantum = min(quantum, room - left)
+        if turn.lent:  # until the moment for which its GPUs are kept, else those who are lent them outstay each other
+            quantum = min(quantum, turn.quantum_ns - left)
+        if (room is not None or turn.lent) and quantum < self._config.quantum_min_ns:
+            return []
         self._gpus.settle_around(now, tenant)
         self._turns.forgive(tenant, hold.charged_ns)
         hold.granted_at, hold.deadline = hold.deadline, hold.deadline + quantum
