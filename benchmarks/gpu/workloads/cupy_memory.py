@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cupy
 from conversation import Answer, by_hand
+from filling import fill
 
 
 class Memory:
@@ -15,16 +16,12 @@ class Memory:
 
     def fill(self, *, chunk: int, most: int) -> Answer:
         """Allocates `chunk` bytes at a time, at most `most` in all."""
-        taken, stopped = 0, "nothing stopped it"
-        while taken < most:
-            try:
-                self._held.append(cupy.empty(chunk, dtype=cupy.uint8))
-            except Exception as error:
-                stopped = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                break
-            taken += chunk
+        filled = fill(self._take, chunk=chunk, most=most)
         free, total = cupy.cuda.runtime.memGetInfo()
-        return {"taken": taken, "stopped": stopped, "free": free, "total": total}
+        return filled | {"free": free, "total": total}
+
+    def _take(self, chunk: int) -> None:
+        self._held.append(cupy.empty(chunk, dtype=cupy.uint8))
 
     def clear(self) -> Answer:
         """Gives all of it back."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from conversation import Answer, by_hand
 from driver_calls import CAPTURE_MODES, Driver, DriverError
+from filling import fill
 
 _DEVICE = 1  # CU_MEM_ALLOCATION_TYPE_PINNED, and CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE = 3
@@ -62,17 +63,10 @@ class Memory:
                               ctypes.c_ulonglong(0), ctypes.c_ulonglong(0))  # fmt: skip
             self._undo.append(lambda: self._driver.call("cuMemAddressFree", base, ctypes.c_size_t(most)))
             self._room = base.value
-        taken, stopped = 0, "nothing stopped it"
-        while taken < most:
-            try:
-                self._take(chunk)
-            except DriverError as refused:
-                stopped = str(refused)
-                break
-            taken += chunk
+        filled = fill(self._take, chunk=chunk, most=most)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-        return {"taken": taken, "stopped": stopped, "free": free.value, "total": total.value}
+        return filled | {"free": free.value, "total": total.value}
 
     def clear(self) -> Answer:
         """Gives all of it back."""

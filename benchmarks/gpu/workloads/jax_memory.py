@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 
 from conversation import Answer, by_hand
+from filling import fill
 
 
 class Memory:
@@ -21,16 +22,11 @@ class Memory:
 
     def fill(self, *, chunk: int, most: int) -> Answer:
         """Allocates `chunk` bytes at a time, at most `most` in all."""
-        taken, stopped = 0, "nothing stopped it"
         with self._jax.default_device(self._device):
-            while taken < most:
-                try:
-                    self._held.append(self._jax.numpy.ones(chunk, dtype="uint8").block_until_ready())
-                except Exception as error:
-                    stopped = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                    break
-                taken += chunk
-        return {"taken": taken, "stopped": stopped}
+            return fill(self._take, chunk=chunk, most=most)
+
+    def _take(self, chunk: int) -> None:
+        self._held.append(self._jax.numpy.ones(chunk, dtype="uint8").block_until_ready())
 
     def clear(self) -> Answer:
         """Gives all of it back to JAX's pool."""

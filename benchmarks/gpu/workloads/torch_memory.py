@@ -12,6 +12,7 @@ import argparse
 import os
 
 from conversation import Answer, by_hand
+from filling import fill
 
 SETTINGS = {
     "native": "",
@@ -35,17 +36,13 @@ class Memory:
 
     def fill(self, *, chunk: int, most: int) -> Answer:
         """Allocates `chunk` bytes at a time, at most `most` in all."""
-        taken, stopped = 0, "nothing stopped it"
-        while taken < most:
-            try:
-                self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
-            except Exception as error:
-                stopped = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                break
-            taken += chunk
+        filled = fill(self._take, chunk=chunk, most=most)
         free, total = self._torch.cuda.mem_get_info()
         reserved = self._torch.cuda.memory_reserved()
-        return {"taken": taken, "stopped": stopped, "free": free, "total": total, "reserved": reserved}
+        return filled | {"free": free, "total": total, "reserved": reserved}
+
+    def _take(self, chunk: int) -> None:
+        self._held.append(self._capture(chunk) if self._graphs else self._tensor(chunk))
 
     def reuse(self, *, chunk: int) -> Answer:
         """Half of what was taken is let go into PyTorch's cache, then one piece is asked for that no cached piece
