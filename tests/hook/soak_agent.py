@@ -34,7 +34,10 @@ TENANTS = {
     "e": (0.3, GPUS[1:2]),
 }
 TOO_LONG_S = 5.0
-"""A stopped holder is overtaken a second after its quantum; twice that for two of them, and time for a slow machine."""
+"""A stopped holder is overtaken a second (the grace period) after its quantum, of 100 ms at most. On a GPU of three both
+others may be stopped: 2.2 s. A program that is just starting needs the agent for its first allocation: up to 0.3 s
+until the soak starts another one, and as long as that takes to listen (half a second where nothing else runs). The rest
+is for a slow machine."""
 LOOKED_BACK_S = 1.0
 SETTLE_S = 1.5
 """So long after it began or was let go on a program is not counted as waiting."""
@@ -61,6 +64,8 @@ class Soak:
     workers: dict[str, Worker] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     longest_ms: int = 0
+    longest_gap_ms: int = 0
+    """Without an agent."""
     longest_after: str = ""
     """Of the longest wait: the troubles of the seconds before its end."""
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
@@ -104,10 +109,12 @@ class Soak:
             self.note(f"{worker.label} stopped for {worker.stopped_until - time.monotonic():.2f} s")
 
     def agent(self) -> None:
+        begun = time.monotonic()
         self.node.stop_agent(signal.SIGKILL)
         self.note("agent killed")
         self.wait(self.run.random.uniform(0, 0.3))
         self.node.start_agent()
+        self.longest_gap_ms = max(self.longest_gap_ms, round((time.monotonic() - begun) * 1000))
         self.note("agent listens")
 
     def floods(self) -> None:
@@ -171,7 +178,8 @@ class Soak:
                 self.longest_ms = round(waited * 1000)
                 begun = now - waited - LOOKED_BACK_S
                 before = [f"{at - now:+.2f} s {what}" for at, what in self.lately if at >= begun]
-                self.longest_after = f"{worker.label} after {self.run.elapsed():.1f} s: {', '.join(before)}"
+                so_far = "" if busy else " (which has had no GPU time yet)"
+                self.longest_after = f"{worker.label}{so_far} after {self.run.elapsed():.1f} s: {', '.join(before)}"
             if waited > TOO_LONG_S:
                 self.counts["waits_too_long"] += 1
                 print(f"{worker.label} has waited for {waited:.1f} s after {self.run.elapsed():.1f} s")
@@ -219,6 +227,7 @@ def soak(run: Run) -> dict[str, int]:
         print(f"longest wait: {state.longest_after}")
     troubles = {name: state.counts[name] for name in ("kill", "stop", "agent", "floods", "memory")}
     return troubles | {
+        "longest_gap_ms": state.longest_gap_ms,
         "longest_wait_ms": state.longest_ms,
         "waits_too_long": state.counts["waits_too_long"],
         "dead": state.counts["dead"],
