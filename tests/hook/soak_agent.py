@@ -34,10 +34,8 @@ TENANTS = {
     "e": (0.3, GPUS[1:2]),
 }
 TOO_LONG_S = 5.0
-"""A stopped holder is overtaken a second (the grace period) after its quantum, of 100 ms at most. On a GPU of three both
-others may be stopped: 2.2 s. A program that is just starting needs the agent for its first allocation: up to 0.3 s
-until the soak starts another one, and as long as that takes to listen (half a second where nothing else runs). The rest
-is for a slow machine."""
+"""A stopped holder is overtaken a second (the grace period) after its quantum, of 100 ms at most. On a GPU of three
+both others may be stopped: 2.2 s. The rest is for a slow machine."""
 LOOKED_BACK_S = 1.0
 SETTLE_S = 1.5
 """So long after it began or was let go on a program is not counted as waiting."""
@@ -73,7 +71,6 @@ class Soak:
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
-    agent_since: float = 0.0
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def begin(self) -> None:
@@ -116,6 +113,9 @@ class Soak:
         self.node.start_agent()
         self.longest_gap_ms = max(self.longest_gap_ms, round((time.monotonic() - begun) * 1000))
         self.note("agent listens")
+        for worker in self.workers.values():
+            if not worker.busy_ns:  # its first allocation needs an agent
+                worker.troubled_until = time.monotonic() + SETTLE_S
 
     def floods(self) -> None:
         if self.flood is None:

@@ -82,7 +82,7 @@ async def run(settings: Settings) -> int:
     http = None
     try:
         await agent.start()
-        http = metrics.serve(agent)
+        http = await metrics.serve(agent)
         log.info("serving metrics and health", address=settings.http_bind, port=http.port)
         gc.collect()
         gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames

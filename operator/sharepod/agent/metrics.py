@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from http import HTTPStatus
 
+from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
+from . import http
 from .collector import AgentCollector
 from .core import Agent
-from .http import Answer, HttpServer
 
 CACHED_S = 1.0
 
 
-def serve(agent: Agent) -> HttpServer:
+async def serve(agent: Agent) -> http.HttpServer:
     """Serves on the address of the settings. Raises `OSError` if it is taken."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(agent))
@@ -26,17 +26,19 @@ def serve(agent: Agent) -> HttpServer:
 
     kept, kept_at = b"", -math.inf
 
-    def metrics() -> Answer:
+    async def metrics(_request: web.Request) -> web.Response:
         nonlocal kept, kept_at
         now = asyncio.get_running_loop().time()
         if now - kept_at >= CACHED_S:
             kept, kept_at = generate_latest(registry), now
-        return Answer(HTTPStatus.OK, kept, CONTENT_TYPE_LATEST)
+        return web.Response(body=kept, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    def healthz() -> Answer:
+    async def healthz(_request: web.Request) -> web.Response:
         trouble = agent.unhealthy()
         if trouble is not None:
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{trouble}\n".encode())
-        return Answer(HTTPStatus.OK, b"ok\n")
+            return web.Response(status=503, text=f"{trouble}\n")
+        return web.Response(text="ok\n")
 
-    return HttpServer(agent.settings.http_bind, agent.settings.http_port, {"/metrics": metrics, "/healthz": healthz})
+    application = web.Application()
+    application.add_routes([web.get("/metrics", metrics), web.get("/healthz", healthz)])
+    return await http.serve(application, agent.settings.http_bind, agent.settings.http_port)
