@@ -217,3 +217,24 @@ def test_the_kubelets_numbers_are_spoken() -> None:
 def test_every_family_says_what_it_is(name: str) -> None:
     assert FAMILIES[name].help[0].isupper() or FAMILIES[name].help[0].isdigit()
     assert not FAMILIES[name].help.endswith(".")
+
+
+def test_the_example_of_alerts_asks_for_what_is_told() -> None:
+    example = ROOT / "examples" / "monitoring" / "prometheus-operator.yaml"
+    monitor, rules = yaml.safe_load_all(example.read_text())
+    pods = [*yaml.safe_load_all((ROOT / "manifests/operator/deployment.yaml").read_text())]
+    pods += [*yaml.safe_load_all((ROOT / "manifests/agent/daemonset.yaml").read_text())]
+    names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    watched = [pod for pod in pods if pod["kind"] in ("Deployment", "DaemonSet")]
+    for pod in (each["spec"]["template"] for each in watched):
+        assert pod["metadata"]["labels"]["app.kubernetes.io/name"] in names
+        [container] = pod["spec"]["containers"]
+        assert endpoint["port"] in [port["name"] for port in container["ports"]]
+    assert len(watched) == len(names) == 2
+    operators = set(re.findall(r"`(sharepod_operator_\w+)`", (ROOT / "docs/settings.md").read_text()))
+    told = {name + ("_total" if family.kind == "counter" else "") for name, family in FAMILIES.items()} | operators
+    for rule in rules["spec"]["groups"][0]["rules"]:
+        asked = re.findall(r"sharepod_\w+", rule["expr"])
+        assert asked
+        assert set(asked) <= told, rule["alert"]
