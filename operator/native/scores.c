@@ -311,6 +311,11 @@ static int64_t guess(const shp_columns *columns, const shp_capacity *capacity, c
     return rounded(capacity, (capacity->hole_worth[left] - capacity->hole_worth[free]) * capacity->hole_weight);
 }
 
+/* Whether the request keeps away from a cell of this node. */
+static bool keeps_apart(const shp_columns *columns, const shp_ask *ask, int64_t row) {
+    return ask->blocked && memchr(ask->blocked + row * columns->width, 1, (size_t)columns->width);
+}
+
 static int64_t passing_cells(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells) {
     return ask->count ? shp_passing(columns, ask, row, cells) : shp_host_passes(columns, ask, row);
 }
@@ -332,14 +337,14 @@ int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, con
         cleared = true;
         uint64_t tag = tag_of(columns, row, passing);
         struct known *known = &memo[(tag >> 1) % MEMO];
-        if (known->tag != tag) {
+        if (known->tag != tag || keeps_apart(columns, ask, row)) {
             if (work < 0 && ask->count) {
                 scores->score[row] = guess(columns, capacity, ask, row, cells, passing);
                 scores->weights[row] = 0;
                 continue;
             }
             *known = score_row(columns, capacity, ask, row, &state, cells, passing);
-            known->tag = ask->blocked ? 0 : tag; /* which cells are blocked is no part of the state */
+            known->tag = keeps_apart(columns, ask, row) ? 0 : tag; /* which cells are blocked is no part of the state */
             work -= known->tried * capacity->kinds;
         }
         scores->score[row] = known->score;

@@ -23,7 +23,7 @@ from .usable import UsableCapacity
 
 _MAX_KINDS = 4096
 _SAMPLE = 4096
-_RENEWAL_WORK = 40_000_000
+_RENEWAL_WORK = 20_000_000
 """Cells times kinds of requests that a renewal scores anew: some 20 ms."""
 
 
