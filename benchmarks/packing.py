@@ -1,10 +1,11 @@
 """How much of a cluster's GPU time gets allocated: a trace replayed through the placement engine, BestFit and FGD.
 
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
-120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. Prints
-tables and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the
-replays of BestFit and FGD have to come out within 0.3 points of it, which is what says that the replay is right;
-otherwise the exit status is 1.
+120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
+`--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
+beside itself without an eye for memory. Prints tables and a plot, writes `build/results/packing.json`,
+`packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD have to come out within 0.3 points
+of it, which is what says that the replay is right; otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statistics import fmean
 
 import numpy as np
 from packing_plot import svg_plot, text_plot
-from packing_policies import BestFit, Engine, Fgd, Policy
+from packing_policies import BestFit, BlindEngine, Engine, Fgd, Policy
 from packing_trace import (
     GIB,
     TraceError,
@@ -44,7 +45,8 @@ WARM_UP, MEASURED = 2.0, 3.0
 """Mean lifetimes before what is turned away counts, and during which it does."""
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
-POLICIES: dict[str, Make] = {"SharePod": Engine, "BestFit": BestFit, "FGD": Fgd}
+BLIND = "MemoryBlind"
+POLICIES: dict[str, Make] = {"SharePod": Engine, BLIND: BlindEngine, "BestFit": BestFit, "FGD": Fgd}
 
 
 @dataclass
@@ -137,7 +139,7 @@ def replay(
     shuffled = in_fixed_order(nodes)
     for policy, outcome in outcomes.items():
         began = time.monotonic()
-        on = nodes if policy == "SharePod" else shuffled
+        on = nodes if policy in ("SharePod", BLIND) else shuffled
         for seed in options.seeds if not options.load else ():
             made = POLICIES[policy](on, pods)
             outcome.curves.append(fill(made, arrivals(pods, capacity, seed, options.ratio), capacity))
@@ -197,9 +199,13 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--published", type=Path, help="what BestFit and FGD have to come out at")
     parser.add_argument("--gpu-memory", type=sizes_of, default={}, metavar="MODEL=GiB,...")
     parser.add_argument("--draw-gpu-memory", action="store_true", help="draw each request's memory, whatever its time")
-    parser.add_argument("--policies", type=policies_of, default=list(POLICIES))
+    parser.add_argument(
+        "--policies", type=policies_of, help=f"of {', '.join(POLICIES)}; all, {BLIND} with --draw-gpu-memory alone"
+    )
     parser.add_argument("--json", type=Path, help="where to write the results, besides build/results/packing.json")
     options = parser.parse_args(arguments)
+    if options.policies is None:
+        options.policies = [policy for policy in POLICIES if policy != BLIND or options.draw_gpu_memory]
     if options.trace is not None:
         # A trace published with two lists has one of the nodes with GPUs.
         found = sorted(options.trace.glob("*node_list*.csv"), key=lambda path: ("gpu_node" not in path.name, path))
@@ -218,7 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = options_of(arguments)
     rows: list[Row] = []
     wrong: list[str] = []
-    expected = published(options.published) if options.published and not options.load else {}
+    expected = (
+        published(options.published) if options.published and not options.load and not options.draw_gpu_memory else {}
+    )
     try:
         traces = {path.stem.rpartition("pod_list_")[2]: read_pods(path) for path in options.pods}
         nodes = read_nodes(options.nodes, options.gpu_memory) if options.nodes else []

@@ -12,6 +12,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from packing_trace import TraceNode, TracePod
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.cluster import Cluster
-from sharepod.placement.demand import DemandClass
+from sharepod.placement.demand import DemandClass, class_of
 from sharepod.placement.engine import find, find_host
 from sharepod.placement.model import GpuState, NodeState, PodNeeds, Request, Resources
 from sharepod.placement.usable import UsableCapacity
@@ -81,7 +82,7 @@ class Engine:
         memory = None if pod.gpu_memory is None else Bytes(pod.gpu_memory)
         gpu = GpuRequest(request=Milli(pod.milli), limit=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models)
         request = Request(tenant=TenantId(name), namespace="trace", name=name, gpu=gpu, pod=needs)
-        packing.arrived(request)
+        self.learn(request)
         if packing.due:
             packing.renew()
         began = time.perf_counter()
@@ -92,11 +93,23 @@ class Engine:
         self.cluster.reserve(answer.node, answer.reservation(request))
         return answer.node, name
 
+    def learn(self, request: Request) -> None:
+        self.cluster.packing.arrived(request)
+
     def leave(self, placed: tuple[str, str]) -> None:
         node, name = placed
         self.cluster.remove_pod(name)
         self.cluster.release(node, TenantId(name))
         self.cluster.packing.settle()
+
+
+class BlindEngine(Engine):
+    """As the engine, but for what it learns: that all requests ask for memory in proportion to their time. What seeing
+    memory is worth is the difference."""
+
+    def learn(self, request: Request) -> None:
+        known = class_of(request)
+        self.cluster.packing.demand.count(None if known is None else replace(known, memory=-1))
 
 
 class _Scored:
