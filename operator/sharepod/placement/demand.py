@@ -19,9 +19,10 @@ HALF_LIFE = 10_000
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
 _MAX_CLASSES = 1024
-_FIRST_RENEWALS = (64, 128)
+_FIRST_RENEWAL = 64
 """Fewer arrivals say nothing of a demand: until then Binpack goes by what is left over."""
-_RENEWAL_EVERY = 256
+_RENEWAL_EVERY = range(32, 256)
+"""Arrivals from one renewal to the next, more once an eighth more says little that is new."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +56,7 @@ class Demand:
         self._weights: dict[DemandClass, float] = {}
         self._total = 0.0
         self._unit = 1.0
-        self._next_renewal = _FIRST_RENEWALS[0]
+        self._next_renewal = _FIRST_RENEWAL
         self.arrivals = 0
 
     @property
@@ -78,8 +79,8 @@ class Demand:
     def shares(self) -> dict[DemandClass, float]:
         """The share of each class among all arrivals, in a fixed order. Classes beyond a bound are forgotten, the
         rarest first."""
-        later = (number for number in _FIRST_RENEWALS if number > self.arrivals)
-        self._next_renewal = next(later, self.arrivals + _RENEWAL_EVERY)
+        pause = min(max(self.arrivals // 8, _RENEWAL_EVERY.start), _RENEWAL_EVERY.stop)
+        self._next_renewal = max(self.arrivals + pause, _FIRST_RENEWAL)
         if len(self._weights) > _MAX_CLASSES:
             kept = sorted(self._weights, key=lambda known: (-self._weights[known], known))[:_MAX_CLASSES]
             self._weights = {known: self._weights[known] for known in kept}
