@@ -2,6 +2,8 @@
 
 Tests of tests/cluster and tests/hook stay with their file, which shares what it has started; so do all tests of
 admission, and all that need the machine's one real node. Every other test goes wherever there is room.
+
+Properties are not judged by how long the machine takes for an example: it may be busy.
 """
 
 from __future__ import annotations
@@ -9,6 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 try:
     from xdist.scheduler import LoadScopeScheduling

@@ -104,7 +104,7 @@ def test_an_evicted_pod_fails_the_sharepod_as_evicted(world: World) -> None:
     world.phase(namespace, "one", "Failed")
     assert "vict" in world.condition(namespace, "one", "PodReady", status="False", reason="Evicted")
     wait(lambda: not world.rows(node), what="an empty ledger")
-    assert world.pod(namespace, "one") is None
+    wait(lambda: world.pod(namespace, "one") is None, what="the end of the Pod")
 
 
 def test_without_its_agent_a_node_is_not_used_and_nothing_of_its_tenants_is_given_away(world: World) -> None:
