@@ -89,6 +89,15 @@ bool meter_holds_back(struct gate *gate, struct slot_stream *entry) {
     return entry->bound;
 }
 
+/* When the last of the thread's streams is expected to end. */
+static void foretell(struct slot *slot, const struct slot_stream *entry) {
+    uint64_t ends = entry->ends;
+    for (int i = 0; i < SLOT_STREAMS; i++)
+        if (slot->streams[i].opening == entry->opening)
+            ends = most(ends, slot->streams[i].ends);
+    atomic_store_explicit(&slot->ends, ends, memory_order_relaxed);
+}
+
 /* A window has finished, and one is left unfinished. `waited`: the thread had to wait for that. */
 static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uint64_t now) {
     uint64_t full = (now - entry->waited) * entry->window / entry->sizes[0];
@@ -109,14 +118,14 @@ static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uin
     entry->late = !waited;
     uint64_t behind = now + entry->each * entry->sizes[1];
     entry->ends = waited ? behind : least(entry->ends, behind);
+    foretell(slot, entry);
     entry->ahead = least(entry->ahead, now + entry->last * entry->sizes[1]);
-    atomic_store_explicit(&slot->ends, entry->ends, memory_order_relaxed);
 }
 
 /* One more window is unfinished, behind those that are already. */
 static void expect(struct slot *slot, struct slot_stream *entry, uint64_t now) {
     entry->ends = most(entry->ends, now) + entry->each * entry->count;
-    atomic_store_explicit(&slot->ends, entry->ends, memory_order_relaxed);
+    foretell(slot, entry);
 }
 
 /* Whether the work before the older event has finished; not so if the wait reached one of its bounds. `waited`: it had
