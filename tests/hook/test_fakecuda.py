@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, MIB, last_report
-from hook.fakecuda import create_state, read_state
-from hook.probe import NO_DEVICE, OUT_OF_MEMORY, SUCCESS, Probe
+from hook.fakecuda import create_state, read_state, release_hung_kernels
+from hook.probe import NO_DEVICE, NOT_READY, OUT_OF_MEMORY, SUCCESS, Probe
+
+CU_STREAM_DEFAULT, CU_STREAM_NON_BLOCKING = 0, 1
 
 
 @pytest.fixture
@@ -149,6 +151,36 @@ def test_a_launch_into_a_full_queue_waits(state: Path) -> None:
         time.sleep(0.1)
         assert not waiting.done()
         assert read_state(state).client("full").usage[GPU_0].submitted == 1025, "1024 queued, one that waits"
+    finally:
+        probe.close()
+
+
+def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(state: Path) -> None:
+    probe = Probe(environment(state, "events", PATH="/usr/bin:/bin"))
+    try:
+        probe.start_cuda()
+        for name, flags in (
+            ("busy", CU_STREAM_DEFAULT),
+            ("other", CU_STREAM_DEFAULT),
+            ("apart", CU_STREAM_NON_BLOCKING),
+        ):
+            probe.ok("stream", name, flags)
+        probe.ok("launch", "hang", "busy")
+        answers = {}
+        for stream in ("busy", "other", "apart", ""):  # the last: the legacy stream, behind all that are not apart
+            probe.ok("event", f"on {stream}")
+            probe.ok("event_record", f"on {stream}", stream)
+            answers[stream] = probe.call("event_query", f"on {stream}").code
+        assert answers == {"busy": NOT_READY, "other": SUCCESS, "apart": SUCCESS, "": NOT_READY}
+        probe.ok("event_record", "on other", "other")
+        assert probe.call("event_query", "on other").code == NOT_READY, "behind the legacy stream"
+        probe.ok("launch", "noop", "apart")
+        probe.ok("event_record", "on apart", "apart")
+        assert probe.call("event_query", "on apart").code == NOT_READY, "one kernel at a time"
+        release_hung_kernels(state)
+        for stream in answers:
+            probe.ok("stream_sync", stream)
+            probe.ok("event_query", f"on {stream}")
     finally:
         probe.close()
 

@@ -1,7 +1,8 @@
 /* The queue of each device and the thread that moves it.
  *
  * Guarantees: operations of one process on one device run in the order in which they were submitted, whatever their
- * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream);
+ * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream), but
+ * an event waits for no more than it has to: what its own stream, and by the legacy stream's rules others, had before;
  * kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
  * slice and AHEAD_NS. Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not
  * delayed by a late wake-up of the thread.
@@ -55,6 +56,36 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
+/* Whether work of one of the two waits for what the other was given before. */
+static bool ordered(const struct stream *one, const struct stream *other) {
+    const struct stream *legacy = &one->context->legacy;
+    if (one == other)
+        return true;
+    return one->context == other->context && ((one == legacy && !(other->flags & CU_STREAM_NON_BLOCKING)) ||
+                                              (other == legacy && !(one->flags & CU_STREAM_NON_BLOCKING)));
+}
+
+/* When everything ends that work of this stream waits for, of what is on the timeline. */
+static uint64_t ordered_end(const struct stream *stream) {
+    struct context *context = stream->context;
+    const struct stream *fixed[] = {&context->legacy, &context->per_thread}, *lists[] = {context->streams,
+                                                                                         context->destroyed};
+    uint64_t end = stream->end;
+    for (int i = 0; i < 2; i++) {
+        if (ordered(stream, fixed[i]))
+            end = later(end, fixed[i]->end);
+        for (const struct stream *other = lists[i]; other != NULL; other = other->next)
+            if (ordered(stream, other))
+                end = later(end, other->end);
+    }
+    return end;
+}
+
+/* An event that goes before the work of streams that it does not wait for. */
+static bool goes_ahead(const struct op *op) {
+    return op->kind == OP_EVENT && !op->behind_all;
+}
+
 static void finish_commit(struct op *op, uint64_t end) {
     op->end = end;
     progress = true;
@@ -70,8 +101,15 @@ static void finish_commit(struct op *op, uint64_t end) {
 /* Puts what is next on the timeline, at most AHEAD_NS ahead of now. Returns whether the head of the queue is hung.
  * Functions of the program are called by the queue's own thread alone: may_call. */
 static bool commit(struct queue *queue, int device, uint64_t now, bool may_call) {
-    while (!queue->calling && queue->committed < queue->tail && queue->cursor < now + AHEAD_NS) {
+    while (!queue->calling && queue->committed < queue->tail) {
         struct op *op = op_at(queue, queue->committed);
+        if (goes_ahead(op)) {
+            finish_commit(op, later(op->ready, ordered_end(op->stream)));
+            queue->committed++;
+            continue;
+        }
+        if (queue->cursor >= now + AHEAD_NS)
+            break;
         uint64_t start = later(op->ready, queue->cursor);
         if (op->kind == OP_HANG) {
             if (!fake_state_released())
@@ -203,7 +241,11 @@ void fake_submit(struct stream *stream, struct op op) {
     if (queue->tail - queue->head == queue->capacity)
         grow(queue);
     op.ready = fake_now();
-    *op_at(queue, queue->tail++) = op;
+    size_t place = queue->tail++;
+    if (goes_ahead(&op))
+        for (; place > queue->committed + queue->calling && !ordered(op_at(queue, place - 1)->stream, stream); place--)
+            *op_at(queue, place) = *op_at(queue, place - 1);
+    *op_at(queue, place) = op;
     retire(queue, op.ready);
     commit(queue, device, op.ready, false);
     if (idle)

@@ -38,9 +38,12 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     return CUDA_SUCCESS;
 }
 
-static void record(struct event *event, struct stream *stream) {
+static void record(struct event *event, struct stream *stream, bool behind_all) {
     event->capture = NULL;
-    fake_submit(stream, (struct op){.kind = OP_EVENT, .event = event, .generation = ++event->recorded});
+    fake_submit(stream, (struct op){.kind = OP_EVENT,
+                                    .behind_all = behind_all,
+                                    .event = event,
+                                    .generation = ++event->recorded});
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
@@ -58,7 +61,7 @@ EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     } else {
         result = fake_order_call(stream);
         if (result == CUDA_SUCCESS)
-            record(event, stream);
+            record(event, stream, false);
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
@@ -86,7 +89,7 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
     pthread_mutex_lock(&fake_lock);
     result = fake_sync_call(context);
     if (result == CUDA_SUCCESS)
-        record(event, &context->legacy); /* the device's queue is in order: all of the context lies before it */
+        record(event, &context->legacy, true); /* the device's queue is in order: all of the context lies before it */
     pthread_mutex_unlock(&fake_lock);
     return result;
 }

@@ -100,6 +100,7 @@ struct op {
     enum op_kind kind;
     struct stream *stream;
     struct event *event;
+    bool behind_all;               /* OP_EVENT: behind all work of the device, not only its stream's */
     uint64_t generation;           /* OP_EVENT, OP_WAIT: which record of the event */
     void (*call)(void *);          /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
