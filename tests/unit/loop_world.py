@@ -65,6 +65,11 @@ class World:
         self.now += seconds
         await self.settle()
 
+    async def long_wait(self) -> None:
+        """So long that room is kept for who has waited all the time, and then until the loop has done so."""
+        await self.later(KEEP_AFTER)
+        await self.later(1)
+
     def request(self, tenant: str) -> Request:
         """As the loop asks for it."""
         sharepod = self.model.sharepods.get(tenant)

@@ -112,6 +112,15 @@ def start(server: FakeServer) -> None:
     server._store(("gpunodes", "", NODE), body)
 
 
+def begin() -> tuple[FakeServer, Operator]:
+    """A ledger without tenants, and an operator that has read it."""
+    server = FakeServer()
+    start(server)
+    operator = Operator(server)
+    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    return server, operator
+
+
 @pytest.mark.parametrize("seed", range(60))
 async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_says(seed: int) -> None:
     chance = random.Random(seed)
@@ -195,10 +204,7 @@ async def _at_once(_: str) -> None:
 
 
 async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
     gate = asyncio.Event()
     calls: list[str] = []
 
@@ -234,10 +240,7 @@ def _raise(operator: Operator, milli: int) -> None:
 
 
 async def test_a_raise_that_is_taken_back_before_it_was_written_takes_nothing_any_more() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    _, operator = begin()
     operator.reserve("one", GPUS[0], 300)
     await operator.writer._write(NODE)
     _raise(operator, 800)
@@ -248,10 +251,7 @@ async def test_a_raise_that_is_taken_back_before_it_was_written_takes_nothing_an
 
 
 async def test_a_raise_whose_answer_was_lost_counts_until_it_cannot_come_true_any_more() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
     operator.reserve("one", GPUS[0], 300)
     await operator.writer._write(NODE)
 
@@ -297,10 +297,7 @@ async def test_a_late_answer_to_a_removal_does_not_free_what_another_wrote_since
 
 
 async def test_a_refusal_though_nothing_moved_is_reported_and_not_repeated() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
     calls: list[str] = []
 
     async def refuse(call: str) -> None:
@@ -318,10 +315,7 @@ async def test_a_refusal_though_nothing_moved_is_reported_and_not_repeated() -> 
 
 
 async def test_one_who_leads_no_more_forgets_what_it_decided() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
 
     async def refuse(_: str) -> None:
         raise NotLeadingError("PATCH: not the leader")
@@ -367,10 +361,7 @@ def test_nothing_to_change_is_no_patch() -> None:
 
 
 async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_again_later() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
     operator.reserve("old", GPUS[0], 100)
     await operator.writer._write(NODE)
     refused: list[str] = []
@@ -394,10 +385,7 @@ async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_a
 
 
 async def test_nothing_is_written_to_a_ledger_that_cannot_be_read() -> None:
-    server = FakeServer()
-    start(server)
-    operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    server, operator = begin()
     operator.reserve("one", GPUS[0], 100)
     spoiled = copy.deepcopy(served(server))
     spoiled["spec"]["tenants"] = [row("two").dump() | {"state": "Borrowed"}]

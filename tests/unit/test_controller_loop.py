@@ -92,8 +92,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
         await world.want(f"t{number}", request)
     await world.want("pair", 0.5, count=2)
     await world.want("late", 0.5)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     kept = world.model.cluster.kept
     assert kept is not None
     assert (kept.tenant, kept.node, len(kept.gpus)) == ("pair", "b", 2)
@@ -115,8 +114,7 @@ async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> Non
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     await world.want("waits", 0.5)
     assert "waits" not in world.placed
     world.loop.leave("whole")
@@ -129,8 +127,7 @@ async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> Non
     await world.want("small", 0.5)
     await world.want("never", 0.5, count=2)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     kept = world.model.cluster.kept
     assert kept is not None
     assert kept.tenant == "whole"
@@ -140,8 +137,7 @@ async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: Wo
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     world.node("b")
     await world.settle()
     assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
@@ -153,8 +149,7 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
         await world.want(f"on-{name}", 0.5)
     await world.want("full", 0.2)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     kept = world.model.cluster.kept
     assert kept is not None
     node = world.model.cluster.node(kept.node)
@@ -172,8 +167,7 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     world.node("a")
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER)
-    await world.later(1)
+    await world.long_wait()
     assert world.model.cluster.kept is not None
     await world.want("late", 0.3)
     assert "late" not in world.placed

@@ -20,6 +20,7 @@ from sharepod.api.units import WHOLE_GPU
 from ._scores import ffi as _ffi
 from ._scores import lib as _lib
 from .demand import DemandClass
+from .native import pointer
 from .usable import memory_share
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -76,7 +77,7 @@ class Prices:
                 break
         worth = np.zeros(WHOLE_GPU + 1)
         takes_of, gain_of = np.array(list(gains), dtype=np.int64), np.array(list(gains.values()))
-        _lib.shp_fill_memory(len(gains), *map(_pointer, (takes_of, gain_of, worth)))
+        _lib.shp_fill_memory(len(gains), *map(pointer, (takes_of, gain_of, worth)))
         return worth
 
     @staticmethod
@@ -93,12 +94,8 @@ class Prices:
         }
         scratch = {"chance": (WHOLE_GPU + 1) * sizes, "flow": WHOLE_GPU + 1, "wanted": sizes}
         arrays |= {name: np.zeros(length) for name, length in scratch.items()}
-        kept = {name: _pointer(array) for name, array in arrays.items()}
-        for name, pointer in kept.items():
-            setattr(market, name, pointer)
+        kept = {name: pointer(array) for name, array in arrays.items()}
+        for name, of_array in kept.items():
+            setattr(market, name, of_array)
         steps = (WHOLE_GPU // step + 1) * sizes
         _lib.shp_settle_prices(market, min(max(_WORK // steps, _ROUNDS.start), _ROUNDS.stop))
-
-
-def _pointer(array: Floats | Ints) -> Any:
-    return _ffi.from_buffer("int64_t[]" if array.dtype == np.int64 else "double[]", array)

@@ -18,6 +18,7 @@ from ._scores import ffi as _ffi
 from ._scores import lib as _lib
 from .asks import Ask, NodeMasks
 from .columns import Columns
+from .native import pointer
 from .usable import UsableCapacity, memory_share
 
 Array = npt.NDArray[Any]
@@ -59,7 +60,7 @@ class Scored:
         self._kept: dict[str, tuple[Array, Any]] = {}  # what C has pointers to
         for name in ("score", "cell", "weights"):
             array = getattr(self, name)
-            self._kept[name] = array, _ffi.from_buffer("int64_t[]", array)
+            self._kept[name] = array, pointer(array)
             setattr(self.in_c, name, self._kept[name][1])
         self._blocked: tuple[tuple[int, int], ...] = ()
         resources = ask.needs.resources
@@ -94,10 +95,8 @@ class Scored:
         return compiled
 
     def _point(self, name: str, array: Array) -> None:
-        kind = "int64_t[]" if array.dtype == np.int64 else "uint8_t[]"
-        pointer = _ffi.from_buffer(kind, array)
-        self._kept[name] = array, pointer
-        setattr(self._ask, name, pointer)
+        self._kept[name] = array, pointer(array)
+        setattr(self._ask, name, self._kept[name][1])
 
     def _takes(self, size: int) -> int:
         """Thousandths of the memory of a GPU of this size."""
@@ -143,7 +142,7 @@ class Scores:
             self._keep(self._kept, view, name, getattr(columns, name))
         self._keep(self._kept, view, "cpu", columns.cpu)
         self._cells = np.zeros(columns.width, dtype=np.int64)
-        self._for_cells = _ffi.from_buffer("int64_t[]", self._cells)
+        self._for_cells = pointer(self._cells)
         self._view = view
         self._hold_all()
 
@@ -164,7 +163,7 @@ class Scores:
             self._keep(self._tables, capacity, "hole_memory", usable.hole_memory)
         self._keep(self._tables, capacity, "hole_worth", usable.hole_worth)
         self._scratch = np.zeros(max(3 * self._kinds, 1), dtype=np.float32)
-        self._for_scratch = _ffi.from_buffer("float[]", self._scratch)
+        self._for_scratch = pointer(self._scratch)
         self._capacity = capacity
         if self._view is not None:
             self._hold_all()
@@ -187,8 +186,7 @@ class Scores:
     def hold(self, rows: Array) -> None:
         """These rows of the columns have changed."""
         if rows.size:
-            pointer = _ffi.from_buffer("int64_t[]", rows)
-            _lib.shp_hold(self._view, self._capacity, pointer, rows.size, self._for_scratch)
+            _lib.shp_hold(self._view, self._capacity, pointer(rows), rows.size, self._for_scratch)
 
     def update(self, scored: Scored) -> None:
         """Takes in what has changed on the nodes."""
@@ -233,7 +231,5 @@ class Scores:
 
     @staticmethod
     def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
-        kind = "int64_t[]" if array.dtype == np.int64 else "float[]"
-        pointer = _ffi.from_buffer(kind, array)
-        kept.append((array, pointer))
-        setattr(owner, name, pointer)
+        kept.append((array, pointer(array)))
+        setattr(owner, name, kept[-1][1])
