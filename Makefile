@@ -14,8 +14,8 @@ SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook te
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
-SHIM_SOURCES := $(wildcard shim/src/* shim/include/*.h shim/include/*/*.h shim/*.py operator/native/*) setup.py
-DOUBLE_SOURCES := $(shell find tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
+SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native shim/src -type f)) setup.py
+DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table doubles cluster demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
@@ -47,13 +47,13 @@ table: ## the hook's table of driver entry points, from the headers of CUDA 11.8
 	@PYTHONPATH=shim $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m table
 
 memory-table: shim doubles ## every function of the driver that takes memory: whether the limit holds, tried on the fake driver
-	@$(BIN)/python -m pytest -q -s tests/hook/test_memory_table.py
+	@$(BIN)/python -m pytest -q -s tests/hook/memory/test_memory_table.py
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
 
 build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 	@mkdir -p build
-	@$(MAKE) --no-print-directory -C tests/hook PYTHON=$(abspath $(BIN)/python)
+	@$(MAKE) --no-print-directory -C tests/doubles PYTHON=$(abspath $(BIN)/python)
 	@touch $@
 
 cluster: .venv/installed ## builds the test cluster's programs into the cache (once, about six minutes)
@@ -133,7 +133,7 @@ soak-placement: shim ## twenty minutes of random sequences of what can happen to
 	@$(BIN)/python benchmarks/soak_placement.py $(SOAK_ARGS)
 
 sanitize: shim doubles ## random life with the hook's C sources under the address, undefined-behaviour and thread sanitizers
-	@$(BIN)/python -m hook.sanitize $(SANITIZE_ARGS)
+	@$(BIN)/python -m hook.life.sanitize $(SANITIZE_ARGS)
 
 soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kills, stops, daemons that go, captures; SEED= repeats
 	@$(BIN)/python benchmarks/soak_hook.py $(SOAK_ARGS)
@@ -141,4 +141,4 @@ soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kill
 clean: ## removes what was built here; the cache directory stays
 	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache operator/*.egg-info
 	find operator tests benchmarks demo -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/placement/_scores.* operator/sharepod/agent/hook/libsharepod.so
+	rm -f operator/sharepod/protocol/_wire.* operator/sharepod/placement/binpack/_scores.* operator/sharepod/agent/hook/libsharepod.so

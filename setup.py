@@ -53,7 +53,7 @@ LDFLAGS = [
 
 def hook_sources() -> list[Path]:
     """Every file the hook is made of, in a fixed order."""
-    return sorted([*SHIM.glob("src/*.[ch]"), *SHIM.glob("src/*.def"), *SHIM.glob("include/**/*.h")])
+    return sorted([*SHIM.glob("src/**/*.[ch]"), *SHIM.glob("src/**/*.def"), *SHIM.glob("include/**/*.h")])
 
 
 def sources_hash() -> str:
@@ -142,6 +142,6 @@ class Build(build):  # type: ignore[misc]
 
 
 setup(
-    cffi_modules=["shim/wire_build.py:ffi", "operator/native/scores_build.py:ffi"],
+    cffi_modules=["shim/wire_build.py:ffi", "operator/sharepod/placement/binpack/native/scores_build.py:ffi"],
     cmdclass={"build": Build, "build_hook": BuildHook},
 )

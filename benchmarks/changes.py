@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from hook.agent_node import GI, Node, Program, built, running, tenant
+from hook.world.agent_node import GI, Node, Program, built, running, tenant
 from results import Row, write
 
 REQUESTS = {"a": 0.5, "b": 0.3, "c": 0.2}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hook.agent_node import GPUS, PROGRAMS, Node, built, running, tenant
+from hook.world.agent_node import GPUS, PROGRAMS, Node, built, running, tenant
 from results import Row, write
 from shares import cpu_of
 

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hook.scripted_daemon import Client, ScriptedDaemon
+from hook.world.scripted_agent import Client, ScriptedDaemon
 from results import Row, write
 from sharepod.protocol import GpuTerms, Grant
 
@@ -155,7 +155,11 @@ def main() -> int:
         subprocess.run(["cc", "-shared", "-nostdlib", "-o", empty, tenant / "empty.c"], check=True, timeout=60)
         (tenant / "limits").write_text(f"gpu GPU-{GPU} request 500 limit 1000 memory 1073741824 enforced 1\n")
         daemon = ScriptedDaemon(tenant, [GpuTerms(bytes.fromhex(GPU.replace("-", "")), 500, 1000, 1 << 30, True)])
-        hooked = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(BUILD / "hollow"), "LD_PRELOAD": str(hook)}
+        hooked = {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(BUILD / "doubles" / "hollow"),
+            "LD_PRELOAD": str(hook),
+        }
         try:
             rows = launch_rows(daemon, hooked) + copy_rows(daemon, hooked)
         finally:

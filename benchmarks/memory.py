@@ -23,12 +23,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hook.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, built, running, tenant
-from hook.caller import Caller
+from hook.world.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, built, running, tenant
+from hook.world.caller import Caller
 from results import Row, write
 
 ROOT = Path(__file__).resolve().parent.parent
-HOLLOW = ROOT / "build" / "hollow"
+HOLLOW = ROOT / "build" / "doubles" / "hollow"
 MIB = 1 << 20
 LIMIT = 1024 * MIB
 TURNS = 7

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from packing_trace import TraceNode, TracePod
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.cluster import Cluster
-from sharepod.placement.demand import DemandClass, class_of
+from sharepod.placement.binpack.demand import DemandClass, class_of
+from sharepod.placement.binpack.usable_capacity import UsableCapacity
 from sharepod.placement.engine import find, find_host
-from sharepod.placement.model import GpuState, NodeState, PodNeeds, Request, Resources
-from sharepod.placement.usable import UsableCapacity
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import GpuState, NodeState, PodNeeds, Request, Resources
 
 Array = npt.NDArray[Any]
 

@@ -26,11 +26,12 @@ from results import Row, write
 from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement import gpu_filters, node_filters
-from sharepod.placement.cluster import Cluster
 from sharepod.placement.engine import find
-from sharepod.placement.model import GpuState, NodeState, PodNeeds, Request, Reservation, Resources, Toleration
-from sharepod.placement.score import score_for
+from sharepod.placement.filters import gpu as gpu_filters
+from sharepod.placement.filters import node as node_filters
+from sharepod.placement.policies import score_for
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import GpuState, NodeState, PodNeeds, Request, Reservation, Resources, Toleration
 
 GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hook.agent_node import Node, built, running, tenant, wait_for
+from hook.world.agent_node import Node, built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
 from sharepod import protocol
-from sharepod.agent.histogram import WAIT_BOUNDS_S, quantile
+from sharepod.agent.shares.histogram import WAIT_BOUNDS_S, quantile
 
 SETTLE_S = 1.5
 LONG_WINDOWS = 6

@@ -1,12 +1,12 @@
-"""Twenty minutes of random trouble for an agent and its tenants: see `tests/hook/soak_agent.py`."""
+"""Twenty minutes of random trouble for an agent and its tenants: see `tests/hook/life/soak_agent.py`."""
 
 from __future__ import annotations
 
 import sys
 
 from harness.soak import main
-from hook.agent_node import built
-from hook.soak_agent import WANTED, soak
+from hook.life.soak_agent import WANTED, soak
+from hook.world.agent_node import built
 
 if __name__ == "__main__":
     if not built():

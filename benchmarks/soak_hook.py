@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.soak import Run, main
-from hook.randomlife import WANTED, soak
+from hook.life.randomlife import WANTED, soak
 
 HOOK = Path(__file__).resolve().parents[1] / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
 

@@ -1,12 +1,12 @@
-"""Twenty minutes of random memory calls of several processes: see `tests/hook/soak_memory.py`."""
+"""Twenty minutes of random memory calls of several processes: see `tests/hook/life/soak_memory.py`."""
 
 from __future__ import annotations
 
 import sys
 
 from harness.soak import main
-from hook.agent_node import built
-from hook.soak_memory import WANTED, soak
+from hook.life.soak_memory import WANTED, soak
+from hook.world.agent_node import built
 
 if __name__ == "__main__":
     if not built():

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from sharepod.api.crds import gpunode_crd, sharepod_crd
-from sharepod.api.policies import immutability_policy, pod_fields_policy
-from sharepod.api.request_policy import request_policy
-from sharepod.api.schema import Schema, SchemaError, pod_spec_schema
+from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
+from sharepod.api.admission.request import request_policy
+from sharepod.api.crd.generate import gpunode_crd, sharepod_crd
+from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAREPODS = ROOT / "crds" / "sharepods.yaml"

@@ -129,11 +129,11 @@ def _binding(target: Path) -> None:
 
 def _copy_fake(target: Path) -> None:
     """The fake driver, and what reads its books."""
-    libraries = sorted((ROOT / "build" / "fakecuda").glob("*.so*"))
+    libraries = sorted((ROOT / "build" / "doubles" / "libcuda").glob("*.so*"))
     if not libraries:
         raise BundleError("the fake driver is not built; run `make doubles`")
     target.mkdir()
-    for path in (*libraries, ROOT / "tests" / "hook" / "fakecuda.py"):
+    for path in (*libraries, ROOT / "tests" / "doubles" / "gpus.py"):
         shutil.copy2(path, target)
 
 

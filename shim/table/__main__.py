@@ -1,4 +1,4 @@
-"""`python -m table` writes shim/src/entries.def; with `--check` it writes nothing and fails when that file is stale.
+"""`python -m table` writes shim/src/driver/entries.def; with `--check` it only fails when that file is stale.
 
 `--header DIR` (repeatable) reads other headers than those of the releases in wheels.py.
 """
@@ -9,10 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import wheels
-from .classes import CLASSES_FILE, WRAPPED, ClassError, classify, read_rules
-from .headers import HeaderError, read, union
-from .render import TABLE_FILE, render
+from table import wheels
+from table.classes import CLASSES_FILE, WRAPPED, ClassError, classify, read_rules
+from table.headers import HeaderError, read, union
+from table.render import TABLE_FILE, render
 
 
 def main() -> int:

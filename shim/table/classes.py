@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .headers import EntryPoint
+from table.headers import EntryPoint
 
 CLASSES_FILE = Path(__file__).with_name("classes.txt")
 WRAPPED = ("gate", "memory", "observe", "resolve")

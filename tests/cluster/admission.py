@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.malformed import CONTAINER
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
-
-from .malformed import CONTAINER
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"

@@ -16,10 +16,9 @@ from collections import Counter, defaultdict
 from types import TracebackType
 from typing import Self
 
+from cluster.fake_agents import GPUNODES
 from harness.api import Api, ApiError, Object, Watch
 from sharepod.api.objects import TENANT_LABEL
-
-from .fake_agents import GPUNODES
 
 PODS = "/api/v1/pods"
 

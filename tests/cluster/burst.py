@@ -10,8 +10,8 @@ import threading
 from collections import Counter
 from dataclasses import dataclass
 
-from .audit import Audit
-from .operator_world import World, wait
+from cluster.audit import Audit
+from cluster.operator_world import World, wait
 
 GPUS, SHAREPODS = 8, 16
 

@@ -14,11 +14,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+from cluster.audit import Audit
+from cluster.operator_world import World, wait
 from harness.api import Api, ApiError, Object
-
-from .audit import Audit
-from .operator_world import World, wait
 
 REQUESTS = (200, 300, 400, 500, 600, 700, 800, 1000)  # thousandths
 _CLIENTS = 4
@@ -69,14 +69,15 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos") -> Outc
         _Client(world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete)
         for first in range(_CLIENTS)
     ]
+    threads: list[_Killing | _Client] = [killing, *clients]
     audit.expecting = True
-    for thread in (killing, *clients):
+    for thread in threads:
         thread.start()
-    for thread in (killing, *clients):
+    for thread in threads:
         thread.join(asked.timeout)
         assert not thread.is_alive(), f"{thread.name}: not within {asked.timeout:g} s"
     audit.expecting = False
-    failures = [failure for thread in (killing, *clients) for failure in thread.failures]
+    failures = [failure for thread in threads for failure in thread.failures]
     assert not failures, failures
 
     staying = set(names) - to_delete
@@ -124,12 +125,15 @@ class _Killing(threading.Thread):
         self.done = 0
         self.failures: list[str] = []
 
+    def _has_reserved(self, wanted: int) -> bool:
+        return len(self._audit.reserved) >= wanted
+
     def run(self) -> None:
         name = "operator"
         try:
             for count, later, same_pod in self._kills:
-                wait(lambda count=count: len(self._audit.reserved) >= self._before + count,  # type: ignore[misc]
-                     what=f"{count} reservations", timeout=300, interval=0.005)  # fmt: skip
+                wanted = self._before + count
+                wait(partial(self._has_reserved, wanted), what=f"{count} reservations", timeout=300, interval=0.005)
                 time.sleep(later)
                 operator = self._world.operator
                 assert operator is not None

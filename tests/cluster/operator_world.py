@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from cluster.fake_agents import GIB, GPUNODES, FakeAgents, gpu_uuid, wait
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
 from harness.installation import Installation
 from harness.services import Service
-
-from .fake_agents import GIB, GPUNODES, FakeAgents, gpu_uuid, wait
 
 TIMES = {
     "SHAREPOD_BIND_TIMEOUT": "3",

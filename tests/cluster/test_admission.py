@@ -6,11 +6,10 @@ import json
 import time
 
 import pytest
+from cluster.admission import GPUNODES, sharepod
+from cluster.malformed import CASES, CONTAINER, UUID, Case
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
-
-from .admission import GPUNODES, sharepod
-from .malformed import CASES, CONTAINER, UUID, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title.replace(" ", "-"))

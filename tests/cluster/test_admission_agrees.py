@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cluster.admission import sharepod
+from cluster.malformed import UUID
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
@@ -11,9 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sharepod.api.dialects import FIELD_OF, effective
 from sharepod.api.sharepod import SpecError
-
-from .admission import sharepod
-from .malformed import UUID
 
 _FRACTIONS = (
     "0",

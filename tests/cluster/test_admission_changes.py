@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from cluster.admission import refusal, sharepod
 from harness.api import JSON_PATCH, ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
-
-from .admission import refusal, sharepod
 
 
 def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cluster.admission import GPUNODES, LEASES, as_user, refusal, sharepod
+from cluster.malformed import UUID
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE, SHAREPODS
-
-from .admission import GPUNODES, LEASES, as_user, refusal, sharepod
-from .malformed import UUID
 
 
 def test_two_tenants_of_one_id_cannot_stand_in_a_ledger(server: Cluster) -> None:

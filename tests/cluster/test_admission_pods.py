@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cluster.admission import PODS, as_user, refusal
+from cluster.malformed import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
-
-from .admission import PODS, as_user, refusal
-from .malformed import CONTAINER
 
 
 def volume_pod(name: str) -> Object:

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from . import chaos
-from .audit import Audit
-from .burst import SHAREPODS, Burst, Round
-from .operator_world import GIB, World, a_world
+from cluster import chaos
+from cluster.audit import Audit
+from cluster.burst import SHAREPODS, Burst, Round
+from cluster.operator_world import GIB, World, a_world
 
 
 @pytest.fixture(scope="module")

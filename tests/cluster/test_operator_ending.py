@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-from .operator_world import GPUNODES, World, a_world, wait
+from cluster.operator_world import GPUNODES, World, a_world, wait
 
 NODES = "/api/v1/nodes"
 

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from cluster.operator_world import World, a_world, gpu_uuid, wait
 from harness.api import Object
-
-from .operator_world import World, a_world, gpu_uuid, wait
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases/sharepod-operator"
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from .operator_world import GIB, GPUNODES, World, a_world, condition_of, gpu_uuid, wait
+from cluster.operator_world import GIB, GPUNODES, World, a_world, condition_of, gpu_uuid, wait
 
 
 @pytest.fixture(scope="module")

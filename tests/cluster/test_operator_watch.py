@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from .operator_world import GPUNODES, World, a_world, condition_of, wait
+from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
 
 EVICT = {
     "SHAREPOD_UNENFORCED_POLICY": "Evict",

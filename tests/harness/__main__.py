@@ -22,14 +22,14 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import build
-from .cache import cache_dir, exclusive
-from .cluster import Cluster, wait_until
-from .errors import HarnessError
-from .fakes import FakeKubelets
-from .node import Node
-from .process import alive, start_time
-from .services import Services
+from harness import build
+from harness.cache import cache_dir, exclusive
+from harness.cluster import Cluster, wait_until
+from harness.errors import HarnessError
+from harness.fakes import FakeKubelets
+from harness.node import Node
+from harness.process import alive, start_time
+from harness.services import Services
 
 _PACKAGES = Path(__file__).parent.parent
 
@@ -150,7 +150,7 @@ def _env(name: str) -> int:
 
 def _play(server: str, ca: Path) -> int:
     """The fake nodes' kubelets, until ended; the admin's token comes in the environment."""
-    from .api import Api
+    from harness.api import Api
 
     with FakeKubelets(Api(server, ca, os.environ.pop("TOKEN"))):
         while True:

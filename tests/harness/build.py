@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .cache import cache_dir, exclusive
-from .errors import BuildError
-from .process import die_with
+from harness.cache import cache_dir, exclusive
+from harness.errors import BuildError
+from harness.process import die_with
 
 KUBERNETES = "1.36.3"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .errors import HarnessError
+from harness.errors import HarnessError
 
 
 def cache_dir() -> Path:

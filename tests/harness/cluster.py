@@ -23,14 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from . import build, components
-from .api import Api, ApiError, Object
-from .certs import Authority, write_private, write_signing_key
-from .commands import command
-from .components import LOOPBACK, SERVICE_ADDRESS, Layout
-from .errors import HarnessError, StartError
-from .fakes import fake_node
-from .services import Service, Services
+from harness import build, components
+from harness.api import Api, ApiError, Object
+from harness.certs import Authority, write_private, write_signing_key
+from harness.commands import command
+from harness.components import LOOPBACK, SERVICE_ADDRESS, Layout
+from harness.errors import HarnessError, StartError
+from harness.fakes import fake_node
+from harness.services import Service, Services
 
 _START_TIMEOUT = 60.0
 _PORTS = range(20_000, 30_000)  # below what the kernel gives to outgoing connections, so that none is taken meanwhile

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from .errors import CommandError
+from harness.errors import CommandError
 
 
 def command(

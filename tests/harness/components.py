@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .certs import KeyPair
+from harness.certs import KeyPair
 
 LOOPBACK = "127.0.0.1"
 SERVICE_ADDRESS = "10.96.0.1"

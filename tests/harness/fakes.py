@@ -29,7 +29,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from .api import STRATEGIC, Api, ApiError, Object, Watch
+from harness.api import STRATEGIC, Api, ApiError, Object, Watch
 
 FAKE_NODE_LABEL = "test.sharepod.dev/fake-node"
 ANNOTATION = "test.sharepod.dev/"

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import HarnessError
+from harness.errors import HarnessError
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

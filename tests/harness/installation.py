@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
-from .api import ApiError, Object
-from .cluster import Cluster, free_ports, wait_until
-from .node import Node
-from .services import Service
+from harness.api import ApiError, Object
+from harness.cluster import Cluster, free_ports, wait_until
+from harness.node import Node
+from harness.services import Service
 
 NAMESPACE = "sharepod-system"
 POOL_LABEL = "sharepod.dev/pool"

@@ -13,19 +13,19 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
-from hook.fakecuda import create_state, read_state
+from doubles.gpus import create_state, read_state
 from sharepod.api.units import parse_quantity
 
-from .cluster import Cluster
-from .fakes import FakeKubelets
-from .images import image_with_program
-from .installation import Installation
-from .node import Gpu, Node
-from .node_packages import why_no_node
-from .services import Service
+from harness.cluster import Cluster
+from harness.fakes import FakeKubelets
+from harness.images import image_with_program
+from harness.installation import Installation
+from harness.node import Gpu, Node
+from harness.node_packages import why_no_node
+from harness.services import Service
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIBCUDA = ROOT / "build" / "fakecuda" / "libcuda.so.1"
+LIBCUDA = ROOT / "build" / "doubles" / "libcuda" / "libcuda.so.1"
 PROGRAM = ROOT / "build" / "programs" / "launchloop"
 IMAGE = "sharepod.test/launchloop:1"
 

@@ -27,16 +27,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from . import images, nvidia_runtime
-from .api import ApiError
-from .cache import acquire
-from .cluster import Cluster, free_ports, wait_until
-from .commands import command
-from .errors import HarnessError, NodeUnavailableError, StartError
-from .node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
-from .node_packages import cni_directory, free_subnet, install_packages, why_no_node
-from .node_traces import LOCK, OWN_DIRECTORIES, clean_what_was_left, make_cgroup, undo_commands, write_record
-from .services import Service, Services
+from harness import images, nvidia_runtime
+from harness.api import ApiError
+from harness.cache import acquire
+from harness.cluster import Cluster, free_ports, wait_until
+from harness.commands import command
+from harness.errors import HarnessError, NodeUnavailableError, StartError
+from harness.node_files import PAUSE_IMAGE, NodeLayout, cni_config, containerd_config, kubelet_config
+from harness.node_packages import cni_directory, free_subnet, install_packages, why_no_node
+from harness.node_traces import LOCK, OWN_DIRECTORIES, clean_what_was_left, make_cgroup, undo_commands, write_record
+from harness.services import Service, Services
 
 BASE_IMAGE = "sharepod.test/base:1"
 CUDA_IMAGE = "docker.io/nvidia/cuda:9.0-base"

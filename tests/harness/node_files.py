@@ -12,7 +12,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from .certs import KeyPair
+from harness.certs import KeyPair
 
 PAUSE_IMAGE = "sharepod.test/pause:1"
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .cache import acquire, cache_dir
-from .errors import NodeUnavailableError
-from .process import alive
+from harness.cache import acquire, cache_dir
+from harness.errors import NodeUnavailableError
+from harness.process import alive
 
 RECORD = Path("/run/sharepod-test-node.json")  # of the node that runs now, or that was left behind
 CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))

@@ -11,11 +11,11 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from .commands import command
-from .errors import NodeUnavailableError
-from .node_files import NodeLayout
-from .node_packages import CGROUPS, RECORD
-from .process import alive, start_time
+from harness.commands import command
+from harness.errors import NodeUnavailableError
+from harness.node_files import NodeLayout
+from harness.node_packages import CGROUPS, RECORD
+from harness.process import alive, start_time
 
 LOCK = RECORD.with_suffix(".lock")
 # What would else be written outside of the state directory. Each is bound over, in the node's mount namespace only.

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import HarnessError, StartError
-from .supervisor import CONTROL, LOGS
+from harness.errors import HarnessError, StartError
+from harness.supervisor import CONTROL, LOGS
 
 _PACKAGES = Path(__file__).parent.parent
 _START_TIMEOUT = 20.0

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .process import become_subreaper, descendants_of, die_with
+from harness.process import become_subreaper, descendants_of, die_with
 
 CONTROL = "control.sock"
 LOGS = "logs"

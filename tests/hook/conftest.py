@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from doubles.gpus import State, create_state, read_state
 from sharepod.protocol import GpuTerms
 
-from hook.fakecuda import State, create_state, read_state
-from hook.probe import Probe
-from hook.scripted_daemon import ScriptedDaemon
+from hook.world.probe import Probe
+from hook.world.scripted_agent import ScriptedDaemon
 
 if TYPE_CHECKING:
-    from hook.lives import Life
+    from hook.world.lives import Life
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -37,19 +37,19 @@ TENANT_MEMORY = 256 * MIB
 
 
 _BESIDE_OTHERS = {
-    "test_fakecuda_calls",
-    "test_fakecuda_memory",
-    "test_fakecuda_sharing",
-    "test_fakenvml",
+    "test_libcuda_calls",
+    "test_libcuda_memory",
+    "test_libcuda_sharing",
+    "test_libnvml",
     "test_gpu_kit",
-    "test_hook_capture",
-    "test_hook_memory",
-    "test_hook_memory_kinds",
-    "test_hook_memory_shared",
-    "test_hook_nvml",
-    "test_hook_portable",
-    "test_hook_randomlife",
-    "test_hook_work",
+    "test_capture",
+    "test_memory",
+    "test_kinds",
+    "test_shared",
+    "test_nvml",
+    "test_portable",
+    "test_randomlife",
+    "test_work",
     "test_memory_table",
     "test_resolution",
     "test_soak_memory",
@@ -87,14 +87,14 @@ def _built(target: Path, define: str) -> Path:
 def double() -> Path:
     """The folder of the fake libcuda.so.1. The programs of the tests are built with it."""
     done = subprocess.run(
-        ["make", "-C", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"],
+        ["make", "-C", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return BUILD / "fakecuda"
+    return BUILD / "doubles" / "libcuda"
 
 
 @pytest.fixture(scope="session")

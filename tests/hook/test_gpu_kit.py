@@ -19,7 +19,7 @@ from types import ModuleType
 
 import pytest
 
-from hook.agent_node import ROOT
+from hook.world.agent_node import ROOT
 
 KIT = ROOT / "benchmarks" / "gpu"
 SOURCES = (KIT / "bundle.py", KIT / "gpukit" / "wheels.py")

@@ -16,9 +16,9 @@ from property.placement_requests import resources
 from property.placement_rules import Pod, Rules
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
-from sharepod.placement.cluster import Cluster
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.model import GpuState, NodeState, Request, Reservation, Resources
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import GpuState, NodeState, Request, Reservation, Resources
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from property.placement_rules import LASTING_OF_GPU, LASTING_OF_NODE, Rules
 from sharepod.api.units import format_fraction, parse_fraction, parse_quantity
-from sharepod.placement.model import Obstacle, Outlook, Refusal, Request
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Request
 from sharepod.placement.wording import size_down
 
 Item = tuple[str, set[str]]

@@ -10,7 +10,7 @@ from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.model import (
+from sharepod.placement.state.types import (
     GpuState,
     NodeRequirement,
     NodeSelectorTerm,

@@ -12,9 +12,9 @@ from itertools import combinations
 from property.placement_requests import AFFINITIES, CORDONED
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import GpuUuid, TenantId
-from sharepod.placement.cluster import Kept
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.model import GpuState, NodeState, Request, Reservation, Resources
+from sharepod.placement.state.cluster import Kept
+from sharepod.placement.state.types import GpuState, NodeState, Request, Reservation, Resources
 
 LASTING_OF_NODE = {"FewGpus", "NodeSelector", "NodeAffinity", "Taint", "TooSmall"}
 LASTING_OF_GPU = {"Uuids", "Model", "TooSmall"}

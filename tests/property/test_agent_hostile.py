@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
-from sharepod.agent.refusals import Refusal
-from unit.agent_client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
+from sharepod.agent.sockets.refusals import Refusal
+from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
 
 LIMIT = 4 * GI
 sizes = st.one_of(st.integers(1, LIMIT), st.sampled_from([1, LIMIT, LIMIT + 1, 1 << 47, (1 << 63) - 1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.agent.memory import (
+from sharepod.agent.shares.memory_ledger import (
     CLAIM_MAX,
     DECIDED_AT_ONCE,
     RETURN_NS,

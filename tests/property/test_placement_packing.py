@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from property.placement_requests import UNIT, node_states, requests
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import GpuUuid, TenantId
-from sharepod.placement import gpu_filters, node_filters
-from sharepod.placement.cluster import Cluster
 from sharepod.placement.engine import find, find_host
-from sharepod.placement.model import Assignment, PodNeeds, Request, Resources
+from sharepod.placement.filters import gpu as gpu_filters
+from sharepod.placement.filters import node as node_filters
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import Assignment, PodNeeds, Request, Resources
 
 
 def _places(cluster: Cluster, request: Request) -> dict[str, set[GpuUuid]]:

@@ -19,7 +19,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import find, group_to_keep, place, place_or_hold, serves, still_to_be_had
-from sharepod.placement.model import Assignment, NewHolder, Refusal, Request, Reservation, label_key
+from sharepod.placement.state.types import Assignment, NewHolder, Refusal, Request, Reservation, label_key
 
 
 class Placement(Life):

@@ -8,8 +8,8 @@ import random
 
 import pytest
 from sharepod.placement.engine import find, queue_key
-from sharepod.placement.model import NodeState, Request
-from unit.loop_world import KEEP_AFTER, World
+from sharepod.placement.state.types import NodeState, Request
+from unit.controller.loop_world import KEEP_AFTER, World
 
 _SHAPES: tuple[dict[str, object], ...] = (
     {"request": 0.3},

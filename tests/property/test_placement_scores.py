@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_placement_packing import histories
 from sharepod.api.units import WHOLE_GPU
-from sharepod.placement.asks import Ask
-from sharepod.placement.cluster import Cluster
-from sharepod.placement.columns import Columns
+from sharepod.placement.binpack.columns import Columns
+from sharepod.placement.binpack.queries import Ask
+from sharepod.placement.binpack.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
+from sharepod.placement.binpack.usable_capacity import UsableCapacity, memory_share
 from sharepod.placement.engine import find
-from sharepod.placement.model import Request
-from sharepod.placement.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
-from sharepod.placement.usable import UsableCapacity, memory_share
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import Request
 
 
 def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: list[int]) -> float:

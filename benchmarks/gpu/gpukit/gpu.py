@@ -102,7 +102,7 @@ class FakeGpu:
             raise GpuError(f"there is no fake driver in {folder}; make the kit with `make gpu-kit`")
         self._folder = folder
         self._state = state
-        self._books = _load(folder / "fakecuda.py")
+        self._books = _load(folder / "gpus.py")
         self._books.create_state(state, [(self.uuid, self.model, self.memory)])
         self.inventory = [{"uuid": self.uuid, "index": 0, "model": self.model, "memory": self.memory}]
 
@@ -148,10 +148,10 @@ def _json_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fakecuda", path)
+    spec = importlib.util.spec_from_file_location("simulated_gpus", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["fakecuda"] = module
+    sys.modules["simulated_gpus"] = module
     spec.loader.exec_module(module)
     return module

@@ -19,13 +19,15 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from . import metrics, standalone
-from .core import Agent, agent_version
-from .inventory import Inventory, InventoryError, SimulatedInventory
-from .nvml import NvmlInventory
+from sharepod.agent.devices.inventory import Inventory, InventoryError, SimulatedInventory
+from sharepod.agent.devices.nvml import NvmlInventory
+from sharepod.agent.state.directory import StateDirError
+from sharepod.agent.telemetry import endpoints
+
+from . import standalone
+from .agent import Agent, agent_version
 from .settings import ENV_PREFIX, Mode, Settings
 from .standalone import TenantsFileError
-from .statedir import StateDirError
 
 log = structlog.get_logger("sharepod.agent")
 
@@ -82,7 +84,7 @@ async def run(settings: Settings) -> int:
     http = None
     try:
         await agent.start()
-        http = await metrics.serve(agent)
+        http = await endpoints.serve(agent)
         log.info("serving metrics and health", address=settings.http_bind, port=http.port)
         gc.collect()
         gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames
@@ -105,9 +107,9 @@ async def _drive(agent: Agent, again: asyncio.Event) -> None:
     if agent.settings.mode is Mode.STANDALONE:
         await standalone.run(agent, again)
         return
-    from . import cluster
+    from sharepod.agent.cluster import run as cluster_run
 
-    await cluster.run(agent)
+    await cluster_run.run(agent)
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> int:

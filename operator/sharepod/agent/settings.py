@@ -13,10 +13,9 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from sharepod.agent.devices.inventory import XIDS_TOLERATED
+from sharepod.agent.findings.rules import WatchConfig
 from sharepod.timeshare import Config as TimeShareConfig
-
-from .inventory import XIDS_TOLERATED
-from .watch import WatchConfig
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"

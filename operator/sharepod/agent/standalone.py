@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import MAX_TENANTS, Model
 
-from .core import Agent
+from .agent import Agent
 
 log = structlog.get_logger(__name__)
 

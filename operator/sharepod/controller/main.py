@@ -21,25 +21,27 @@ from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from sharepod import logs
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
+from sharepod.controller.apiserver import kopf_feed
+from sharepod.controller.apiserver.client import LEASES, PODS, Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.leadership import Leadership
+from sharepod.controller.apiserver.reflector import SlimWatch
+from sharepod.controller.apiserver.resync import Lists
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.notes import Notes
+from sharepod.controller.tenants.pods import Binder
+from sharepod.controller.tenants.reconciler import Tenants
 from sharepod.kube import ApiError, configuration
 
-from . import feed, logs, metrics
-from .agents import AgentLeases
-from .binder import Binder
-from .client import LEASES, PODS, Client
-from .events import Events
-from .lease import Leadership
-from .ledger import LedgerWriter
-from .lists import Lists
-from .loop import PlacementLoop
-from .model import Model
+from . import metrics
 from .nodes import Nodes
-from .notes import Notes
 from .settings import Settings, SettingsError, load
-from .slimwatch import SlimWatch
-from .tenants import Tenants
 
 _OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 _TICK = 1.0
@@ -287,8 +289,10 @@ class Operator:
     async def _watch(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
         port = self._settings.health_port
         await kopf.operator(
-            registry=feed.registry(self.model, lambda: feed.credentials(self._config), self.gap, self.healthy),
-            settings=feed.settings(),
+            registry=kopf_feed.registry(
+                self.model, lambda: kopf_feed.credentials(self._config), self.gap, self.healthy
+            ),
+            settings=kopf_feed.settings(),
             standalone=True,
             clusterwide=True,
             liveness_endpoint=f"http://{self._settings.bind_address}:{port}/healthz" if port else None,

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.workqueue import Queue
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.state.agent_leases import PREFIX
+from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.facts import GpuNodeFacts, NodeFacts
 from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError
 
 from . import metrics
-from .agents import PREFIX
-from .client import GPUNODES, NODES, Client
-from .events import Events
-from .facts import GpuNodeFacts, NodeFacts
-from .ledger import LedgerWriter
-from .model import Model
 from .settings import Settings
-from .workqueue import Queue
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
 

@@ -13,14 +13,15 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid
+from sharepod.placement.binpack.packing import Offers
+from sharepod.placement.filters import gpu as gpu_filters
+from sharepod.placement.filters import node as node_filters
+from sharepod.placement.filters.explain import explain
+from sharepod.placement.state.accounts import GpuAccount, NodeAccount
+from sharepod.placement.state.cluster import Cluster, Group, Kept
+from sharepod.placement.state.types import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
 
-from . import gpu_filters, node_filters
-from .accounts import GpuAccount, NodeAccount
-from .cluster import Cluster, Group, Kept
-from .explain import explain
-from .model import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
-from .packing import Offers
-from .score import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, replicas_on, score_for
+from .policies import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, replicas_on, score_for
 
 DEVICE_PLUGIN_RESOURCE = "nvidia.com/gpu"
 """What NVIDIA's device plugin calls a GPU among a node's resources."""

@@ -8,9 +8,9 @@ seen to use, which cannot be taken back.
 from __future__ import annotations
 
 from sharepod.api.units import format_fraction
+from sharepod.placement.state.accounts import NodeAccount, Row
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Reservation
 
-from .accounts import NodeAccount, Row
-from .model import Obstacle, Outlook, Refusal, Reservation
 from .wording import counted, size_down, size_up
 
 

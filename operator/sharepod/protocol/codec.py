@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._wire import ffi as _ffi
-from ._wire import lib as _lib
+from sharepod.protocol._wire import ffi as _ffi
+from sharepod.protocol._wire import lib as _lib
+
 from .frames import (
     MAGIC,
     MAX_GPUS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ._wire import lib as _lib
+from sharepod.protocol._wire import lib as _lib
 
 MAGIC: int = _lib.SHP_MAGIC
 VERSION_MIN: int = _lib.SHP_VERSION_MIN

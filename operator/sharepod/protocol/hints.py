@@ -10,7 +10,8 @@ import fcntl
 import mmap
 import os
 
-from ._wire import ffi as _ffi
+from sharepod.protocol._wire import ffi as _ffi
+
 from .frames import HINTS_BYTES, MAGIC, VERSION_MAX
 
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; not in fcntl before Python 3.12

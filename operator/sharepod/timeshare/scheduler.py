@@ -24,7 +24,7 @@ from .actions import Action, Grant
 from .config import Config
 from .holds import Holds
 from .occupancy import Occupancy
-from .placing import Turn, affected
+from .plan import Turn, affected
 from .state import Hold, Tenant
 from .turns import Turns
 

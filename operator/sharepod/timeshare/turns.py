@@ -10,7 +10,7 @@ from __future__ import annotations
 from .account import Charge
 from .config import Config
 from .occupancy import Occupancy
-from .placing import Turn, affected, crowds, plan
+from .plan import Turn, affected, crowds, plan
 from .state import Tenant, floors_of, order_key, write_off
 
 _DRAIN_GUESS_NS = 1_000_000

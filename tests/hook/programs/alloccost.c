@@ -1,7 +1,7 @@
 /* How long allocating takes the allocating thread: prints nanoseconds, one JSON object.
  *
  * alloccost calls BYTES COUNT ROUNDS   allocates COUNT times BYTES, then frees them, ROUNDS times over: medians of what
- *     one call of each took. Made for a libcuda that does nothing (tests/hook/hollow).
+ *     one call of each took. Made for a libcuda that does nothing (tests/doubles/hollow).
  * alloccost trip SOCKET ROUNDS         asks a running agent what is used of memory, as a program does that only looks:
  *     median and 99th percentile of one question with its answer.
  */

@@ -3,7 +3,7 @@
  * In each round all threads make the call in several ways, one way after the other: straight to the driver, through what
  * is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED` for each:
  * the medians over the rounds of the processor time per call, of all threads together, and of what it is above that of
- * the straight call in the same round. Made for a libcuda that does nothing (tests/hook/hollow): it exports its functions
+ * the straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it exports its functions
  * under names of its own too, which nobody gates.
  */
 #include <cuda.h>

@@ -1,0 +1,150 @@
+"""The agent's Kubernetes half, put together: ledger in, volumes to pods, status and Lease out.
+
+Guarantees:
+- The kubelet can unpublish from the first moment on, and whatever the API server does; publishing begins once the
+  ledger is known.
+- An API server that is away stops nothing that runs: each part waits for it on its own and goes on where it left off.
+- A second agent on the same state directory does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+
+from sharepod.agent.agent import Agent, agent_version
+from sharepod.agent.kubelet.csi.driver import Driver, GetPod, PodsUnavailableError, PodUnknownError
+from sharepod.agent.kubelet.csi.volumes import Volumes
+from sharepod.agent.kubelet.plugin_pods import NativePods
+from sharepod.agent.kubelet.pod_processes import PodResidue
+from sharepod.agent.kubelet.registration import Kubelet, pods_dir
+from sharepod.api.gpunode import Tenant
+from sharepod.kube import ApiError, Connection, NotFoundError
+
+from .ledger_watch import LedgerWatch
+from .liveness import LivenessLease
+from .status_report import Readiness, StatusReport
+
+log = structlog.get_logger(__name__)
+
+
+class AlreadyRunningError(OSError):
+    """Another agent uses the state directory."""
+
+
+async def run(agent: Agent) -> None:
+    """Runs the started `agent` as this node's, until cancelled.
+
+    Raises `NoApiServerError` where nothing says how to reach the API server, `SocketError` where the kubelet cannot be
+    served, `AlreadyRunningError`, `OSError` where the state directory or the mounts cannot be read.
+    """
+    settings = agent.settings
+    node = settings.node_name
+    with _only_one(settings.state_dir):
+        volumes = Volumes(
+            pods_dir=pods_dir(settings.kubelet_root),
+            tenants_dir=settings.state_dir / "tenants",
+            state_dir=settings.state_dir,
+        )
+        volumes.recover()
+        pod_residue = PodResidue(volumes)
+        agent.residue = pod_residue.residue
+        agent.owner_of = pod_residue.owner_of
+
+        async def apply(rows: Sequence[Tenant]) -> None:
+            await agent.tenants.apply(rows)
+            await volumes.forget_all_but({row.id for row in rows})
+
+        api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
+        try:
+            ledger = LedgerWatch(
+                api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
+            )
+            await ledger.restore()
+            driver = Driver(
+                node=node,
+                version=agent_version(),
+                volumes=volumes,
+                ledger=ledger,
+                directory=agent.tenants.directory,
+                trouble=agent.tenants.trouble,
+                get_pod=pod_getter(api),
+            )
+            kubelet = Kubelet(settings.kubelet_root, driver.services(), changed=agent.changed.set)
+            lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
+            report = StatusReport(
+                api,
+                node=node,
+                ledger=ledger,
+                facts=agent.facts,
+                readiness=lambda: readiness(agent, ledger, kubelet),
+                woken=agent.changed,
+            )
+            native = NativePods(settings.kubelet_root)
+            await kubelet.start()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(ledger.follow(), name="ledger-follow")
+                    tasks.create_task(ledger.enforce(), name="ledger-enforce")
+                    tasks.create_task(report.run(), name="report")
+                    tasks.create_task(lease.run(), name="lease")
+                    tasks.create_task(kubelet.run(), name="kubelet")
+                    tasks.create_task(pod_residue.run(), name="residue")
+                    tasks.create_task(native.run(known=agent.know_native), name="native-pods")
+            finally:
+                await kubelet.stop()
+                await report.say_stopped()
+        finally:
+            await api.close()
+
+
+def readiness(agent: Agent, ledger: LedgerWatch, kubelet: Kubelet) -> Readiness:
+    """Whether a pod that is placed here now would run."""
+    unhealthy = agent.unhealthy()
+    if unhealthy is not None:
+        return Readiness("False", "InventoryUnavailable", unhealthy)
+    if ledger.problem is not None:
+        return Readiness("False", "LedgerUnreadable", ledger.problem)
+    if kubelet.settling:
+        return Readiness("Unknown", "Starting", "the kubelet has not registered the driver yet")
+    if kubelet.problem is not None:
+        return Readiness("False", "VolumesUnavailable", kubelet.problem)
+    return Readiness("True", "Serving")
+
+
+def pod_getter(api: Connection) -> GetPod:
+    """Reads single pods from the API server."""
+
+    async def get_pod(namespace: str, name: str) -> Mapping[str, object]:
+        try:
+            return await api.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+        except NotFoundError as error:
+            raise PodUnknownError(f"{namespace}/{name}") from error
+        except ApiError as error:
+            raise PodsUnavailableError(str(error)) from error
+
+    return get_pod
+
+
+@contextlib.contextmanager
+def _only_one(state_dir: Path) -> Iterator[None]:
+    """Two agents would fight over sockets and volumes. The lock goes with the process, however that ends."""
+    state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+    descriptor = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AlreadyRunningError(
+                f"another agent uses {state_dir}; stop it, or give this one a state_dir of its own"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

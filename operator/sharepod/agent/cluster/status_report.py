@@ -1,0 +1,213 @@
+"""What the agent saw, written into its GPUNode's status.
+
+Guarantees:
+- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second; usage
+  with them, and for itself at most each 30 s and only if it changed.
+- `drained` is never written with a generation older than the one that was in force when it was seen.
+- A status is written only into the very GPUNode whose ledger is in force (by UID), and leaves other writers' conditions
+  alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from sharepod.agent.agent import Facts
+from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
+from sharepod.api.units import format_fraction
+from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
+
+from .ledger_watch import GPUNODES, LedgerWatch
+
+log = structlog.get_logger(__name__)
+
+FACTS_EVERY_S = 1.0
+USAGE_EVERY_S = 30.0
+LOOK_EVERY_S = 5.0
+"""How often to look without being told, for what changes by time alone."""
+LAST_WRITE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """Whether the agent does its work, as `status` of a condition, with a CamelCase reason and a sentence."""
+
+    status: str
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class _Written:
+    uid: str
+    status: Json
+    facts: Facts
+    usage_at: float
+
+
+class StatusReport:
+    """Writes the status of one GPUNode."""
+
+    def __init__(
+        self,
+        api: Connection,
+        *,
+        node: str,
+        ledger: LedgerWatch,
+        facts: Callable[[], Facts],
+        readiness: Callable[[], Readiness],
+        woken: asyncio.Event,
+    ) -> None:
+        """`woken`: set by whoever knows that facts or readiness changed; cleared here before they are read."""
+        self._api = api
+        self._path = f"{GPUNODES}/{node}/status"
+        self._ledger = ledger
+        self._facts = facts
+        self._readiness = readiness
+        self._woken = woken
+        self._written: _Written | None = None
+
+    async def run(self) -> None:
+        """Writes as things change. Ends only when cancelled."""
+        attempt = 0
+        while True:
+            await self._news()
+            self._woken.clear()
+            try:
+                wrote = await self.write_if_due()
+                attempt = 0
+            except UnavailableError as error:
+                log.warning("cannot write the agent's status, trying again", error=str(error))
+            except ApiError as error:
+                # 422: what was tested for has changed, 404: the object is gone. The watch brings the new state.
+                if error.status not in (404, 409, 422) or attempt > 2:
+                    log.error("the agent's status is refused", path=self._path, error=str(error))
+                self._written = None
+            else:
+                if wrote:
+                    await asyncio.sleep(FACTS_EVERY_S)
+                continue
+            attempt += 1
+            self._woken.set()
+            await backoff(attempt, first_s=FACTS_EVERY_S)
+
+    async def say_stopped(self) -> None:
+        """A last word, if the API server hears it in time."""
+        if self._written is None:
+            return
+        self._readiness = lambda: Readiness(
+            "False", "Stopped", "the agent was stopped; tenants run on at their request until it is back"
+        )
+        try:
+            async with asyncio.timeout(LAST_WRITE_S):
+                await self.write_if_due()
+        except (TimeoutError, ApiError) as error:
+            log.info("could not say that the agent stops", error=str(error))
+
+    async def write_if_due(self) -> bool:
+        """Writes what is due now; returns whether anything was. Raises `ApiError`."""
+        ledger, now = self._ledger, asyncio.get_running_loop().time()
+        gpunode = ledger.object
+        if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:
+            return False
+        facts = self._facts()
+        still = facts.without_usage()
+        server = gpunode.get("status") or {}
+        wanted = self._status(facts, server)
+        last = self._written
+        if last is not None and (
+            last.uid != ledger.uid or server.get("observedGeneration") != last.status["observedGeneration"]
+        ):
+            last = None
+        if (
+            last is not None
+            and now - last.usage_at < USAGE_EVERY_S
+            and last.facts == still
+            and _without_tenants(last.status) == _without_tenants(wanted)
+        ):
+            return False  # nothing but usage can have changed
+        operations = patch(gpunode, wanted, last.status if last else None)
+        if not operations:
+            return False
+        ledger.note(await self._api.patch(self._path, operations, JSON_PATCH))
+        self._written = _Written(ledger.uid, wanted, still, now)
+        return True
+
+    async def _news(self) -> None:
+        """Waits for a reason to look."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_EVERY_S):
+                await self._woken.wait()
+
+    def _status(self, facts: Facts, server: Mapping[str, Any]) -> Json:
+        readiness = self._readiness()
+        before: Mapping[str, Any] = next(
+            (c for c in server.get("conditions") or () if c.get("type") == CONDITION_AGENT_READY), {}
+        )
+        same = before.get("status") == readiness.status
+        since = before.get("lastTransitionTime") if same else None
+        condition = {
+            "type": CONDITION_AGENT_READY,
+            "status": readiness.status,
+            "reason": readiness.reason,
+            "message": readiness.message,
+            "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        return {
+            "gpus": [gpu.dump() for gpu in facts.gpus],
+            "tenants": [tenant.dump() for tenant in facts.tenants],
+            "conditions": [condition],
+            "observedGeneration": self._ledger.generation,
+            "agentVersion": facts.agent_version,
+            "gpuCount": len(facts.gpus),
+            "tenantCount": len(self._ledger.in_force),
+            "reserved": reserved(facts.gpus, self._ledger.in_force),
+            "simulated": facts.simulated,
+        }
+
+
+def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
+    """Of each GPU, by index, the fraction of its time that the rows reserve: `1,0.5`."""
+    total = {gpu.uuid: 0 for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
+    for row in rows:
+        for uuid in row.gpus:
+            if uuid in total:
+                total[uuid] += row.request_milli
+    return ",".join(format_fraction(milli) for milli in total.values())
+
+
+def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[Json]:
+    """The JSON Patch that brings the status of `gpunode` from `last` (None: unknown) to `wanted`; empty where nothing
+    differs.
+
+    It holds only for the object with this UID; where it touches what others write too (the conditions), only for this
+    very state of it.
+    """
+    server = gpunode.get("status")
+    fields = {name: value for name, value in wanted.items() if last is None or last[name] != value}
+    if "conditions" in fields:
+        ours = {condition["type"] for condition in wanted["conditions"]}
+        others = [condition for condition in (server or {}).get("conditions") or () if condition["type"] not in ours]
+        fields["conditions"] = [*others, *wanted["conditions"]]
+    if not fields:
+        return []
+    metadata = gpunode["metadata"]
+    operations: list[Json] = [{"op": "test", "path": "/metadata/uid", "value": metadata["uid"]}]
+    if server is None or "conditions" in fields:
+        operations.append({"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
+    if server is None:
+        operations.append({"op": "add", "path": "/status", "value": fields})
+    else:
+        operations += [{"op": "add", "path": f"/status/{name}", "value": value} for name, value in fields.items()]
+    return operations
+
+
+def _without_tenants(status: Mapping[str, Any]) -> Json:
+    return {name: value for name, value in status.items() if name != "tenants"}

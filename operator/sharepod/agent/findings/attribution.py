@@ -1,0 +1,63 @@
+"""What one reading of the inventory shows of each tenant, and of nobody's processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sharepod.agent.devices.inventory import Process, Reading
+
+
+@dataclass
+class Sighting:
+    """Of one tenant, by UUID of the GPU. `memory`: bytes by pid; `busy`: the part of the time in which kernels of its
+    processes ran; a GPU is missing there where nobody can tell."""
+
+    memory: dict[str, dict[int, int]] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Its processes, on whatever GPU."""
+        return frozenset(pid for by_pid in self.memory.values() for pid in by_pid)
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """`foreign`: by UUID, the processes that are no tenant's."""
+
+    tenants: Mapping[str, Sighting]
+    foreign: Mapping[str, tuple[int, ...]]
+
+    def of(self, tenant_id: str) -> Sighting:
+        """What was seen of this tenant, which may be nothing."""
+        return self.tenants.get(tenant_id) or Sighting()
+
+
+def sort(reading: Reading, owner_of: Callable[[Process], str | None]) -> Sightings:
+    """Attributes every process of a reading."""
+    tenants: dict[str, Sighting] = {}
+    foreign: dict[str, list[int]] = {}
+    on: dict[str, dict[str | None, list[Process]]] = {}
+    for process in reading.processes:
+        owner = owner_of(process)
+        on.setdefault(process.uuid, {}).setdefault(owner, []).append(process)
+        if owner is None:
+            foreign.setdefault(process.uuid, []).append(process.pid)
+        else:
+            by_pid = tenants.setdefault(owner, Sighting()).memory.setdefault(process.uuid, {})
+            by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory
+    for uuid, owners in on.items():
+        for owner, processes in owners.items():
+            busy = _busy(processes, alone=len(owners) == 1, whole=reading.busy.get(uuid))
+            if owner is not None and busy is not None:
+                tenants[owner].busy[uuid] = busy
+    return Sightings(tenants, {uuid: tuple(sorted(pids)) for uuid, pids in foreign.items()})
+
+
+def _busy(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
+    """Of processes of one owner; who is alone on a GPU is as busy as the GPU is."""
+    if alone and whole is not None:
+        return whole
+    told = [process.busy for process in processes if process.busy is not None]
+    return min(1.0, sum(told)) if len(told) == len(processes) else None

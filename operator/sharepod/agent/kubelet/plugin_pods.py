@@ -1,0 +1,91 @@
+"""Pods that have a GPU of their own from NVIDIA's device plugin, as the kubelet says: they are measured beside tenants.
+
+The kubelet's pod resources socket is asked at intervals. What it said last stands while it does not answer, for a
+minute; where there is no such socket there are no such pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+
+from sharepod.agent.devices.inventory import is_gpu_uuid
+from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_S = 5.0
+TIMEOUT_S = 5.0
+STANDS_S = 60.0
+_RESOURCE = "nvidia.com/"
+
+
+@dataclass(frozen=True)
+class NativePod:
+    """Who has a GPU."""
+
+    namespace: str
+    name: str
+
+
+class NativePods:
+    """`by_gpu` is what is known; `run` keeps it so."""
+
+    def __init__(self, kubelet_root: Path) -> None:
+        self._socket = kubelet_root / "pod-resources" / "kubelet.sock"
+        self._asked_at: float | None = None
+        self._failing = False
+        self.by_gpu: Mapping[str, NativePod] = {}
+
+    async def run(self, known: Callable[[Mapping[str, NativePod]], None]) -> None:
+        """Asks until cancelled; `known` is told each time."""
+        while True:
+            await self.ask()
+            known(self.by_gpu)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def ask(self) -> None:
+        """Once."""
+        now = asyncio.get_running_loop().time()
+        if not await asyncio.to_thread(self._socket.is_socket):
+            self.by_gpu = {}
+            return
+        try:
+            self.by_gpu = by_gpu(await self._list())
+        except grpc.RpcError as error:
+            if not self._failing:
+                log.warning("the kubelet does not say who has which GPU", socket=str(self._socket), error=str(error))
+            self._failing = True
+            if self._asked_at is None or now - self._asked_at > STANDS_S:
+                self.by_gpu = {}
+            return
+        self._asked_at, self._failing = now, False
+
+    async def _list(self) -> podresources.ListPodResourcesResponse:
+        async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
+            call = channel.unary_unary(
+                "/v1.PodResourcesLister/List",
+                request_serializer=podresources.ListPodResourcesRequest.SerializeToString,
+                response_deserializer=podresources.ListPodResourcesResponse.FromString,
+            )
+            answer: podresources.ListPodResourcesResponse = await call(
+                podresources.ListPodResourcesRequest(), timeout=TIMEOUT_S
+            )
+            return answer
+
+
+def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, NativePod]:
+    """Which pod has which GPU. A GPU that the plugin gives out in replicas belongs to nobody alone: it is left out."""
+    found: dict[str, NativePod] = {}
+    for pod in answer.pod_resources:
+        for container in pod.containers:
+            for devices in container.devices:
+                if devices.resource_name.startswith(_RESOURCE):
+                    owner = NativePod(pod.namespace, pod.name)
+                    found.update((each, owner) for each in devices.device_ids if is_gpu_uuid(each))
+    return found

@@ -1,0 +1,45 @@
+"""`/metrics` for Prometheus and `/healthz` for the kubelet.
+
+Values are read when they are asked for, at most once a second however many ask; nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
+
+from sharepod.agent.agent import Agent
+
+from . import http
+from .collector import AgentCollector
+
+CACHED_S = 1.0
+
+
+async def serve(agent: Agent) -> http.HttpServer:
+    """Serves on the address of the settings. Raises `OSError` if it is taken."""
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(agent))
+    ProcessCollector(registry=registry)
+
+    kept, kept_at = b"", -math.inf
+
+    async def metrics(_request: web.Request) -> web.Response:
+        nonlocal kept, kept_at
+        now = asyncio.get_running_loop().time()
+        if now - kept_at >= CACHED_S:
+            kept, kept_at = generate_latest(registry), now
+        return web.Response(body=kept, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def healthz(_request: web.Request) -> web.Response:
+        trouble = agent.unhealthy()
+        if trouble is not None:
+            return web.Response(status=503, text=f"{trouble}\n")
+        return web.Response(text="ok\n")
+
+    application = web.Application()
+    application.add_routes([web.get("/metrics", metrics), web.get("/healthz", healthz)])
+    return await http.serve(application, agent.settings.http_bind, agent.settings.http_port)

@@ -1,0 +1,74 @@
+"""One row of the node's ledger in force: what is made of it, what was seen of it, and what is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sharepod.agent.devices.inventory import is_gpu_uuid
+from sharepod.agent.findings.attribution import Sighting
+from sharepod.agent.findings.rules import TenantWatch
+from sharepod.agent.state.directory import StateDir
+from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, TenantState
+
+from .served import ServedTenant
+
+
+@dataclass
+class Entry:
+    """A row in force. `served` None: nothing is served (Exclusive, refused, or not servable); then `trouble` may say
+    why."""
+
+    row: Tenant
+    watch: TenantWatch
+    served: ServedTenant | None = None
+    directory: Path | None = None
+    trouble: str | None = None
+    drained: bool = False
+    seen: Sighting = field(default_factory=Sighting)
+    """What the last reading showed of it."""
+
+    @property
+    def serving(self) -> ServedTenant | None:
+        """What is served to a tenant that is not being released."""
+        return self.served if self.row.state is TenantState.RESERVED else None
+
+    @property
+    def enforced(self) -> bool | None:
+        """Whether its share is enforced; None where nobody knows."""
+        if self.serving is None:
+            return None
+        if self.watch.stands(FindingReason.PROCESS_WITHOUT_HOOK) or self.watch.stands(FindingReason.BUSY_BEYOND_HELD):
+            return False
+        if self.watch.stands(FindingReason.PROCESSES_NOT_TOLD):
+            return None
+        return True if self.serving.greeted_ever else None
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """Those that connected, and those that the driver shows."""
+        clients = self.served.processes.pids if self.served is not None else frozenset()
+        return clients | self.seen.pids
+
+
+def limits_text(row: Tenant) -> str:
+    """The file `limits`, as the hook reads it."""
+    enforced = int(row.memory_isolation is MemoryIsolation.ENFORCED)
+    return "".join(
+        f"gpu {gpu} request {row.request_milli} limit {row.limit_milli} memory {row.memory} enforced {enforced}\n"
+        for gpu in row.gpus
+    )
+
+
+def not_servable(row: Tenant) -> str | None:
+    """What is wrong with a row, in words, or None."""
+    if not StateDir.serves(row.id):
+        return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
+    for gpu in row.gpus:
+        if not is_gpu_uuid(gpu):
+            return f"gpus: {gpu!r} is not the UUID of a GPU"
+    if len(set(row.gpus)) != len(row.gpus):
+        return "gpus: a GPU stands there twice"
+    if row.mode is Mode.SHARED and row.request_milli > row.limit_milli:
+        return f"requestMilli {row.request_milli} is more than limitMilli {row.limit_milli}"
+    return None

@@ -1,0 +1,120 @@
+"""Admission policies for what a CRD's own rules cannot see: containers, and the object before the change. Pure.
+
+They refuse at `kubectl apply` what `check_pod_fields` would refuse later, and every change of what cannot change. Each
+message names the field and says what to do instead. What annotations may say is ruled by `request_policy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.dialects import KEYS
+from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
+from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
+
+from .cel import Validation, policy, refuse, texts
+
+MUTABLE = ("request", "limit", "memory")
+"""The fields of the gpu block, and the annotations for them, that may change while the SharePod lives."""
+
+
+def pod_fields_policy() -> list[dict[str, Any]]:
+    """What a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
+    path = "'spec.containers[' + c.name + ']"
+
+    def resources(kind: str) -> Validation:
+        amounts = f"c.?resources.?{kind}.orValue({{}})"
+        taken = f"{amounts}.exists(r, r.matches('{GPU_RESOURCE_PATTERN}'))"
+        return refuse(
+            f"!variables.containers.exists(c, {taken})",
+            f"variables.containers.filter(c, {taken}).map(c, {path}.resources.{kind}[' + "
+            f"{amounts}.filter(r, r.matches('{GPU_RESOURCE_PATTERN}'))[0] + ']: takes GPUs from the device plugin; "
+            "remove it and write spec.gpu.count, with request or mode: Exclusive')[0]",
+        )
+
+    mounted = f"c.?volumeMounts.orValue([]).exists(m, m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))"
+    return policy(
+        "sharepod-pod-fields",
+        ["CREATE", "UPDATE"],
+        [
+            ("containers", "object.spec.containers + object.spec.?initContainers.orValue([])"),
+            ("volumes", "object.spec.?volumes.orValue([])"),
+            ("devices", f"object.metadata.?annotations.orValue({{}}).filter(k, k.startsWith('{CDI_PREFIX}'))"),
+        ],
+        [
+            refuse(
+                "variables.devices.size() == 0",
+                "'metadata.annotations[' + variables.devices[0] + ']: would hand devices to the pod past SharePod; "
+                "remove it and use spec.gpu'",
+            ),
+            resources("limits"),
+            resources("requests"),
+            refuse(
+                f"!variables.volumes.exists(v, v.name == '{VOLUME_NAME}')",
+                f"'spec.volumes: {VOLUME_NAME} is the name of the volume that SharePod adds; choose another'",
+            ),
+            refuse(
+                f"!variables.volumes.exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')",
+                "'spec.volumes[' + variables.volumes.filter(v, "
+                f"v.?csi.?driver.orValue('') == '{CSI_DRIVER}')[0].name + ']: "
+                f"{CSI_DRIVER} is added to the pod by itself; remove this volume'",
+            ),
+            refuse(
+                f"!variables.containers.exists(c, {mounted})",
+                f"variables.containers.filter(c, {mounted}).map(c, {path}.volumeMounts: ' + c.volumeMounts.filter(m, "
+                f"m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))[0].mountPath + ' is where SharePod mounts its hook; "
+                "mount this volume elsewhere')[0]",
+            ),
+            refuse(
+                "!('ephemeralContainers' in dyn(object.spec))",
+                "'spec.ephemeralContainers: cannot be set on a new pod; remove it and use kubectl debug "
+                "once the pod runs'",
+            ),
+        ],
+    )
+
+
+def immutability_policy() -> list[dict[str, Any]]:
+    """A placed SharePod keeps its spec, but for request, limit and memory: they may be raised and lowered."""
+    fixed = [name for key in KEYS if key.field not in MUTABLE for name in key.annotations]
+    differs = (
+        "{new}.filter(k, {which} && !(k in {old} && {new}[k] == {old}[k])) + {old}.filter(k, {which} && !(k in {new}))"
+    )
+    gpu, old_gpu = "dyn(object.spec.?gpu.orValue({}))", "dyn(oldObject.spec.?gpu.orValue({}))"
+    return policy(
+        "sharepod-immutable",
+        ["UPDATE"],
+        [
+            ("fields", differs.format(new="dyn(object.spec)", old="dyn(oldObject.spec)", which="k != 'gpu'")),
+            ("gpu", differs.format(new=gpu, old=old_gpu, which=f"!(k in {texts(MUTABLE)})")),
+            ("annotations", "object.metadata.?annotations.orValue({})"),
+            ("oldAnnotations", "oldObject.metadata.?annotations.orValue({})"),
+            (
+                "said",
+                differs.format(
+                    new="variables.annotations", old="variables.oldAnnotations", which=f"k in {texts(fixed)}"
+                ),
+            ),
+        ],
+        [
+            refuse(
+                "has(object.spec.gpu) == has(oldObject.spec.gpu)",
+                "'spec.gpu: cannot be added to or taken from a SharePod that exists; delete it and create it anew'",
+            ),
+            refuse(
+                "variables.fields.size() == 0",
+                "'spec.' + variables.fields[0] + ': cannot be changed (only gpu.request, gpu.limit "
+                "and gpu.memory can); delete the SharePod and create it anew'",
+            ),
+            refuse(
+                "variables.gpu.size() == 0",
+                "'spec.gpu.' + variables.gpu[0] + ': cannot be changed (only request, limit and "
+                "memory can); delete the SharePod and create it anew'",
+            ),
+            refuse(
+                "variables.said.size() == 0",
+                "'metadata.annotations[' + variables.said[0] + ']: cannot be changed (only request, limit and "
+                "memory can); delete the SharePod and create it anew'",
+            ),
+        ],
+    )

@@ -1,0 +1,237 @@
+"""The admission policy on what a SharePod asks of a GPU: one way only, and annotations that can be meant. Pure.
+
+It refuses at `kubectl apply` what `effective` would refuse later, in nearly the same words, from the same table: each
+message names the annotation as the user wrote it and says what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sharepod.api.dialects import (
+    BYTES_PATTERN,
+    DECIMAL_PATTERN,
+    FIELD_OF,
+    FOREIGN_PREFIXES,
+    GPUID_KEY,
+    KEYS,
+    MAX_LISTED,
+    MAX_MEMORY,
+    MIN_BYTES,
+    MIN_MEMORY,
+    NATIVE_PREFIX,
+    PREFIXES,
+    STARTS,
+    UUID_PATTERN,
+    UUID_SHAPE,
+    known_keys,
+)
+from sharepod.api.gpunode import MemoryIsolation, Mode
+from sharepod.api.objects import MAX_GPUS
+from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
+
+from .cel import Validation, policy, refuse, text, texts
+
+
+def _annotations(field: str, *, key: str = "") -> list[str]:
+    """The annotations of a field; with `key`, those of that key alone."""
+    names = next(entry.annotations for entry in KEYS if entry.field == field)
+    return [name for name in names if not key or name.endswith(f"/{key}")]
+
+
+def _each(names: Sequence[str], unless: str, wrong: str) -> Validation:
+    """Every given annotation of `names` has to satisfy `unless`, in which `v` is its value; else `wrong`, an
+    expression in `v`.
+    """
+    here = f"variables.said.filter(k, k in {texts(names)})"
+    bad = f"{here}.filter(k, ![variables.annotations[k]].all(v, {unless}))"
+    return refuse(
+        f"{here}.all(k, [variables.annotations[k]].all(v, {unless}))",
+        f"{bad}.map(k, 'metadata.annotations[' + k + ']: ' + [variables.annotations[k]].map(v, {wrong})[0])[0]",
+    )
+
+
+def _quoted(rest: str) -> str:
+    return f"'\"' + v + '\" {rest}'"
+
+
+def request_policy() -> list[dict[str, Any]]:
+    """A SharePod says what it wants in one way only, and annotations say something that can be meant."""
+    prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
+    variables = [
+        ("annotations", "object.metadata.?annotations.orValue({})"),
+        ("said", f"variables.annotations.filter(k, {prefixed})"),
+        ("unknown", f"variables.said.filter(k, !(k in {texts(FIELD_OF)}))"),
+        *((key.field, f"variables.said.filter(k, k in {texts(key.annotations)})") for key in KEYS),
+        (
+            "twice",
+            "[" + ", ".join(f"variables.{key.field}" for key in KEYS) + "].filter(g, g.size() > 1)",
+        ),
+        (
+            "exclusive",
+            f"variables.mode.exists(k, variables.annotations[k] == '{Mode.EXCLUSIVE}')",
+        ),
+    ]
+    return policy("sharepod-request", ["CREATE", "UPDATE"], variables, [*_one_way(), *_readable(), *_together()])
+
+
+def _one_way() -> list[Validation]:
+    choose = " : ".join(f"variables.unknown[0].startsWith({text(p)}) ? {text(known_keys(p))}" for p in PREFIXES[:-1])
+    return [
+        refuse(
+            "variables.unknown.size() == 0",
+            "'metadata.annotations[' + variables.unknown[0] + ']: is not known; use one of ' + "
+            f"({choose} : {text(known_keys(PREFIXES[-1]))}) + ', or remove it'",
+        ),
+        refuse(
+            "!has(object.spec.gpu) || variables.said.size() == 0",
+            "'metadata.annotations[' + variables.said[0] + ']: stands beside a spec.gpu block; keep one of the two'",
+        ),
+        refuse(
+            "has(object.spec.gpu) || variables.said.size() > 0",
+            "'spec.gpu: is required; write at least request, such as {request: 0.4}, or mode: Exclusive'",
+        ),
+        refuse(
+            "variables.twice.size() == 0",
+            "'metadata.annotations[' + variables.twice[0][1] + ']: says the same as annotation ' + "
+            "variables.twice[0][0] + '; keep one of the two'",
+        ),
+        refuse(
+            "!has(object.spec.nodeName) || object.spec.nodeName == '' || "
+            f"variables.said.exists(k, k.endsWith('/{GPUID_KEY}'))",
+            "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
+            "kubernetes.io/hostname'",
+        ),
+    ]
+
+
+def _readable() -> list[Validation]:
+    fractions = [*_annotations("request"), *_annotations("limit")]
+    labels = [name for field in ("affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
+    listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
+    return [
+        _each(
+            fractions,
+            f"v.matches('{DECIMAL_PATTERN}')",
+            _quoted('is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"'),
+        ),
+        _each(
+            fractions,
+            "double(v) <= 1.0",
+            "v + ' is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1'",
+        ),
+        _each(
+            fractions,
+            "double(v) * 1000.0 - double(int(double(v) * 1000.0 + 0.5)) < 0.001 && "
+            "double(int(double(v) * 1000.0 + 0.5)) - double(v) * 1000.0 < 0.001",
+            "v + ' is finer than a thousandth of a GPU; write at most three decimals, such as ' + "
+            "string(double(int(double(v) * 1000.0 + 0.5)) / 1000.0)",
+        ),
+        _each(_annotations("limit"), "double(v) > 0.0", "v + ' would never run; write at least 0.001 or remove it'"),
+        _each(
+            _annotations("memory", key="gpu_mem"),
+            f"v.matches('{BYTES_PATTERN}')",
+            _quoted(
+                'is not a number of bytes; write digits only, such as "4294967296", '
+                f"or use annotation {NATIVE_PREFIX}memory, which takes 4Gi"
+            ),
+        ),
+        _each(
+            _annotations("memory", key="gpu_mem"),
+            f"int(v) >= {MIN_BYTES}",
+            f"v + ' is less than {MIN_MEMORY}; write the size in bytes, such as 4294967296'",
+        ),
+        _each(
+            _annotations("memory", key="gpu-memory"),
+            f"isQuantity(v) && quantity(v).compareTo(quantity('{MAX_MEMORY}')) <= 0",
+            _quoted("is not a quantity; write a size such as 4Gi, 512Mi or a number of bytes"),
+        ),
+        _each(
+            _annotations("memory", key="gpu-memory"),
+            f"quantity(v).compareTo(quantity('{MIN_MEMORY}')) >= 0",
+            f"v + ' is less than {MIN_MEMORY}; write a size with its unit, such as 4Gi'",
+        ),
+        _each(
+            _annotations("count"),
+            f"v.matches('^[0-9]{{1,4}}$') && int(v) >= 1 && int(v) <= {MAX_GPUS}",
+            _quoted(f"is not a number of GPUs; write a whole number from 1 to {MAX_GPUS}"),
+        ),
+        _one_of("mode", [*Mode]),
+        _one_of("memoryIsolation", [*MemoryIsolation]),
+        _one_of("placement", [*PlacementPolicy]),
+        _each(
+            labels,
+            f"v.matches('{LABEL_PATTERN}')",
+            '\'"\' + v + \'" is not a label; write up to 63 letters, digits, ".", "_" and "-", \' + '
+            "'beginning and ending with a letter or digit'",
+        ),
+        *(
+            _each(
+                _annotations(field),
+                listed,
+                _quoted(f"is not a list; write up to {MAX_LISTED} with commas between them"),
+            )
+            for field in ("uuids", "models")
+        ),
+        _each(
+            _annotations("uuids"),
+            f"v.split(',').all(n, n.trim().matches('{UUID_PATTERN}'))",
+            "'\"' + v.split(',').filter(n, !n.trim().matches('" + UUID_PATTERN + "'))[0] + "
+            f"'\" is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}'",
+        ),
+    ]
+
+
+def _one_of(field: str, choices: Sequence[str]) -> Validation:
+    return _each(_annotations(field), f"v in {texts(choices)}", _quoted(f"is not known; write {' or '.join(choices)}"))
+
+
+def _together() -> list[Validation]:
+    """What annotations must say together. Only told where each of them alone can be read: the first refusal is
+    shown.
+    """
+    key = {field: f"variables.{field}[0]" for field in ("request", "limit", "memory")}
+    value = {field: f"double(variables.annotations[{key[field]}])" for field in ("request", "limit")}
+    given = {field: f"variables.{field}.size() > 0" for field in ("request", "limit", "memory")}
+
+    def missing(field: str) -> str:
+        """What is missing is asked for in the dialect that the SharePod is written in."""
+        entry = next(entry for entry in KEYS if entry.field == field)
+        used = [f"variables.said.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES]
+        return f"({' : '.join(used)} : {text(entry.usual(PREFIXES[0]))})"
+
+    count = "(variables.count.size() > 0 ? int(variables.annotations[variables.count[0]]) : 1)"
+    block = "has(object.spec.gpu)"
+    foreign = " || ".join(f"variables.said.exists(k, k.startsWith({text(p)}))" for p in FOREIGN_PREFIXES)
+    return [
+        *(
+            refuse(
+                f"!variables.exclusive || !({given[field]})",
+                f"'metadata.annotations[' + {key[field]} + ']: an Exclusive SharePod has the whole GPU; "
+                f"remove it or use {NATIVE_PREFIX}mode: Shared'",
+            )
+            for field in ("request", "limit", "memory")
+        ),
+        refuse(
+            f"{block} || variables.exclusive || {given['request']}",
+            f"'metadata.annotations[' + {missing('request')} + ']: is required; write the fraction "
+            f'of the time of a GPU to guarantee, such as "0.4", or use {NATIVE_PREFIX}mode: Exclusive\'',
+        ),
+        refuse(
+            f"!({given['limit']}) || !({given['request']}) || {value['limit']} >= {value['request']}",
+            f"'metadata.annotations[' + {key['limit']} + ']: ' + variables.annotations[{key['limit']}] + "
+            f"' is less than the request ' + variables.annotations[{key['request']}] + '; write ' + "
+            f"variables.annotations[{key['request']}] + ' or more'",
+        ),
+        refuse(
+            f"!({given['request']}) || {given['memory']} || {value['request']} > 0.0",
+            f"'metadata.annotations[' + {missing('memory')} + ']: is required with request 0 (best effort); "
+            f"write a size, such as ' + ({foreign} ? '4294967296' : '4Gi')",
+        ),
+        refuse(
+            f"variables.uuids.all(k, variables.annotations[k].split(',').size() >= {count})",
+            "'metadata.annotations[' + variables.uuids[0] + ']: names fewer GPUs than count; name at least ' + "
+            f"string({count}) + ', or none'",
+        ),
+    ]

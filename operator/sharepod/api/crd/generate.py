@@ -1,0 +1,347 @@
+"""The CustomResourceDefinitions of the group. Pure: the models and a PodSpec schema in, manifests out.
+
+What the API server can check, it checks: types and enums by the schema, in its own words; what only makes sense
+together by CEL rules, in ours, each of which says what to write instead. The rules say the same as `resolve` and
+`effective` do in Python. Rules that need annotations or walk containers cannot stand in a CRD: `policies` and
+`request_policy` have them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from sharepod.api.dialects import MAX_LISTED, MAX_MEMORY, MIN_MEMORY, UUID_PATTERN, UUID_SHAPE
+from sharepod.api.gpunode import KIND as GPUNODE
+from sharepod.api.gpunode import PLURAL as GPUNODES
+from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, MemoryIsolation, Mode, Pool
+from sharepod.api.objects import GROUP, MAX_GPUS, VERSION
+from sharepod.api.sharepod import KIND as SHAREPOD
+from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy, SharePodStatus
+from sharepod.api.sharepod import PLURAL as SHAREPODS
+
+from .schema import Schema, by_key, model_schema
+
+Rule = dict[str, str]
+
+
+def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
+    """The CRD of SharePods; `pod_spec` is what `schema.pod_spec_schema` made of an API server's document."""
+    spec = copy.deepcopy(pod_spec)
+    spec["description"] = "A PodSpec plus the block gpu. Immutable except gpu.request, gpu.limit and gpu.memory."
+    spec["properties"] = {
+        "gpu": gpu_schema(),
+        **{name: field for name, field in spec["properties"].items() if name != "gpu"},
+    }
+    status = model_schema(SharePodStatus)
+    by_key(status, "conditions", key="type")
+    by_key(status, "gpus", key="uuid")
+    return _definition(
+        kind=SHAREPOD,
+        plural=SHAREPODS,
+        short="shp",
+        scope="Namespaced",
+        description="A pod that shares GPUs: a guaranteed fraction of each one's time and a limit on its memory.",
+        spec=spec,
+        status=status,
+        columns=[
+            _column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
+            _column("Limit", "string", ".status.share.limit", "Most of each GPU's time that it may use"),
+            _column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
+            _column("Node", "string", ".status.node"),
+            _column("GPU", "string", ".status.gpuIndexes", "Indexes of its GPUs on the node"),
+            _column("Phase", "string", ".status.phase"),
+            _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    )
+
+
+def gpunode_crd() -> dict[str, Any]:
+    """The CRD of GPUNodes."""
+    spec = model_schema(GPUNodeSpec)
+    by_key(spec, "tenants", key="id")
+    by_key(spec, "holders", key="id")
+    spec["properties"]["tenants"]["items"]["x-kubernetes-validations"] = [
+        _rule("self.requestMilli <= self.limitMilli", "requestMilli is more than limitMilli", field="requestMilli"),
+    ]
+    spec["properties"]["pool"]["default"] = Pool.DEDICATED.value
+    status = model_schema(GPUNodeStatus)
+    by_key(status, "gpus", key="uuid")
+    by_key(status, "gpus", "links", key="uuid")
+    by_key(status, "tenants", key="id")
+    by_key(status, "conditions", key="type")
+    return _definition(
+        kind=GPUNODE,
+        plural=GPUNODES,
+        short="gn",
+        scope="Cluster",
+        description="The GPUs of one node and who has what share of them. spec is written by the operator alone, "
+        "status by the node's agent alone.",
+        spec=spec,
+        status=status,
+        columns=[
+            _column("Pool", "string", ".spec.pool"),
+            _column("Model", "string", ".status.gpus[0].model", "Model of its first GPU"),
+            _column("GPUs", "integer", ".status.gpuCount"),
+            _column("Reserved", "string", ".status.reserved", "Of each GPU, the fraction of its time that is reserved"),
+            _column("Tenants", "integer", ".status.tenantCount"),
+            _column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
+            _column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
+            _column("Simulated", "boolean", ".status.simulated", priority=1),
+            _column("Age", "date", ".metadata.creationTimestamp"),
+        ],
+    )
+
+
+def _definition(
+    *,
+    kind: str,
+    plural: str,
+    short: str,
+    scope: str,
+    description: str,
+    spec: Schema,
+    status: Schema,
+    columns: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                "categories": ["all"],
+            },
+            "scope": scope,
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "description": description,
+                            "type": "object",
+                            "properties": {
+                                "apiVersion": {"type": "string"},
+                                "kind": {"type": "string"},
+                                "metadata": {"type": "object"},
+                                "spec": spec,
+                                "status": status,
+                            },
+                            "required": ["spec"],
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
+    if description:
+        column["description"] = description
+    if priority:
+        column["priority"] = priority
+    return column
+
+
+def _rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
+    """A CEL rule. `message` is also what is shown where `expression`, which may tell values, cannot be evaluated."""
+    result = {"rule": rule, "message": message}
+    if expression:
+        result["messageExpression"] = expression
+    if field:
+        result["fieldPath"] = f".{field}"
+    if reason:
+        result["reason"] = reason
+    return result
+
+
+def gpu_schema() -> Schema:
+    """The schema of `spec.gpu`. Unlike the pod fields beside it, it keeps no unknown fields."""
+    labels = "letters, digits, '.', '_' and '-', beginning and ending with a letter or digit"
+    return {
+        "description": "What the SharePod asks of a GPU.",
+        "type": "object",
+        "properties": {
+            "request": {
+                "description": "Guaranteed fraction of each GPU's time, 0 to 1, to 3 decimals. 0 is best effort: idle "
+                "time only, and memory is required. Required unless mode is Exclusive.",
+                "type": "number",
+                "x-kubernetes-validations": _fraction_rules("request"),
+            },
+            "limit": {
+                "description": "Most of each GPU's time that it may use, request to 1. Default 1: idle time is lent.",
+                "type": "number",
+                "x-kubernetes-validations": [
+                    *_fraction_rules("limit"),
+                    _rule("self != 0.0", "0 would never run; write at least 0.001 or leave the field out"),
+                ],
+            },
+            "memory": {
+                "description": "Memory on each GPU, a quantity such as 4Gi. Default: request x the GPU's memory.",
+                "x-kubernetes-int-or-string": True,
+                "x-kubernetes-validations": _memory_rules(),
+            },
+            "count": {
+                "description": "How many distinct GPUs, all on one node.",
+                "type": "integer",
+                "format": "int32",
+                "minimum": 1,
+                "maximum": MAX_GPUS,
+                "default": 1,
+            },
+            "mode": _choice("Shared, or Exclusive: whole GPUs that no one else uses.", [*Mode], Mode.SHARED),
+            "memoryIsolation": _choice(
+                "Enforced, or None: memory is accounted but no allocation is refused.",
+                [*MemoryIsolation],
+                MemoryIsolation.ENFORCED,
+            ),
+            "affinity": _label(
+                "SharePods of this label in the namespace go to the same GPU (the same GPUs), or wait.", labels
+            ),
+            "antiAffinity": _label("SharePods of this label in the namespace go to different GPUs.", labels),
+            "exclusion": _label("The GPU takes only SharePods of the namespace with this very label.", labels),
+            "placement": _choice(
+                "Binpack fills GPUs that are in use first; Spread takes the freest.",
+                [*PlacementPolicy],
+                PlacementPolicy.BINPACK,
+            ),
+            "uuids": {
+                "description": "Only these GPUs, by UUID.",
+                "type": "array",
+                "maxItems": MAX_LISTED,
+                "x-kubernetes-list-type": "set",
+                "items": {
+                    "type": "string",
+                    "maxLength": 64,
+                    "x-kubernetes-validations": [
+                        _rule(
+                            f"self.matches('{UUID_PATTERN}')",
+                            f"is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}",
+                        )
+                    ],
+                },
+            },
+            "models": {
+                "description": "Only GPUs of these models, as the node's GPUNode names them.",
+                "type": "array",
+                "maxItems": MAX_LISTED,
+                "x-kubernetes-list-type": "set",
+                "items": {"type": "string", "minLength": 1, "maxLength": 96},
+            },
+        },
+        "x-kubernetes-validations": _together_rules(),
+    }
+
+
+def _choice(description: str, choices: list[Any], default: Any) -> Schema:
+    return {
+        "description": description,
+        "type": "string",
+        "enum": [str(choice) for choice in choices],
+        "default": str(default),
+    }
+
+
+def _label(description: str, allowed: str) -> Schema:
+    rule = _rule(f"self.matches('{LABEL_PATTERN}')", f"is not a label; write up to 63 {allowed}")
+    return {"description": description, "type": "string", "maxLength": 63, "x-kubernetes-validations": [rule]}
+
+
+def _fraction_rules(field: str) -> list[Rule]:
+    whole = "int(self) + (self > double(int(self)) ? 1 : 0)"
+    share = f"double(int(self * 1000.0 / double({whole}) + 0.999)) / 1000.0"
+    nearest = "double(int(self * 1000.0 + 0.5))"
+    return [
+        _rule(
+            "self >= 0.0 && self <= 1.0",
+            "is not a fraction of a GPU; write 0 to 1, such as 0.4",
+            expression=(
+                "self < 0.0 ? '%s is negative; write a fraction of a GPU, 0 to 1, such as 0.4'.format([self]) : "
+                f"self > {MAX_GPUS}.0 ? "
+                "'%s is far more than one GPU; write 0 to 1 (40 percent is 0.4)'.format([self]) : "
+                f"'%s is more than one GPU; use count: %d with {field} %s'.format([self, {whole}, {share}])"
+            ),
+        ),
+        _rule(
+            # The tolerance is far below a thousandth and far above the error of a binary float.
+            f"self < 0.0 || self > 1.0 || (self * 1000.0 - {nearest} < 0.001 && {nearest} - self * 1000.0 < 0.001)",
+            "is finer than a thousandth of a GPU; write at most three decimals",
+            expression=(
+                "'%s is finer than a thousandth of a GPU; write at most three decimals, such as %s'"
+                f".format([self, {nearest} / 1000.0])"
+            ),
+        ),
+    ]
+
+
+def _memory_rules() -> list[Rule]:
+    unread = "is not a quantity; write a size such as 4Gi, 512Mi or a number of bytes"
+    small = f"is less than {MIN_MEMORY}; write a size with its unit, such as 4Gi"
+    return [
+        _rule("type(self) == int || isQuantity(self)", unread, expression=f"'\"%s\" {unread}'.format([self])"),
+        _rule(
+            "type(self) == int ? self >= 1048576 : "
+            f"(!isQuantity(self) || quantity(self).compareTo(quantity('{MIN_MEMORY}')) >= 0)",
+            small,
+            expression=f"'%s {small}'.format([self])",
+        ),
+        _rule(
+            f"type(self) == int || !isQuantity(self) || quantity(self).compareTo(quantity('{MAX_MEMORY}')) <= 0",
+            "is more memory than any GPU has; write a size such as 4Gi",
+        ),
+    ]
+
+
+def _together_rules() -> list[Rule]:
+    shared = "self.mode != 'Exclusive'"
+    return [
+        *(
+            _rule(
+                f"{shared} || !has(self.{field})",
+                f"an Exclusive SharePod has the whole GPU; leave {field} out or use mode: Shared",
+                field=field,
+                reason="FieldValueForbidden",
+            )
+            for field in ("request", "limit", "memory")
+        ),
+        _rule(
+            f"!({shared}) || has(self.request)",
+            "write the fraction of a GPU's time to guarantee, such as 0.4, or use mode: Exclusive",
+            field="request",
+            reason="FieldValueRequired",
+        ),
+        _rule(
+            "!has(self.limit) || !has(self.request) || self.limit >= self.request",
+            "is less than the request; write the request or more",
+            expression="'%s is less than the request %s; write that or more'.format([self.limit, self.request])",
+            field="limit",
+        ),
+        _rule(
+            "!has(self.request) || self.request != 0.0 || has(self.memory)",
+            "is required with request 0 (best effort); write a size such as 4Gi",
+            field="memory",
+            reason="FieldValueRequired",
+        ),
+        _rule(
+            "!has(self.uuids) || size(self.uuids) == 0 || size(self.uuids) >= self.count",
+            "names fewer GPUs than count; name at least as many, or none",
+            expression=(
+                "'names %d GPUs but count is %d; name at least %d, or none'"
+                ".format([size(self.uuids), self.count, self.count])"
+            ),
+            field="uuids",
+        ),
+    ]

@@ -1,0 +1,163 @@
+"""Leadership, by a Lease of `coordination.k8s.io`.
+
+Guarantees: at most one process acts at a time, whatever the clocks of the machines say. Points in time are read from
+the monotonic clock of this process alone: another's Lease has ended when it was not seen to change for its own
+duration, and this process stops acting (`acting` turns false by itself, no task has to run for that) once its last
+successful renewal *began* longer ago than the renew deadline, which lies before the Lease's end by more than a write
+takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sharepod.controller import metrics
+from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
+
+from .client import LEASES, Client
+
+NAME = "sharepod-operator"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A Lease of another as last seen to change: its version, and when that was by our monotonic clock."""
+
+    version: str
+    at: float
+
+
+class Leadership:
+    """Holds, or tries for, the Lease. `on_gained` runs each time this process becomes the leader, `on_lost` when it
+    ceases to be.
+
+    The client must not be one that refuses to write while not leading. `clock`: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        identity: str,
+        duration: float,
+        renew_deadline: float,
+        retry_period: float,
+        on_gained: Callable[[], None],
+        on_lost: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self.identity = identity
+        self._duration = duration
+        self._renew_deadline = renew_deadline
+        self._retry_period = retry_period
+        self._on_gained = on_gained
+        self._on_lost = on_lost
+        self._clock = clock
+        self._renewed: float | None = None  # when the last successful renewal began
+        self._led = False
+        self._seen: Seen | None = None
+
+    def acting(self) -> bool:
+        """Whether this process may write now."""
+        return self._led and self._renewed is not None and self._clock() < self._renewed + self._renew_deadline
+
+    async def run(self) -> None:
+        """Tries for the Lease and renews it until cancelled; then gives it up, so that a successor need not wait."""
+        try:
+            while True:
+                await self.step()
+                await asyncio.sleep(self._retry_period)
+        finally:
+            await self._give_up()
+
+    async def step(self) -> None:
+        """Tries once for the Lease, or to renew it."""
+        began = self._clock()
+        try:
+            held = await self._try()
+        except ApiError as error:
+            log.warning("lease %s/%s: %s", self._namespace, NAME, error)
+            held = self.acting()
+        else:
+            self._renewed = began if held else None
+        self._turn(held)
+
+    def _turn(self, held: bool) -> None:
+        if held and not self._led:
+            self._led = True
+            log.info("%s leads", self.identity)
+            metrics.LEADER.set(1)
+            self._on_gained()
+        elif self._led and not held:
+            self._led = False
+            self._renewed = None
+            log.warning("%s leads no more: it stops acting", self.identity)
+            metrics.LEADER.set(0)
+            self._on_lost()
+
+    async def _try(self) -> bool:
+        """One try to take or to renew the Lease; whether it is ours now."""
+        try:
+            lease = await self._client.get(LEASES, NAME, self._namespace)
+        except NotFoundError:
+            try:
+                await self._client.create(LEASES, self._lease(None), self._namespace)
+            except AlreadyExistsError:
+                return False
+            return True
+        spec = lease.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if holder not in ("", self.identity) and not self._ended(lease, spec):
+            return False
+        try:
+            await self._client.replace(LEASES, NAME, self._lease(lease), self._namespace)
+        except (ConflictError, NotFoundError):
+            return False
+        return True
+
+    def _ended(self, lease: Json, spec: Json) -> bool:
+        """Whether another's Lease has not changed for its duration, as far as this process saw."""
+        version = str(lease["metadata"]["resourceVersion"])
+        if self._seen is None or self._seen.version != version:
+            self._seen = Seen(version, self._clock())
+            return False
+        return self._clock() > self._seen.at + float(spec.get("leaseDurationSeconds") or self._duration)
+
+    def _lease(self, current: Json | None) -> Json:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        spec = dict((current or {}).get("spec") or {})
+        if spec.get("holderIdentity") != self.identity:
+            spec["acquireTime"] = now
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+        # Whole seconds only: the field is an integer; rounded up, so that a successor rather waits too long.
+        spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": -int(-self._duration // 1)}
+        metadata = {"name": NAME, "namespace": self._namespace}
+        if current is not None:
+            metadata["resourceVersion"] = current["metadata"]["resourceVersion"]
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+    async def _give_up(self) -> None:
+        led = self.acting()
+        self._led = False
+        self._renewed = None
+        metrics.LEADER.set(0)
+        if not led:
+            return
+        self._on_lost()
+        try:
+            lease = await self._client.get(LEASES, NAME, self._namespace)
+            if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
+                lease["spec"]["holderIdentity"] = ""
+                lease["spec"]["leaseDurationSeconds"] = 1
+                await self._client.replace(LEASES, NAME, lease, self._namespace)
+        except ApiError as error:
+            log.warning("lease %s/%s was not given up: %s", self._namespace, NAME, error)

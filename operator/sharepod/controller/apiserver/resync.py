@@ -1,0 +1,105 @@
+"""Our own lists of everything: before anything is decided, after a gap of a watch, and every few minutes.
+
+Guarantees: after `resync` has returned, the model holds every object that existed when it was called and still does,
+and none that was gone by then. What a list does not show is taken as gone only after a GET has said so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable, Iterable
+
+from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
+from sharepod.controller import metrics
+from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.facts import Facts
+from sharepod.kube import ForbiddenError, Json, NotFoundError
+
+from .client import GPUNODES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, Resource
+
+_BATCH = 100  # objects taken in before others get a turn
+_COLLECT_AFTER = 20_000  # new objects; by default 700, which is some ten decisions
+
+log = logging.getLogger(__name__)
+
+
+class Lists:
+    """Lists and sweeps. One `resync` at a time; who calls meanwhile waits for one that begins after the call."""
+
+    def __init__(self, model: Model, client: Client) -> None:
+        self._model = model
+        self._client = client
+        self._lock = asyncio.Lock()
+        self._asked = 0
+        self._done = 0
+        self.complete = False
+        """Whether everything was listed once."""
+
+    async def resync(self) -> None:
+        """Lists everything and sweeps. Raises `ApiError`."""
+        self._asked += 1
+        mine = self._asked
+        async with self._lock:
+            if self._done >= mine:
+                return
+            covers = self._asked
+            await self.read_priorities()
+            await self._kind(NODES, self._model.nodes, self._model.put_node, self._model.drop_node, POOL_LABEL)
+            await self._kind(SHAREPODS, self._model.sharepods, self._model.put_sharepod, self._model.drop_sharepod)
+            await self._kind(PODS, self._model.pods, self._model.put_pod, self._model.drop_pod, TENANT_LABEL)
+            await self._kind(GPUNODES, self._model.gpunodes, self._model.put_gpunode, self._model.drop_gpunode)
+            self._done = covers
+            if not self.complete:
+                # What was listed lives on; a collection that walks all of it takes a tenth of a second at 10,000 GPUs.
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(_COLLECT_AFTER)
+            self.complete = True
+
+    async def _kind(
+        self,
+        resource: Resource,
+        known: Iterable[Facts],
+        put: Callable[[Json], None],
+        drop: Callable[[str], None],
+        labels: str = "",
+    ) -> None:
+        items, _version = await self._client.list_all(resource, labels=labels)
+        for number, raw in enumerate(items):
+            put(raw)
+            if number % _BATCH == _BATCH - 1:
+                await asyncio.sleep(0)
+        listed = {str(raw["metadata"]["uid"]) for raw in items}
+        for item in [item for item in known if item.uid not in listed]:
+            await self._confirm(resource, item, put, drop)
+
+    async def _confirm(
+        self, resource: Resource, item: Facts, put: Callable[[Json], None], drop: Callable[[str], None]
+    ) -> None:
+        try:
+            raw = await self._client.get(resource, item.name, item.namespace or None)
+        except NotFoundError:
+            raw = None
+        if raw is not None and str(raw["metadata"]["uid"]) == item.uid:
+            if resource is NODES and POOL_LABEL not in (raw["metadata"].get("labels") or {}):
+                drop(item.uid)
+            else:
+                put(raw)
+            return
+        log.info("%s %s/%s has gone unseen", resource.plural, item.namespace, item.name)
+        metrics.SWEPT.labels(resource.plural).inc()
+        drop(item.uid)
+
+    async def read_priorities(self) -> None:
+        """Takes in the PriorityClasses, which are not watched. Raises `ApiError`."""
+        try:
+            items, _ = await self._client.list_all(PRIORITY_CLASSES)
+        except ForbiddenError as error:
+            log.warning("PriorityClasses cannot be read, so the queue goes by age alone: %s", error)
+            return
+        self._model.priorities = {str(item["metadata"]["name"]): int(item.get("value") or 0) for item in items}
+        self._model.default_priority = max(
+            (int(item["value"]) for item in items if item.get("globalDefault")), default=0
+        )

@@ -1,0 +1,272 @@
+"""What a SharePod's status should say. Pure.
+
+Guarantees: every condition has a reason and, where it is not as one would wish, a message that says what would help;
+nothing is written that did not change, and usage at most each `usage_interval`; a terminal phase stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sharepod.api.gpunode import FindingReason, GPUNodeStatus, Health, Mode, Tenant, TenantStatus
+from sharepod.api.objects import Condition
+from sharepod.api.sharepod import (
+    CONDITION_ENFORCED,
+    CONDITION_GPU_HEALTHY,
+    CONDITION_PLACED,
+    CONDITION_POD_READY,
+    CONDITION_RESIZED,
+    AssignedGpu,
+    GpuRequest,
+    GrantedShare,
+    Phase,
+    SharePodStatus,
+    ShownShare,
+    Usage,
+)
+from sharepod.api.units import format_fraction
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.notes import Blocked
+from sharepod.placement.state.types import Refusal
+from sharepod.placement.wording import size_down
+
+from .lifecycle import EVICTED, Finish, View
+
+Status = Literal["True", "False", "Unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that a status is made of, beside the view. `report`: what the agent saw of the node; `resizing`: the share
+    that is granted is not the one that is asked; `usage_due`: usage may be written.
+    """
+
+    view: View
+    node: str | None
+    row: Tenant | None
+    report: GPUNodeStatus | None
+    refusal: Refusal | None
+    resize_refusal: Refusal | None
+    resizing: bool
+    blocked: Blocked | None
+    usage_due: bool
+    now: str
+
+
+def compose(sharepod: SharePodFacts, picture: Picture, finish: Finish | None = None) -> SharePodStatus:
+    """The status as it should be now; with `finish`, in that terminal phase."""
+    was = sharepod.status
+    pod, row = picture.view.pod, picture.row
+    seen = _seen(picture)
+    phase = finish.phase if finish else was.phase if sharepod.ended else _phase(pod, row)
+    over = phase in (Phase.SUCCEEDED, Phase.FAILED)
+    gpus = _gpus(was, row, picture.report) if row is not None else (was.gpus if over else ())
+    conditions = [
+        _placed(sharepod, picture, gpus),
+        _pod_ready(was, picture, finish),
+        _enforced(was, picture, seen),
+        _gpu_healthy(was, picture, over),
+        _resized(sharepod, picture, over),
+    ]
+    return SharePodStatus(
+        phase=phase,
+        node=picture.node if row is not None else (was.node if over else None),
+        gpus=gpus,
+        gpu_indexes=",".join(str(gpu.index) for gpu in gpus) or None,
+        pod_name=(pod.name if pod is not None else was.pod_name) if pod is not None or over else None,
+        pod_uid=pod.uid if pod is not None else was.pod_uid,
+        granted=_granted(row) if row is not None else (was.granted if over else None),
+        share=was.share if over and row is None else _shown(row, sharepod.request),
+        usage=None if over else _usage(was, seen, picture.usage_due),
+        conditions=tuple(
+            _dated(was, item, picture.now, sharepod.generation) for item in conditions if item is not None
+        ),
+        observed_generation=sharepod.generation,
+    )
+
+
+def difference(written: Mapping[str, Any], wanted: SharePodStatus) -> dict[str, Any]:
+    """The merge patch from a status as it was read to the one that should be; empty if they say the same."""
+    target = wanted.dump()
+    changes: dict[str, Any] = {key: value for key, value in target.items() if written.get(key) != value}
+    changes |= {key: None for key in written if key not in target}
+    for key in ("usage", "granted", "share"):  # merged field by field: nothing of the former value may stay
+        if key in changes and isinstance(changes[key], dict):
+            changes[key] |= {name: None for name in written.get(key) or {} if name not in changes[key]}
+    return changes
+
+
+def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
+    if pod is not None and pod.phase == "Running":
+        return Phase.RUNNING
+    return Phase.PLACED if row is not None else Phase.PENDING
+
+
+def _seen(picture: Picture) -> TenantStatus | None:
+    if picture.row is None or picture.report is None:
+        return None
+    return next((item for item in picture.report.tenants if item.id == picture.row.id), None)
+
+
+def _gpus(was: SharePodStatus, row: Tenant, report: GPUNodeStatus | None) -> tuple[AssignedGpu, ...]:
+    reported = {
+        gpu.uuid: AssignedGpu(uuid=gpu.uuid, index=gpu.index, model=gpu.model)
+        for gpu in (report.gpus if report else ())
+    }
+    known = {gpu.uuid: gpu for gpu in was.gpus} | reported
+    return tuple(known[uuid] for uuid in row.gpus if uuid in known)
+
+
+def _granted(row: Tenant) -> GrantedShare:
+    return GrantedShare(request_milli=row.request_milli, limit_milli=row.limit_milli, memory=row.memory)
+
+
+def _shown(row: Tenant | None, request: GpuRequest | None) -> ShownShare | None:
+    if row is not None:
+        share, memory = (row.request_milli, row.limit_milli), size_down(row.memory)
+    elif request is not None:
+        share = (request.request, request.limit)
+        memory = size_down(request.memory) if request.memory is not None else ""
+    else:
+        return None
+    return ShownShare(request=format_fraction(share[0]), limit=format_fraction(share[1]), memory=memory)
+
+
+def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Usage | None:
+    if seen is None:
+        return was.usage if not due else None
+    if not due:
+        return was.usage
+    if was.usage is None and not seen.connected:
+        return None
+    return Usage(held_milli=seen.held_milli, memory=seen.memory)
+
+
+def _condition(kind: str, status: Status, reason: str, message: str = "") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message[:32768])
+
+
+def _former(was: SharePodStatus, kind: str) -> Condition | None:
+    return next((item for item in was.conditions if item.type == kind), None)
+
+
+def _placed(sharepod: SharePodFacts, picture: Picture, gpus: tuple[AssignedGpu, ...]) -> Condition | None:
+    if sharepod.error is not None and picture.row is None and not sharepod.ended:
+        return _condition(CONDITION_PLACED, "False", "Invalid", str(sharepod.error))
+    if picture.row is not None:
+        which = ", ".join(str(gpu.index) for gpu in gpus)
+        text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {picture.node}: {share(picture.row)}"
+        return _condition(CONDITION_PLACED, "True", "Reserved", text)
+    if picture.refusal is not None:
+        return _condition(CONDITION_PLACED, "False", picture.refusal.outlook.value, picture.refusal.message)
+    former = _former(sharepod.status, CONDITION_PLACED)
+    if sharepod.ended or (former is not None and former.status != "True"):
+        return former
+    return _condition(CONDITION_PLACED, "False", "Waiting", "waits for a place")
+
+
+def share(row: Tenant) -> str:
+    """A row's share as users write it."""
+    if row.mode is Mode.EXCLUSIVE:
+        return "the whole of it" if len(row.gpus) == 1 else "the whole of them"
+    each = "" if len(row.gpus) == 1 else " on each"
+    return (
+        f"request {format_fraction(row.request_milli)}, limit {format_fraction(row.limit_milli)}, "
+        f"memory {size_down(row.memory)}{each}"
+    )
+
+
+def _pod_ready(was: SharePodStatus, picture: Picture, finish: Finish | None) -> Condition | None:
+    pod = picture.view.pod
+    kind = CONDITION_POD_READY
+    if finish is not None:
+        return _condition(kind, "False", finish.reason, finish.message)
+    former = _former(was, kind)
+    if was.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        return former
+    if pod is None:
+        if picture.blocked is not None:
+            return _condition(kind, "False", picture.blocked.reason, picture.blocked.message)
+        if was.pod_uid is not None:
+            return former
+        return _condition(
+            kind, "False", "NoPod", "the pod is made once a place is reserved" if picture.row is None else ""
+        )
+    if pod.disrupted:
+        return _condition(kind, "False", EVICTED, pod.disrupted)
+    if pod.deleting:
+        return _condition(kind, "False", "PodDeleting", "the pod is being deleted; its share is kept until it is gone")
+    if pod.node is None:
+        return _condition(
+            kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"
+        )
+    if pod.ready:
+        return _condition(kind, "True", "Ready")
+    return _condition(kind, "False", "ContainersNotReady", pod.waiting)
+
+
+def _enforced(was: SharePodStatus, picture: Picture, seen: TenantStatus | None) -> Condition | None:
+    row, pod = picture.row, picture.view.pod
+    if row is None or pod is None or pod.node is None:
+        return (
+            _former(was, CONDITION_ENFORCED)
+            if pod is not None or was.phase in (Phase.SUCCEEDED, Phase.FAILED)
+            else None
+        )
+    if row.mode is Mode.EXCLUSIVE:
+        return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant is on its GPUs")
+    findings = seen.findings if seen is not None else ()
+    said = {finding.reason: finding.message for finding in findings}
+    message = "; ".join(finding.message for finding in findings)
+    if seen is None or (seen.enforced is None and FindingReason.PROCESSES_NOT_TOLD not in said):
+        message = "; ".join(filter(None, ("no process of the pod has used CUDA yet", message)))
+        return _condition(CONDITION_ENFORCED, "Unknown", "NoCudaCall", message)
+    if seen.enforced is None:
+        return _condition(CONDITION_ENFORCED, "Unknown", FindingReason.PROCESSES_NOT_TOLD.value, message)
+    if seen.enforced:
+        return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
+    grave = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD)
+    reason = next((reason for reason in grave if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
+    text = message or (
+        "a process of the pod uses the GPU without the hook, so its share is not enforced; "
+        "images built on musl (Alpine) do not load it: use one built on glibc"
+    )
+    return _condition(CONDITION_ENFORCED, "False", reason.value, text)
+
+
+def _gpu_healthy(was: SharePodStatus, picture: Picture, over: bool) -> Condition | None:
+    former = _former(was, CONDITION_GPU_HEALTHY)
+    if picture.row is None or picture.report is None or over:
+        return former
+    failed = [gpu for gpu in picture.report.gpus if gpu.uuid in picture.row.gpus and gpu.health is Health.UNHEALTHY]
+    if failed:
+        which = "; ".join(f"GPU {gpu.index} of {picture.node} has failed: {gpu.reason}" for gpu in failed)
+        advice = "what runs there may fail or hang; to have it placed on another GPU, make the SharePod anew"
+        return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
+    return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
+
+
+def _resized(sharepod: SharePodFacts, picture: Picture, over: bool) -> Condition | None:
+    was = sharepod.status
+    former = _former(was, CONDITION_RESIZED)
+    if picture.row is None or over:
+        return former
+    if sharepod.error is not None:
+        return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(picture.row)}")
+    if picture.resizing:
+        refusal = picture.resize_refusal
+        if refusal is None:
+            return former
+        return _condition(CONDITION_RESIZED, "False", refusal.outlook.value, refusal.message)
+    changed = was.granted is not None and was.granted != _granted(picture.row)
+    if changed or (former is not None and former.status == "False"):
+        return _condition(CONDITION_RESIZED, "True", "Granted", share(picture.row))
+    return former
+
+
+def _dated(was: SharePodStatus, item: Condition, now: str, generation: int) -> Condition:
+    former = _former(was, item.type)
+    since = former.last_transition_time if former is not None and former.status == item.status else None
+    return item.model_copy(update={"last_transition_time": since or now, "observed_generation": generation})

@@ -1,0 +1,217 @@
+"""Writes the ledgers: `spec` of the GPUNodes.
+
+Guarantees: one write is in flight for a GPUNode, and whatever is decided meanwhile goes into the next; each write is a
+JSON Patch that holds only for the very GPUNode, and the very generation of its spec, that it was worked out from, so
+that a stale writer changes nothing; of a write that is refused though nothing had moved, which is reported, new
+reservations are dropped (`on_refused` is told, to stay away) and the rest is tried again after growing pauses; nothing
+is written to a ledger that cannot be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from sharepod.api.gpunode import KIND, Pool, Tenant
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import GPUNODES, Client, NotLeadingError
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.workqueue import Queue
+from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.facts import GpuNodeFacts
+from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
+
+_LONGEST_PAUSE = 300.0
+
+log = logging.getLogger(__name__)
+
+
+class LedgerWriter:
+    """Brings the ledgers to what placement's model has decided. `add` and `remove` return at once; what became of it
+    is told by the model, as every change of a ledger is.
+    """
+
+    def __init__(self, model: Model, client: Client, events: Events, workers: int) -> None:
+        self._model = model
+        self._client = client
+        self._events = events
+        self._queue: Queue[str] = Queue("ledger", self._write, workers)
+        self._leaving: dict[str, set[str]] = {}
+        self._refusals: dict[str, int] = {}
+        self._unknown: dict[str, int] = {}  # generations that writes were for whose answers were lost
+        self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
+        self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        await self._queue.run()
+
+    def add(self, node: str) -> None:
+        """Something was decided for this node."""
+        self._queue.add(node)
+
+    def remove(self, node: str, tenant: str) -> None:
+        """This row is to go. Its share is given away once it is gone."""
+        self._leaving.setdefault(node, set()).add(tenant)
+        self._queue.add(node)
+
+    def leaving(self, node: str, tenant: str) -> bool:
+        """Whether a removal of this row is under way."""
+        return tenant in self._leaving.get(node, ())
+
+    def abandon(self) -> None:
+        """This process leads no more: nothing that was not written is, and what was decided is forgotten."""
+        self._queue.clear()
+        self._leaving.clear()
+        self._refusals.clear()
+        names = {node.name for node in self._model.cluster.nodes()} | {item.name for item in self._model.gpunodes}
+        for name in names:
+            for decided in self._model.cluster.pending(name):
+                self._model.cluster.revert(name, decided.tenant)
+
+    async def _write(self, node: str) -> None:
+        base = self._model.gpunodes.named(node)
+        if base is None:
+            self._drop(node, "its GPUNode is gone")
+            return
+        if base.ledger_error is not None:
+            self._drop_fresh(base, base.ledger_error)
+            self._again(node)
+            return
+        leaving = self._leaving.get(node, set())
+        operations = patch(
+            base,
+            changed=[row.row() for row in self._model.cluster.pending(node)],
+            leaving=leaving,
+            pool=self._pool(node, base),
+        )
+        if not operations:
+            self._removed(node, leaving - base.rows.keys())
+            self._nothing_in_flight(base)
+            return
+        try:
+            answer = await self._client.patch_json(GPUNODES, node, operations)
+        except InvalidError as error:
+            if await self._refused(base, error):
+                return
+        except NotFoundError:
+            await self._read(base)
+        except NotLeadingError:
+            self.abandon()
+            raise
+        except ApiError:
+            metrics.LEDGER_WRITES.labels("unknown").inc()
+            self._unknown[node] = base.generation
+            await self._read(base)
+            raise
+        else:
+            self._refusals.pop(node, None)
+            metrics.LEDGER_WRITES.labels("written").inc()
+            metrics.LEDGER_CHANGES.inc(len(operations) - 2)
+            self._model.put_gpunode(answer)
+            self._removed(node, leaving - {str(row["id"]) for row in answer["spec"].get("tenants") or ()})
+            if (written := self._model.gpunodes.named(node)) is not None:
+                self._nothing_in_flight(written)
+        if self._model.cluster.pending(node) or self._leaving.get(node):
+            self._queue.add(node)
+
+    def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
+        """Lets placement give away what was decided and taken back before it was written. A write whose answer was lost
+        can still come true while the generation is the one that it was for."""
+        if base.generation > self._unknown.get(base.name, -1):
+            self._unknown.pop(base.name, None)
+            if self._model.cluster.nothing_in_flight(base.name):
+                self._model.on_room()
+
+    def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
+        node = self._model.nodes.named(name)
+        return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
+
+    async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
+        """The patch was refused: because the spec has moved on, or, then it returns True, because it is not wanted."""
+        await self._read(base)
+        now = self._model.gpunodes.named(base.name)
+        if now is None or now.uid != base.uid or now.generation != base.generation:
+            metrics.LEDGER_WRITES.labels("conflict").inc()
+            return False
+        metrics.LEDGER_WRITES.labels("defect").inc()
+        log.error("ledger of %s: a write was refused though nothing had moved: %s", base.name, error)
+        self._events.warning(
+            KIND, base, "LedgerWriteRefused", "Reserve", f"the API server refused a reservation: {error.message}"
+        )
+        self._drop_fresh(now, error.message)
+        self._again(base.name)
+        return True
+
+    def _again(self, node: str) -> None:
+        """Tries later what is still to be written to this node, if anything is."""
+        if self._model.cluster.pending(node) or self._leaving.get(node):
+            count = self._refusals[node] = self._refusals.get(node, 0) + 1
+            self._queue.add_after(node, min(_LONGEST_PAUSE, 2.0 ** min(count - 1, 10)))
+
+    def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
+        """Reservations that were only decided are not made; what the ledger has is kept in mind as decided."""
+        for decided in self._model.cluster.pending(base.name):
+            if decided.tenant not in base.rows:
+                log.warning("ledger of %s: the decision for %s is dropped: %s", base.name, decided.tenant, why)
+                self.on_refused(base.name, decided.tenant, why)
+                self._model.revert(base.name, decided.tenant)
+
+    async def _read(self, base: GpuNodeFacts) -> None:
+        try:
+            self._model.put_gpunode(await self._client.get(GPUNODES, base.name))
+        except NotFoundError:
+            self._model.drop_gpunode(base.uid)
+
+    def _drop(self, node: str, why: str) -> None:
+        """What was to be written to this node is not; the tenants concerned are looked at again."""
+        leaving = self._leaving.pop(node, set())
+        for decided in self._model.cluster.pending(node):
+            log.warning("ledger of %s: the decision for %s is dropped: %s", node, decided.tenant, why)
+            self._model.revert(node, decided.tenant)
+        for tenant in leaving:
+            self._model.on_tenant(tenant)
+
+    def _removed(self, node: str, tenants: Iterable[str]) -> None:
+        for tenant in list(tenants):
+            self._leaving.get(node, set()).discard(tenant)
+            self._model.unreserve(node, tenant)
+            self.on_removed(node, tenant)
+            self._model.on_tenant(tenant)
+            self._model.on_room()
+        if not self._leaving.get(node):
+            self._leaving.pop(node, None)
+
+
+def patch(base: GpuNodeFacts, *, changed: Sequence[Tenant], leaving: Iterable[str], pool: Pool) -> list[Json]:
+    """The JSON Patch that brings `base` to where `changed` rows are as given, `leaving` ones are gone and the pool is
+    `pool`; empty if it is there already.
+    """
+    leaving = set(leaving)
+    known = base.rows
+    operations: list[Json] = []
+    if base.spec.pool is not pool:
+        operations.append({"op": "add", "path": "/spec/pool", "value": pool.value})
+    places: Mapping[str, int] = {row.id: place for place, row in enumerate(base.spec.tenants)}
+    fresh = [row for row in changed if row.id not in known and row.id not in leaving]
+    operations += [
+        {"op": "replace", "path": f"/spec/tenants/{places[row.id]}", "value": row.dump()}
+        for row in changed
+        if row.id in known and row.id not in leaving and known[row.id] != row
+    ]
+    operations += [
+        {"op": "remove", "path": f"/spec/tenants/{place}"}
+        for row, place in sorted(places.items(), key=lambda item: -item[1])
+        if row in leaving
+    ]
+    if base.has_tenants:
+        operations += [{"op": "add", "path": "/spec/tenants/-", "value": row.dump()} for row in fresh]
+    elif fresh:
+        operations.append({"op": "add", "path": "/spec/tenants", "value": [row.dump() for row in fresh]})
+    if not operations:
+        return []
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": base.uid},
+        {"op": "test", "path": "/metadata/generation", "value": base.generation},
+        *operations,
+    ]

@@ -1,0 +1,354 @@
+"""The placement loop: the one place where shares are decided.
+
+Guarantees: decisions are taken one at a time, in queue order (priority, then age), each on a model that already holds
+all earlier ones, written or not; nothing is decided before everything was listed, nor while this process does not
+lead; a decision is handed to the ledger's writer at once and never waited for. Who was refused is tried again when a
+node has got room that it could use, and only then; why it was refused is worked out behind the decisions. Nobody blocks
+another, but that GPUs of one node are kept for the oldest of the highest priority once it has waited `keep_after`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import TenantId
+from sharepod.controller import metrics
+from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.notes import Notes
+from sharepod.placement.engine import find, group_to_keep, place, queue_key, serves, still_to_be_had
+from sharepod.placement.state.cluster import Kept
+from sharepod.placement.state.types import Assignment, Outlook, PlacementError, Refusal, Request, label_key
+
+_YIELD = 0.01  # seconds of deciding after which others get a turn
+_PASSES = 4  # begun anew because room appeared, before one goes through to the end
+_EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
+_KEEP_AGAIN = 1.0  # who has waited longest is looked for at most this often
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One that asks for a place, `since` a moment of the clock. `tried`: the state of the cluster at which it was
+    refused last; `again`: a moment from which it is tried whatever has changed; `counted`: placement has learned that
+    it came; `explained`: when its reason was worked out.
+    """
+
+    tenant: str
+    since: float
+    tried: int = -1
+    again: float = float("inf")
+    counted: bool = False
+    explained: float = float("-inf")
+
+
+class PlacementLoop:
+    """Decides for whoever waits. `decided(tenant, node)` is told of each reservation or change of one that is to be
+    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds, as is `keep_after`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        notes: Notes,
+        *,
+        may_act: Callable[[], bool],
+        decided: Callable[[str, str], None],
+        answered: Callable[[str], None],
+        clock: Callable[[], float],
+        keep_after: float,
+    ) -> None:
+        self._model = model
+        self._notes = notes
+        self._may_act = may_act
+        self._decided = decided
+        self._answered = answered
+        self._clock = clock
+        self._keep_after = keep_after
+        self._keep_at = 0.0
+        self._unexplained: dict[str, _Waiting] = {}
+        self._places: dict[str, _Waiting] = {}
+        self._resizes: dict[str, _Waiting] = {}
+        self._kick = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def want_place(self, tenant: str) -> None:
+        """This SharePod waits for a place."""
+        if tenant not in self._places:
+            self._places[tenant] = _Waiting(tenant, self._clock())
+            self._kick.set()
+
+    def want_resize(self, tenant: str, *, changed: bool) -> None:
+        """This SharePod asks for another share than it has; `changed`: for another one than when it was refused."""
+        if changed or tenant not in self._resizes:
+            self._resizes[tenant] = _Waiting(tenant, self._clock())
+            self._kick.set()
+
+    def leave(self, tenant: str) -> None:
+        """This SharePod asks for nothing any more."""
+        self._places.pop(tenant, None)
+        self._resizes.pop(tenant, None)
+        kept = self._model.cluster.kept
+        if kept is not None and kept.tenant == tenant:
+            self._model.cluster.keep(None)
+            self.room_changed()
+
+    def room_changed(self) -> None:
+        """The cluster has changed, perhaps to the good of those who wait."""
+        if self._places or self._resizes:
+            self._kick.set()
+
+    def waiting(self) -> tuple[str, ...]:
+        """Who asks for a place."""
+        return tuple(self._places)
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._places.clear()
+        self._resizes.clear()
+        self._model.cluster.keep(None)
+
+    async def run(self) -> None:
+        """Decides until cancelled."""
+        while True:
+            await self._kick.wait()
+            self._kick.clear()
+            await asyncio.sleep(0)  # what arrived at the same moment is decided together, in queue order
+            for attempt in range(_PASSES):
+                if not self._may_act() or await self._pass(whole=attempt == _PASSES - 1):
+                    break
+            metrics.WAITING.set(len(self._places))
+
+    async def _pass(self, *, whole: bool) -> bool:
+        """Goes through the queue once. Where room appears while others have their turn, those at its head come first
+        again: then, unless it is to go through as a `whole`, it stops and returns False.
+        """
+        cluster = self._model.cluster
+        began, moment = time.monotonic(), cluster.now
+        for waiting in list(self._resizes.values()):
+            if waiting.tried != cluster.now:
+                self._resize(waiting)
+        refused: set[tuple[object, ...]] = set()
+        for _, waiting, request in self._in_order():
+            if time.monotonic() - began > _YIELD:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+                if cluster.now != moment and not whole:
+                    return False
+            if not self._may_act():
+                return True
+            if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
+                self._place(waiting, request, refused)
+        if cluster.packing.due:
+            await asyncio.sleep(0)
+            cluster.packing.renew()
+        self._keep_for_the_oldest()
+        await self._explain()
+        again = min((waiting.again for waiting in self._places.values()), default=float("inf"))
+        if again < float("inf"):
+            self._later(again)
+        return True
+
+    def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, Request]]:
+        found = []
+        for waiting in list(self._places.values()):
+            if waiting.tried == self._model.cluster.now and self._clock() < waiting.again:
+                continue
+            request = self._request_of(waiting)
+            if request is None:
+                continue
+            until = self._notes.of(waiting.tenant).not_before
+            if self._clock() < until:
+                self._later(until)
+                continue
+            found.append((queue_key(request), waiting, request))
+        return sorted(found, key=lambda item: item[0])
+
+    def _could_be_served(self, waiting: _Waiting, request: Request) -> bool:
+        """Whether what has changed since it was refused could be room for this one."""
+        cluster = self._model.cluster
+        if waiting.tried < 0 or self._clock() >= waiting.again:
+            return True
+        key = label_key(request.namespace, request.gpu.labels.affinity)
+        if key is not None and cluster.regrouped_since(key, waiting.tried):
+            return True
+        if serves(cluster, request, cluster.grown_since(waiting.tried)):
+            return True
+        waiting.tried = cluster.now
+        self._unexplained[waiting.tenant] = waiting
+        return False
+
+    def _request_of(self, waiting: _Waiting) -> Request | None:
+        """None for one that asks for nothing any more."""
+        sharepod = self._model.sharepods.get(waiting.tenant)
+        if sharepod is None or sharepod.request is None:
+            self.leave(waiting.tenant)
+            return None
+        return self.request(sharepod)
+
+    def request(self, sharepod: SharePodFacts) -> Request:
+        """What it asks of placement."""
+        assert sharepod.request is not None
+        note = self._notes.of(sharepod.uid)
+        now = self._clock()
+        note.avoid = {node: (why, until) for node, (why, until) in note.avoid.items() if until > now}
+        return Request(
+            tenant=TenantId(sharepod.uid),
+            namespace=sharepod.namespace,
+            name=sharepod.name,
+            gpu=sharepod.request,
+            pod=sharepod.needs,
+            owner=sharepod.owner,
+            priority=self._model.priority(sharepod),
+            created=sharepod.created,
+            avoid={node: why for node, (why, _) in note.avoid.items()},
+        )
+
+    def _place(self, waiting: _Waiting, request: Request, refused: set[tuple[object, ...]]) -> None:
+        """Decides for one. `refused`: shapes that found no place in this pass."""
+        cluster = self._model.cluster
+        if not waiting.counted:
+            waiting.counted = True
+            cluster.packing.arrived(request)
+        note = self._notes.of(waiting.tenant)
+        kept = cluster.kept is not None and cluster.kept.tenant == request.tenant
+        asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
+        shape = (cluster.now, request.priority, *asked)
+        answer: Assignment | None = None
+        if kept or shape not in refused:
+            with metrics.DECISION_SECONDS.time():
+                answer = find(cluster, request)
+        if answer is None:
+            metrics.DECISIONS.labels("refused").inc()
+            refused.add(shape)
+            waiting.tried = cluster.now
+            self._unexplained[waiting.tenant] = waiting
+            waiting.again = min((until for _, until in note.avoid.values()), default=float("inf"))
+            return
+        try:
+            cluster.reserve(answer.node, answer.reservation(request))
+        except PlacementError as error:
+            log.error("decision for %s/%s could not be kept: %s", request.namespace, request.name, error)
+            waiting.tried = cluster.now
+            return
+        metrics.DECISIONS.labels("placed").inc()
+        note.refusal = None
+        self._places.pop(waiting.tenant, None)
+        if kept:
+            cluster.keep(None)
+        if kept or request.gpu.labels.affinity is not None:  # the others of its group can follow now
+            self.room_changed()
+        self._decided(waiting.tenant, answer.node)
+
+    async def _explain(self) -> None:
+        """Works out why those were refused that have no reason yet, or an old one."""
+        for tenant, waiting in list(self._unexplained.items()):
+            await asyncio.sleep(0)
+            if self._clock() < waiting.explained + _EXPLAIN_AGAIN and self._places.get(tenant) is waiting:
+                self._later(waiting.explained + _EXPLAIN_AGAIN)
+                continue
+            self._unexplained.pop(tenant, None)
+            request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
+            if request is None or not self._may_act():
+                continue
+            answer = place(self._model.cluster, request)
+            if not isinstance(answer, Refusal):  # room has appeared meanwhile
+                waiting.tried = -1
+                self._kick.set()
+                continue
+            waiting.explained = self._clock()
+            note = self._notes.of(tenant)
+            if answer != note.refusal:
+                note.refusal = answer
+                self._answered(tenant)
+
+    def _keep_for_the_oldest(self) -> None:
+        """Sees to it that GPUs are kept for the oldest of the highest priority, if it has waited long enough."""
+        now, cluster = self._clock(), self._model.cluster
+        may_keep_at = min((waiting.since for waiting in self._places.values()), default=now) + self._keep_after
+        if now < max(may_keep_at, self._keep_at):
+            if self._places:
+                self._later(max(may_keep_at, self._keep_at))
+            return
+        self._keep_at = now + _KEEP_AGAIN
+        waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
+        asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
+        asked.sort(key=lambda item: queue_key(item[0]))
+        if asked:
+            self._later(max(asked[0][1].since + self._keep_after, self._keep_at))
+        kept = self._to_keep(asked, now)
+        if kept == cluster.kept:
+            return
+        cluster.keep(kept)
+        owner = self._places.get(kept.tenant) if kept is not None else None
+        if owner is not None:
+            owner.tried, owner.explained = -1, float("-inf")
+        self._kick.set()
+
+    def _to_keep(self, asked: list[tuple[Request, _Waiting]], now: float) -> Kept | None:
+        """What is to be kept, for the first in the queue that has waited long and could be served one day. What is kept
+        already stays for its owner, unless somebody of higher priority has waited as long."""
+        cluster, kept = self._model.cluster, self._model.cluster.kept
+        of_owner = (request for request, _ in asked if kept is not None and request.tenant == kept.tenant)
+        owner = next(of_owner, None)
+        if kept is not None and (owner is None or not still_to_be_had(cluster, owner, kept)):
+            kept = None
+        for request, waiting in asked:
+            ahead = owner is None or kept is None or request.priority > owner.priority
+            if not ahead or now - waiting.since < self._keep_after:
+                return kept
+            if (found := group_to_keep(cluster, request)) is not None:
+                return found
+        return kept
+
+    def _waits_for_room(self, waiting: _Waiting) -> bool:
+        refusal = self._notes.of(waiting.tenant).refusal
+        return refusal is not None and refusal.outlook is Outlook.WAITING
+
+    def _resize(self, waiting: _Waiting) -> None:
+        waiting.tried = self._model.cluster.now
+        sharepod = self._model.sharepods.get(waiting.tenant)
+        held = self._model.cluster.reservations_of(TenantId(waiting.tenant))
+        if sharepod is None or sharepod.request is None or len(held) != 1 or held[0][1].mode is Mode.EXCLUSIVE:
+            self._resizes.pop(waiting.tenant, None)
+            return
+        asked, note = sharepod.request, self._notes.of(waiting.tenant)
+        gpunode = self._model.gpunodes.named(held[0][0])
+        seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
+        in_use = next(seen, 0)  # of the GPU where it uses most
+        try:
+            answer = self._model.cluster.resize(
+                TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory, in_use=in_use
+            )
+        except PlacementError as error:
+            log.error("resize of %s/%s: %s", sharepod.namespace, sharepod.name, error)
+            return
+        if isinstance(answer, Refusal):
+            metrics.DECISIONS.labels("resize_refused").inc()
+            if answer != note.resize_refusal:
+                note.resize_refusal = answer
+                self._answered(waiting.tenant)
+            return
+        metrics.DECISIONS.labels("resized").inc()
+        note.resize_refusal = None
+        self._resizes.pop(waiting.tenant, None)
+        self._decided(waiting.tenant, held[0][0])
+
+    def _later(self, at: float) -> None:
+        """Look again at that time."""
+        loop = asyncio.get_running_loop()
+        delay = max(0.05, at - self._clock())
+        if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(delay, self._again)
+
+    def _again(self) -> None:
+        self._timer = None
+        self._kick.set()

@@ -1,0 +1,418 @@
+"""Everything the operator knows of the cluster, in memory.
+
+Guarantees: fed by watches and lists alike, in any order, it ends at the newest of each object; feeding it writes
+nothing and waits for nothing; whoever is concerned by a change is told by key (`on_tenant`, `on_node`, `on_room`),
+never with the change itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
+from sharepod.api.pod import PodSettings
+from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.controller import metrics
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import GpuState, NodeState, Reservation, Resources
+
+from .agent_leases import AgentLeases
+from .facts import (
+    GpuNodeFacts,
+    NodeFacts,
+    PodFacts,
+    SharePodFacts,
+    gpunode_facts,
+    node_facts,
+    other_pod,
+    pod_facts,
+    sharepod_facts,
+)
+from .store import Store
+
+Json = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+def _version(raw: Json) -> tuple[str, int]:
+    return str(raw["metadata"]["uid"]), int(raw["metadata"].get("resourceVersion") or 0)
+
+
+def _nobody(_key: str) -> None:
+    return None
+
+
+class Model:
+    """The facts, and placement's view of them."""
+
+    def __init__(self, settings: PodSettings, agents: AgentLeases) -> None:
+        self._settings = settings
+        self.agents = agents
+        self.sharepods: Store[SharePodFacts] = Store()
+        self.pods: Store[PodFacts] = Store()
+        self.nodes: Store[NodeFacts] = Store()
+        self.gpunodes: Store[GpuNodeFacts] = Store()
+        self.cluster = Cluster()
+        self.lost_pods: dict[str, PodFacts] = {}
+        """By tenant: its Pod as it was last seen, once it is gone."""
+        self.gone_nodes: set[str] = set()
+        """Nodes with a ledger of which the API server said that they do not exist."""
+        self.priorities: dict[str, int] = {}
+        self.default_priority = 0
+        self._pods_of: dict[str, set[str]] = {}
+        self._unreadable: dict[str, frozenset[str]] = {}
+        self.on_tenant: Callable[[str], None] = _nobody
+        self.on_node: Callable[[str], None] = _nobody
+        self.on_room: Callable[[], None] = lambda: None
+
+    # SharePods
+
+    def put_sharepod(self, raw: Json) -> None:
+        if self.sharepods.knows(*_version(raw)):
+            return
+        item = sharepod_facts(raw, self._settings)
+        taken, _, replaced = self.sharepods.put(item)
+        if replaced is not None:
+            self.on_tenant(replaced.uid)
+        if taken:
+            self.on_tenant(item.uid)
+
+    def drop_sharepod(self, uid: str) -> None:
+        self.sharepods.drop(uid)
+        self.on_tenant(uid)
+
+    def priority(self, sharepod: SharePodFacts) -> int:
+        """The priority that its Pod will have, by its PriorityClass."""
+        if sharepod.priority_class is None:
+            return self.default_priority
+        return self.priorities.get(sharepod.priority_class, 0)
+
+    # Pods with our label
+
+    def pod_of(self, tenant: str) -> PodFacts | None:
+        """The Pod whose controller is this tenant."""
+        found = [pod for uid in self._pods_of.get(tenant, ()) if (pod := self.pods.get(uid)) is not None]
+        return max(found, key=lambda pod: pod.version, default=None)
+
+    def put_pod(self, raw: Json, *, sure: bool = False) -> None:
+        """A Pod as it was read; `sure`: by a GET just now, so that it is there, whatever the watch said (which also
+        says "deleted" of a Pod that lost our label).
+        """
+        if sure:
+            self.pods.revive(str(raw["metadata"]["uid"]))
+        if self.pods.knows(*_version(raw)):
+            return
+        item = pod_facts(raw)
+        taken, before, replaced = self.pods.put(item)
+        if replaced is not None:
+            self._pod_gone(replaced)
+        if not taken:
+            return
+        if before is not None and before.tenant not in (None, item.tenant):
+            self._no_longer_of(before)
+        if item.tenant is not None:
+            self._pods_of.setdefault(item.tenant, set()).add(item.uid)
+            self.lost_pods.pop(item.tenant, None)
+        self._count_pod(item)
+        if item.tenant is not None and (before is None or _told(before) != _told(item)):
+            self.on_tenant(item.tenant)
+
+    def drop_pod(self, uid: str, last: Json | None = None) -> None:
+        """A Pod that is gone; `last`: its last state, where the watch brought it."""
+        if last is not None:
+            self.pods.put(pod_facts(last))
+        pod = self.pods.drop(uid)
+        if pod is not None:
+            self._pod_gone(pod)
+
+    def _pod_gone(self, pod: PodFacts) -> None:
+        self.cluster.remove_pod(pod.uid)
+        if pod.tenant is not None:
+            self.lost_pods[pod.tenant] = pod
+            self._no_longer_of(pod)
+        self.on_room()
+
+    def _no_longer_of(self, pod: PodFacts) -> None:
+        tenant = pod.tenant or ""
+        mine = self._pods_of.get(tenant, set())
+        mine.discard(pod.uid)
+        if not mine:
+            self._pods_of.pop(tenant, None)
+        self.on_tenant(tenant)
+
+    def _count_pod(self, pod: PodFacts) -> None:
+        node, before = pod.node or (pod.pin if pod.tenant is not None else None), self.cluster.now
+        if node is None or pod.ended:
+            self.cluster.remove_pod(pod.uid)
+        else:
+            tenant = TenantId(pod.tenant) if pod.tenant is not None else None
+            self.cluster.set_pod_usage(node, pod.uid, pod.needs, tenant=tenant)
+        self._room_since(before)
+
+    def _room_since(self, before: int) -> None:
+        if self.cluster.now != before:
+            self.on_room()
+
+    # Other pods
+
+    def put_other_pod(self, raw: Json) -> None:
+        node, needs = other_pod(raw)
+        if node:
+            before = self.cluster.now
+            self.cluster.set_pod_usage(node, str(raw["metadata"]["uid"]), needs)
+            self._room_since(before)
+
+    def drop_other_pod(self, uid: str) -> None:
+        self.cluster.remove_pod(uid)
+        self.on_room()
+
+    # Nodes
+
+    def put_node(self, raw: Json) -> None:
+        if self.nodes.knows(*_version(raw)):
+            return
+        item = node_facts(raw)
+        taken, before, _ = self.nodes.put(item)
+        if taken:
+            self.gone_nodes.discard(item.name)
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+            if item.out_of_service != (before is not None and before.out_of_service):
+                self._tell_tenants(item.name)
+
+    def node_is_there(self, name: str) -> None:
+        """The API server itself says that there is such a Node, be it out of the pool: processes may run there."""
+        if name in self.gone_nodes:
+            self.gone_nodes.discard(name)
+            self.on_node(name)
+
+    def node_is_gone(self, name: str) -> None:
+        """The API server itself says that there is no such Node: nothing runs there."""
+        if name not in self.gone_nodes:
+            self.gone_nodes.add(name)
+            self._tell_tenants(name)
+
+    def _tell_tenants(self, node: str) -> None:
+        for row in self.cluster.reservations(node):
+            self.on_tenant(row.tenant)
+
+    def drop_node(self, uid: str, version: int = 0) -> None:
+        """A Node that is gone, or has left the pool, as of `version`: put back, it is the same Node still."""
+        item = self.nodes.drop(uid, version)
+        if item is not None:
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+
+    # GPUNodes
+
+    def put_gpunode(self, raw: Json) -> None:
+        if self.gpunodes.knows(*_version(raw)):
+            return
+        item = self._with_known_rows(gpunode_facts(raw))
+        taken, before, replaced = self.gpunodes.put(item)
+        if not taken:
+            return
+        if replaced is not None:
+            self._ledger_gone(replaced)
+        if before is None or before.generation != item.generation:
+            self._load(item)
+        if before is None or _for_placement(before) != _for_placement(item):
+            self.refresh_node(item.name)
+        for tenant in _concerned(before, item):
+            self.on_tenant(tenant)
+        if before is None or _for_node(before) != _for_node(item):
+            self.on_node(item.name)
+
+    def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
+        """A row that cannot be read is taken to be as it was when it last could."""
+        before = self.gpunodes.get(item.uid)
+        if item.unreadable:
+            self._unreadable[item.name] = item.unreadable
+            known = tuple(row for row in (before.spec.tenants if before else ()) if row.id in item.unreadable)
+            return replace(item, spec=item.spec.model_copy(update={"tenants": (*item.spec.tenants, *known)}))
+        self._unreadable.pop(item.name, None)
+        return item
+
+    def unclear(self, tenant: str) -> bool:
+        """Whether some ledger has a row of this tenant that cannot be read: it is not known what it holds."""
+        return any(tenant in tenants for tenants in self._unreadable.values())
+
+    def unenforced(self) -> int:
+        """How many tenants are said to run without their share being enforced."""
+        return sum(seen.enforced is False for item in self.gpunodes for seen in item.status.tenants)
+
+    def drop_gpunode(self, uid: str) -> None:
+        item = self.gpunodes.drop(uid)
+        if item is not None:
+            self._ledger_gone(item)
+            self.refresh_node(item.name)
+            self.on_node(item.name)
+
+    def _ledger_gone(self, item: GpuNodeFacts) -> None:
+        tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
+        self.cluster.drop_ledger(item.name)
+        self._unreadable.pop(item.name, None)
+        for tenant in tenants:
+            self.on_tenant(tenant)
+
+    def _load(self, item: GpuNodeFacts) -> None:
+        """Brings a ledger into placement's model. What was decided here and does not fit beside what another wrote is
+        taken back: the write on its way carries a precondition that no longer holds.
+        """
+        rows = []
+        for row in item.spec.tenants:
+            sharepod = self.sharepods.get(row.id)
+            owner = sharepod.owner if sharepod else None
+            needs = sharepod.needs.resources if sharepod else Resources()
+            rows.append(Reservation.of_row(row, owner=owner, needs=needs))
+        faults = self.cluster.load(item.name, rows, item.generation, uid=item.uid)
+        written = item.rows
+        for decided in self.cluster.pending(item.name):
+            row_now = written.get(decided.tenant)
+            if row_now is not None and tuple(row_now.gpus) != decided.gpus:
+                self._take_back(item.name, decided)
+        for fault in faults:
+            for decided in self.cluster.pending(item.name):
+                over = any(left.gpu == fault.gpu for left in self.cluster.overcommits(item.name))
+                if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
+                    self._take_back(item.name, decided)
+        for left in self.cluster.overcommits(item.name):
+            log.error("%s", left.text)
+        metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
+        self.on_room()
+
+    def unreserve(self, node: str, tenant: str) -> None:
+        """Forgets a reservation, unless the ledger as last read has it: what is written ends by a write alone."""
+        gpunode = self.gpunodes.named(node)
+        if gpunode is None or tenant not in gpunode.rows:
+            self.cluster.release(node, TenantId(tenant))
+            self.on_room()
+
+    def _take_back(self, node: str, decided: Reservation) -> None:
+        log.info("%s: another operator wrote before us; the decision for %s is taken back", node, decided.tenant)
+        self.revert(node, decided.tenant)
+
+    def revert(self, node: str, tenant: TenantId) -> None:
+        """What was decided and not written is not to be: its tenant is looked at again, others may have the room."""
+        self.cluster.revert(node, tenant)
+        self.on_tenant(tenant)
+        self.on_room()
+
+    # Placement's view of a node
+
+    def refresh_node(self, name: str) -> None:
+        """Brings a node into placement's model: from its Node, its GPUNode and its agent's Lease."""
+        node, gpunode = self.nodes.named(name), self.gpunodes.named(name)
+        if node is None:
+            self.cluster.remove_node(name)
+        else:
+            state = NodeState(
+                name=name,
+                labels=node.labels,
+                taints=node.taints,
+                unavailable=self._unavailable(node, gpunode),
+                allocatable=node.allocatable,
+                pods=node.pods,
+                gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
+                device_plugin=node.pool == Pool.DEVICE_PLUGIN,
+            )
+            account = self.cluster.node(name)
+            if account is not None and account.state == state:
+                return
+            self.cluster.upsert_node(state)
+        self.on_room()
+
+    def agent_away(self, name: str) -> bool:
+        """Whether a node of the pool has no living agent."""
+        return self.nodes.named(name) is not None and not self.agents.alive(name)
+
+    def _unavailable(self, node: NodeFacts, gpunode: GpuNodeFacts | None) -> str | None:
+        if node.error is not None:
+            return node.error
+        if node.pool not in tuple(Pool):
+            known = " or ".join(Pool)
+            return f'has the label sharepod.dev/pool "{node.pool}", which is neither {known}'
+        if gpunode is None:
+            return "has no GPUNode yet"
+        if gpunode.error is not None:
+            return gpunode.error
+        if node.pool == Pool.DEVICE_PLUGIN:
+            return "is in pool device-plugin, which takes no tenants yet"
+        if not node.ready:
+            return "is not ready"
+        if not self.agents.alive(node.name):
+            return "has no agent that renews its Lease"
+        if (unready := _agent_unready(gpunode)) is not None:
+            return f"has an agent that is not ready: {unready}"
+        return None
+
+    # All of it
+
+    def tenants(self) -> set[str]:
+        """Whoever has a SharePod, a Pod or a reservation."""
+        rows = {row for gpunode in self.gpunodes for row in gpunode.rows}
+        decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
+        return self.sharepods.uids() | set(self._pods_of) | rows | decided
+
+
+def _told(pod: PodFacts) -> tuple[object, ...]:
+    """What of a Pod concerns its tenant."""
+    return (pod.uid, *(getattr(pod, name) for name in PodFacts.__slots__))
+
+
+def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
+    """Why the node's agent says that it cannot serve new tenants, or None."""
+    for condition in gpunode.status.conditions:
+        if condition.type == CONDITION_AGENT_READY and condition.status == "False":
+            return condition.message or condition.reason
+    return None
+
+
+def _for_placement(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode)
+
+
+def _for_node(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
+
+
+def _gpu_state(gpu: Gpu) -> GpuState:
+    available = gpu.health is Health.HEALTHY and gpu.shareable
+    reason = ""
+    if not available:
+        reason = gpu.reason or (
+            "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
+        )
+    return GpuState(
+        uuid=GpuUuid(gpu.uuid),
+        index=gpu.index,
+        model=gpu.model,
+        memory=Bytes(gpu.memory),
+        available=available,
+        reason=reason,
+        held=gpu.held is not False,
+        numa_node=gpu.numa_node,
+        links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
+    )
+
+
+def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
+    """Tenants whose row, report or release is not as it was."""
+    rows = now.rows
+    if before is None:
+        return set(rows)
+    old = before.rows
+    tenants = {tenant for tenant in {*old, *rows} if old.get(tenant) != rows.get(tenant)}
+    seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
+    tenants |= before.unreadable ^ now.unreadable
+    tenants |= {tenant for tenant in {*seen, *was} if seen.get(tenant) != was.get(tenant)}
+    health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
+    turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
+    tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
+    if before.status.observed_generation != now.status.observed_generation:
+        tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
+    return tenants | (before.forced ^ now.forced)

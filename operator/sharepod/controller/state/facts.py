@@ -1,0 +1,394 @@
+"""What the operator keeps of each object: typed, frozen, small.
+
+Guarantees: nothing here trusts the shape of what a user can write. A SharePod that cannot be meant becomes facts with
+`error`, not an exception; of a GPUNode all that can be read is, fields of a newer version are passed over, and what
+cannot be read is named, so that nothing is concluded from its absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sharepod.api.dialects import effective
+from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Holder, Tenant, TenantStatus
+from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL, TENANT_LABEL, Condition
+from sharepod.api.objects import Model as ApiModel
+from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
+from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
+from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
+from sharepod.placement.state.types import PodNeeds, Resources, Taint
+
+Json = Mapping[str, Any]
+
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+_TERMINAL = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What every object has. `version`: its resourceVersion, which counts upwards."""
+
+    uid: str
+    name: str
+    namespace: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePodFacts(Facts):
+    """A SharePod. Just one of `request` and `error` is set. `raw` is the object itself, without managedFields."""
+
+    generation: int
+    created: str
+    deleting: bool
+    owner: str | None
+    priority_class: str | None
+    request: GpuRequest | None
+    needs: PodNeeds
+    error: SpecError | None
+    status: SharePodStatus
+    raw: Json
+    raw_status: Json
+
+    @property
+    def ended(self) -> bool:
+        """Whether its phase is a terminal one."""
+        return self.status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts(Facts):
+    """A Pod that bears our label. `tenant`: what the label says, which admission lets only the operator set; None where
+    its controller is another than that SharePod: then it is not ours. One that was orphaned still is.
+
+    `node`: where it is bound; `pin`: the node that its affinity names; `ran`: whether any of its containers ever
+    started; `waiting`, `unschedulable`: why it does not start, or is not bound; `disrupted`: what evicted it;
+    `restarts`: it is meant to run for ever.
+    """
+
+    tenant: str | None
+    node: str | None
+    pin: str | None
+    gpus: tuple[str, ...]
+    phase: str
+    reason: str
+    message: str
+    deleting: bool
+    disrupted: str | None
+    ran: bool
+    ready: bool
+    waiting: str
+    unschedulable: str
+    gated: bool
+    restarts: bool
+    needs: Resources
+
+    @property
+    def ended(self) -> bool:
+        """Whether its phase is a terminal one."""
+        return self.phase in _TERMINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts(Facts):
+    """A Node of the pool."""
+
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    pool: str
+    ready: bool
+    allocatable: Resources
+    pods: int
+    error: str | None
+
+    @property
+    def out_of_service(self) -> bool:
+        """Whether an admin has said, by the taint, that nothing runs there any more."""
+        return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNodeFacts(Facts):
+    """A GPUNode. `error`: what of it cannot be read: it takes no tenants; `ledger_error`: what of its spec cannot
+    be: nothing is written to it; `unreadable`: tenants whose rows cannot be read.
+    """
+
+    generation: int
+    spec: GPUNodeSpec
+    status: GPUNodeStatus
+    has_tenants: bool
+    """Whether the field `spec.tenants` exists."""
+    forced: frozenset[str]
+    """Tenants named by the annotation force-release."""
+    error: str | None
+    ledger_error: str | None = None
+    unreadable: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> dict[str, Tenant]:
+        """The ledger by tenant, in its order."""
+        return {row.id: row for row in self.spec.tenants}
+
+
+def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
+    """What is kept of a SharePod."""
+    metadata = raw["metadata"]
+    request: GpuRequest | None = None
+    needs = PodNeeds()
+    error: SpecError | None = None
+    try:
+        request = effective(raw)
+        check_pod_fields(raw, settings)
+        needs = parse_needs(requested_pod_spec(raw, settings))
+    except SpecError as found:
+        error = found
+    except NeedsError as found:
+        error = SpecError(found.field, found.message)
+    except (ValueError, TypeError, KeyError, AttributeError) as found:
+        error = SpecError("spec", f"cannot be read: {found!r}")
+    return SharePodFacts(
+        **_common(raw),
+        generation=int(metadata.get("generation") or 0),
+        created=str(metadata.get("creationTimestamp") or ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        owner=_controller(metadata, None),
+        priority_class=str((raw.get("spec") or {}).get("priorityClassName") or "") or None,
+        request=None if error else request,
+        needs=needs,
+        error=error,
+        status=_sharepod_status(raw.get("status") or {}),
+        raw=_slim(raw),
+        raw_status=raw.get("status") or {},
+    )
+
+
+def pod_facts(raw: Json) -> PodFacts:
+    """What is kept of a Pod with our label."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    disruption = conditions.get("DisruptionTarget") or {}
+    return PodFacts(
+        **_common(raw),
+        tenant=_tenant(metadata),
+        node=spec.get("nodeName") or None,
+        pin=_pin(spec),
+        gpus=_visible(spec),
+        phase=str(status.get("phase") or "Pending"),
+        reason=str(status.get("reason") or ""),
+        message=_message(status, containers),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        disrupted=_disruption(disruption),
+        ran=any(_ran(container) for container in containers),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        waiting=_waiting(containers),
+        unschedulable=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
+        gated=scheduled.get("reason") == "SchedulingGated",
+        restarts=(spec.get("restartPolicy") or "Always") == "Always",
+        needs=_resources(spec),
+    )
+
+
+def node_facts(raw: Json) -> NodeFacts:
+    """What is kept of a Node."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    error: str | None = None
+    taints: tuple[Taint, ...] = ()
+    allocatable, pods = Resources(), 0
+    try:
+        taints = parse_taints(raw.get("spec") or {})
+        allocatable, pods = parse_allocatable(status)
+    except NeedsError as found:
+        error = f"cannot be read: {found}"
+    labels = metadata.get("labels") or {}
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    return NodeFacts(
+        **_common(raw),
+        labels=labels,
+        taints=taints,
+        pool=str(labels.get(POOL_LABEL) or ""),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        allocatable=allocatable,
+        pods=pods,
+        error=error,
+    )
+
+
+def gpunode_facts(raw: Json) -> GpuNodeFacts:
+    """What is kept of a GPUNode."""
+    metadata = raw["metadata"]
+    spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
+    faults: list[str] = []
+    unreadable: set[str] = set()
+    rows = _each(Tenant, spec_raw, "tenants", faults, unreadable)
+    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=_each(Holder, spec_raw, "holders", faults))
+    ledger_faults = len(faults)
+    status = _one(
+        GPUNodeStatus,
+        status_raw,
+        faults,
+        gpus=_each(Gpu, status_raw, "gpus", faults),
+        tenants=_each(TenantStatus, status_raw, "tenants", faults),
+        conditions=_each(Condition, status_raw, "conditions", faults),
+    )
+    error = f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}" if faults else None
+    forced = (metadata.get("annotations") or {}).get(FORCE_RELEASE_ANNOTATION) or ""
+    return GpuNodeFacts(
+        **_common(raw),
+        generation=int(metadata.get("generation") or 0),
+        spec=spec,
+        status=status,
+        has_tenants="tenants" in spec_raw,
+        forced=frozenset(part.strip() for part in str(forced).split(",") if part.strip()),
+        error=error,
+        ledger_error=error if ledger_faults else None,
+        unreadable=frozenset(unreadable),
+    )
+
+
+def other_pod(raw: Json) -> tuple[str, Resources]:
+    """Node and requests of a pod that is not ours."""
+    spec = raw.get("spec") or {}
+    return str(spec.get("nodeName") or ""), _resources(spec)
+
+
+def _common(raw: Json) -> dict[str, Any]:
+    metadata = raw["metadata"]
+    return {
+        "uid": str(metadata["uid"]),
+        "name": str(metadata["name"]),
+        "namespace": str(metadata.get("namespace") or ""),
+        "version": int(metadata.get("resourceVersion") or 0),
+    }
+
+
+def _slim(raw: Json) -> Json:
+    metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
+    return {key: value for key, value in raw.items() if key != "status"} | {"metadata": metadata}
+
+
+def _controller(metadata: Json, kind: str | None) -> str | None:
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller") and kind in (None, owner.get("kind")):
+            return str(owner["uid"])
+    return None
+
+
+def _tenant(metadata: Json) -> str | None:
+    label = str((metadata.get("labels") or {}).get(TENANT_LABEL) or "") or None
+    controller = _controller(metadata, None)
+    return label if controller is None or controller == label else None
+
+
+A = TypeVar("A", bound=ApiModel)
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _each(kind: type[A], raw: Json, field: str, faults: list[str], unreadable: set[str] | None = None) -> tuple[A, ...]:
+    """The entries of a list that can be read; the ids of others go into `unreadable`."""
+    found: list[A] = []
+    for number, entry in enumerate(raw.get(field) or ()):
+        try:
+            found.append(kind.model_validate(entry, extra="ignore"))
+        except ValidationError as error:
+            faults.append(f"{field}[{number}].{_first(error)}")
+            if unreadable is not None:
+                unreadable.add(str(_object(entry).get("id") or ""))
+    return tuple(found)
+
+
+def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel]) -> A:
+    """An object whose lists were read already."""
+    rest = {key: value for key, value in raw.items() if key not in lists}
+    try:
+        found = kind.model_validate(rest, extra="ignore")
+    except ValidationError as error:
+        faults.append(_first(error))
+        found = kind()
+    return found.model_copy(update=lists)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _sharepod_status(raw: Json) -> SharePodStatus:
+    try:
+        return SharePodStatus.model_validate(raw)
+    except ValidationError:
+        # Written by a newer version of this operator: what decides whether work runs again is kept.
+        known = {key: raw[key] for key in ("phase", "podUID", "podName", "node") if key in raw}
+        try:
+            return SharePodStatus.model_validate(known)
+        except ValidationError:
+            return SharePodStatus(pod_uid=str(raw.get("podUID") or "") or None)
+
+
+def _pin(spec: Json) -> str | None:
+    """The node that required affinity names in every term (as it is in every Pod that we make), or None."""
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    pins: set[str] = set()
+    for term in affinity.get("nodeSelectorTerms") or ():
+        for field in term.get("matchFields") or ():
+            if field.get("key") == "metadata.name" and field.get("operator") == "In":
+                pins.update(str(value) for value in field.get("values") or ())
+    return pins.pop() if len(pins) == 1 else None
+
+
+def _visible(spec: Json) -> tuple[str, ...]:
+    for container in spec.get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable.get("name") == "NVIDIA_VISIBLE_DEVICES":
+                return tuple(str(variable.get("value") or "").split(","))
+    return ()
+
+
+def _ran(container: Json) -> bool:
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    return bool(
+        state.get("running") or state.get("terminated") or last.get("terminated") or container.get("restartCount")
+    )
+
+
+def _waiting(containers: Sequence[Json]) -> str:
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] != "PodInitializing":
+            return ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
+    return ""
+
+
+def _message(status: Json, containers: Sequence[Json]) -> str:
+    if status.get("message"):
+        return str(status["message"])
+    for container in containers:
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            said = f": {ended['message']}" if ended.get("message") else ""
+            how = f"exit code {ended['exitCode']} ({ended.get('reason')})"
+            return f"container {container.get('name')} ended with {how}{said}"
+    return ""
+
+
+def _disruption(condition: Json) -> str | None:
+    if condition.get("status") != "True":
+        return None
+    return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or 'the pod was evicted'}"
+
+
+def _resources(spec: Json) -> Resources:
+    try:
+        return pod_resources(spec)
+    except NeedsError:
+        return Resources()  # the API server took it, so this does not happen; and it is kube-scheduler that decides

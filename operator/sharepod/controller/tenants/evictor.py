@@ -1,0 +1,124 @@
+"""Evicts pods whose share is not enforced, where the administrator has set that policy.
+
+Guarantees: only a bound pod of which an agent says that a process uses a GPU without the hook, and has been saying so
+for `unenforced_grace`, is evicted; no more than `evictions_per_minute` in the whole cluster, however many there are;
+just the pod that was seen, by its uid.
+
+A pod is asked to go by the Eviction API, as by `kubectl drain`, so that its PodDisruptionBudget may delay that. But a
+budget lies in the hands of the tenant, whose neighbours pay meanwhile: what still refuses after `eviction_patience`
+does not count, and the pod is deleted. Either way it has its terminationGracePeriodSeconds, and its SharePod ends as
+Evicted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
+from sharepod.api.sharepod import KIND
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import PODS, Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.settings import Settings
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.notes import Eviction, Note
+from sharepod.kube import ApiError, ConflictError, NotFoundError
+
+_TOO_MANY = 429  # what the Eviction API answers where a PodDisruptionBudget forbids it
+_AGAIN = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Allowance:
+    """So many a minute, one at once: `take` says how long to wait, 0 if it is taken."""
+
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
+        self._gap = 60.0 / per_minute
+        self._clock = clock
+        self._next = float("-inf")
+
+    def take(self) -> float:
+        """Seconds until the next one may be; 0: now, and it counts."""
+        now = self._clock()
+        if now < self._next:
+            return self._next - now
+        self._next = now + self._gap
+        return 0.0
+
+
+class Evictor:
+    """`clock`: monotonic seconds."""
+
+    def __init__(self, client: Client, events: Events, settings: Settings, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._events = events
+        self._settings = settings
+        self._clock = clock
+        self._allowance = Allowance(settings.evictions_per_minute, clock)
+
+    async def look(
+        self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, note: Note
+    ) -> float | None:
+        """Does what is due about one tenant; returns in how many seconds to look again, None if there is nothing to
+        wait for. Raises `ApiError`.
+        """
+        finding = _unhooked(seen)
+        if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
+            if note.eviction is not None and note.eviction.done is None:
+                note.eviction = None
+            return None
+        if self._settings.unenforced_policy != "Evict":
+            return None
+        now = self._clock()
+        if note.eviction is None or note.eviction.pod != pod.uid:
+            note.eviction = Eviction(pod=pod.uid, since=now)
+        eviction = note.eviction
+        if eviction.done is not None:
+            return None
+        due = eviction.since + self._settings.unenforced_grace
+        if now < due:
+            return due - now
+        wait = self._allowance.take()
+        if wait > 0:
+            return wait
+        return await self._evict(sharepod, pod, finding, eviction, now)
+
+    async def _evict(
+        self, sharepod: SharePodFacts, pod: PodFacts, finding: Finding, eviction: Eviction, now: float
+    ) -> float | None:
+        text = f"evicted by SharePod's operator (unenforced_policy: Evict): {finding.message}"
+        try:
+            if eviction.refused_since is None or now < eviction.refused_since + self._settings.eviction_patience:
+                await self._client.evict(pod.name, pod.namespace, uid=pod.uid)
+                how = "eviction"
+            else:
+                await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
+                how = "delete"
+        except (NotFoundError, ConflictError):
+            return _AGAIN  # gone, or another pod by now: the watch will tell
+        except ApiError as error:
+            if error.status != _TOO_MANY:
+                raise
+            if eviction.refused_since is None:
+                eviction.refused_since = now
+            left = eviction.refused_since + self._settings.eviction_patience - now
+            said = (
+                f"the eviction is refused for now ({error.message}); the pod is deleted in {max(0.0, left):.0f} s "
+                "if it still uses the GPU without the hook then"
+            )
+            self._events.warning(KIND, sharepod, "EvictionRefused", "Evict", said)
+            metrics.EVICTIONS.labels("refused").inc()
+            return min(_AGAIN, left) if left > 0 else 0.1
+        eviction.done = text
+        metrics.EVICTIONS.labels(how).inc()
+        log.warning("pod %s/%s is evicted: %s", pod.namespace, pod.name, finding.message)
+        self._events.warning(KIND, sharepod, "Evicting", "Evict", text)
+        return None
+
+
+def _unhooked(seen: TenantStatus | None) -> Finding | None:
+    if seen is None or seen.enforced is not False:
+        return None
+    return next((item for item in seen.findings if item.reason is FindingReason.PROCESS_WITHOUT_HOOK), None)

@@ -1,0 +1,249 @@
+"""Why a request has no place, in kube-scheduler's manner: counted by reason, with the number that came closest.
+
+Guarantees: every known node is accounted for; what the advice says would fit now has been tried and does; `NeverFits`
+is only said when no node that is known could take the request with all tenants gone and everything available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
+from sharepod.placement.state.accounts import GpuAccount, NodeAccount
+from sharepod.placement.state.cluster import Cluster, Group, Kept
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Request, label_key
+from sharepod.placement.wording import counted, gpus_of, size_down, some_of
+
+from . import gpu as gpu_filters
+from . import node as node_filters
+from .gpu import GpuFilter
+from .node import NodeFilter
+
+Fits = Callable[[Request], bool]
+
+_JOIN_OR_LEAVE = (
+    "Ask for what the group has, or use another spec.gpu.affinity; it is tried again when the group is gone."
+)
+
+_TRIES = 3
+"""How many smaller requests are tried before the advice does without one."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What stood in the way, in the order in which it is told: GPUs first, then nodes."""
+
+    gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
+    short_of_gpus: list[NodeAccount] = field(default_factory=list)
+    nodes: dict[int, list[NodeAccount]] = field(default_factory=dict)
+    others: list[Obstacle] = field(default_factory=list)
+
+
+def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
+    """The refusal of a request for which no place was found. `fits` tells whether another request would find one."""
+    nodes = sorted(cluster.nodes(), key=lambda node: node.name)
+    if not nodes:
+        return Refusal(
+            outlook=Outlook.WAITING,
+            headline="no node with GPUs to share is known",
+            advice="Label a node sharepod.dev/pool=dedicated and see that the agent runs on it.",
+        )
+    headline = f"0/{len(nodes)} nodes can take it"
+    if not any(_could_ever(node, request) for node in nodes):
+        checks = gpu_filters.static(request)
+        tally = _tally(nodes, request, node_filters.STATIC, checks)
+        return Refusal(
+            outlook=Outlook.NEVER,
+            headline=headline,
+            obstacles=tuple(_told(tally, request, node_filters.STATIC, checks)),
+            advice="None of them could take it even when empty: change the request, or add a node that fits it.",
+        )
+    node_checks = node_filters.STATIC + node_filters.DYNAMIC
+    checks = gpu_filters.static(request) + gpu_filters.dynamic(request)
+    key = label_key(request.namespace, request.gpu.labels.affinity)
+    groups = cluster.groups(key) if key is not None else ()
+    if groups:
+        if conflict := _conflict(cluster, groups, request):
+            return Refusal(outlook=Outlook.CONFLICT, headline=headline, obstacles=(conflict,), advice=_JOIN_OR_LEAVE)
+        tally = _tally_of_groups(cluster, nodes, groups, request, node_checks, checks)
+    else:
+        tally = _tally(nodes, request, node_checks, checks)
+    return Refusal(
+        outlook=Outlook.WAITING,
+        headline=headline,
+        obstacles=tuple(_told(tally, request, node_checks, checks)),
+        advice=_advice(cluster.kept, tally, nodes, request, fits),
+    )
+
+
+def _conflict(cluster: Cluster, groups: Sequence[Group], request: Request) -> Obstacle | None:
+    """Why no member like this one can join its affinity group, however much is free."""
+    alike = [group for group in groups if len(group[1]) == request.gpu.count]
+    if not alike:
+        text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
+    elif request.gpu.mode is Mode.EXCLUSIVE:
+        text = "has its GPUs already and mode Exclusive shares them with nobody"
+    else:
+        reasons = [_at_odds(cluster.node(name), uuids, request) for name, uuids in alike]
+        text = reasons[0] if all(reasons) else None
+    if text is None:
+        return None
+    return Obstacle("AffinityConflict", "SharePod", 1, f'the affinity group "{request.gpu.labels.affinity}" {text}')
+
+
+def _at_odds(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: Request) -> str | None:
+    """What of the request and what of its group, on these GPUs, exclude each other."""
+    if node is None:
+        return None
+    if not all(check.passes(node, request) for check in node_filters.STATIC):
+        return f"is on {node.name}, which can never take this pod"
+    gpus = _members(node, uuids)
+    if any(gpu.exclusive for gpu in gpus):
+        return "has its GPUs in mode Exclusive, which are shared with nobody"
+    checks = gpu_filters.static(request)
+    if not all(check.passes(gpu) for gpu in gpus for check in checks):
+        place = gpus_of(node.name, (gpu.index for gpu in gpus))
+        return f"is on {place}, which spec.gpu.uuids, spec.gpu.models or spec.gpu.memory leave out"
+    labels, namespace = request.gpu.labels, request.namespace
+    rows = (row.wanted for gpu in gpus for row in gpu.rows.values() if not row.left)
+    members = [row for row in rows if (row.namespace, row.labels.affinity) == (namespace, labels.affinity)]
+    if any(row.labels.exclusion != labels.exclusion for row in members):
+        return "has members with another spec.gpu.exclusion, which share no GPU with this one"
+    if labels.anti_affinity is not None and any(row.labels.anti_affinity == labels.anti_affinity for row in members):
+        return "has a member with the same spec.gpu.antiAffinity, which shares no GPU with this one"
+    return None
+
+
+def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
+    return [gpu for gpu in node.gpus if gpu.state.uuid in uuids]
+
+
+def _could_ever(node: NodeAccount, request: Request) -> bool:
+    """With all tenants gone and everything available. A node that shows no GPU yet may have any."""
+    checks = [check.passes for check in node_filters.STATIC]
+    if not node.gpus:
+        return all(passes(node, request) for passes in checks[1:])
+    if not all(passes(node, request) for passes in checks):
+        return False
+    filters = gpu_filters.static(request)
+    return sum(all(check.passes(gpu) for check in filters) for gpu in node.gpus) >= request.gpu.count
+
+
+def _tally(
+    nodes: Sequence[NodeAccount], request: Request, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
+) -> _Tally:
+    tally = _Tally()
+    for node in nodes:
+        if _node_failed(tally, node, request, node_checks):
+            continue
+        passing = len(node.gpus) - _gpus_failed(tally, node.gpus, checks)
+        if 0 < passing < request.gpu.count:
+            tally.short_of_gpus.append(node)
+    return tally
+
+
+def _tally_of_groups(
+    cluster: Cluster,
+    nodes: Sequence[NodeAccount],
+    groups: Sequence[Group],
+    request: Request,
+    node_checks: Sequence[NodeFilter],
+    checks: Sequence[GpuFilter],
+) -> _Tally:
+    """Where the affinity group's GPUs are the only ones that count."""
+    tally = _Tally()
+    label = f'the affinity group "{request.gpu.labels.affinity}"'
+    places = []
+    for name, uuids in groups:
+        node = cluster.node(name)
+        members = _members(node, uuids) if node is not None else []
+        place = gpus_of(name, (gpu.index for gpu in members)) if members else name
+        places.append(place)
+        if node is None or len(members) < len(uuids):
+            text = f"{label} is on GPUs of {name} that cannot be seen at the moment"
+            tally.others.append(Obstacle("NotSeen", "node", 1, text))
+        elif not _node_failed(tally, node, request, node_checks):
+            _gpus_failed(tally, members, checks)
+    elsewhere = len(nodes) - len({name for name, _ in groups} & {node.name for node in nodes})
+    if elsewhere:
+        verb = "does" if elsewhere == 1 else "do"
+        text = f"{counted(elsewhere, 'node')} {verb} not have {label}, which is on {some_of(places)}"
+        tally.others.append(Obstacle("Affinity", "node", elsewhere, text))
+    return tally
+
+
+def _node_failed(tally: _Tally, node: NodeAccount, request: Request, checks: Sequence[NodeFilter]) -> bool:
+    for number, check in enumerate(checks):
+        if not check.passes(node, request):
+            tally.nodes.setdefault(number, []).append(node)
+            return True
+    return False
+
+
+def _gpus_failed(tally: _Tally, gpus: Sequence[GpuAccount], checks: Sequence[GpuFilter]) -> int:
+    failed = 0
+    for gpu in gpus:
+        for number, check in enumerate(checks):
+            if not check.passes(gpu):
+                tally.gpus.setdefault(number, []).append(gpu)
+                failed += 1
+                break
+    return failed
+
+
+def _told(
+    tally: _Tally, request: Request, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
+) -> Iterator[Obstacle]:
+    for number, gpus in sorted(tally.gpus.items()):
+        yield Obstacle(checks[number].name, "GPU", len(gpus), checks[number].explain(gpus))
+    if short := len(tally.short_of_gpus):
+        asked = counted(request.gpu.count, "GPU")
+        text = f"{counted(short, 'node')} {'has' if short == 1 else 'have'} room on fewer than the {asked} asked"
+        yield Obstacle("FewFreeGpus", "node", short, text)
+    for number, failed in sorted(tally.nodes.items()):
+        yield Obstacle(node_checks[number].name, "node", len(failed), node_checks[number].explain(failed, request))
+    yield from tally.others
+
+
+def _advice(kept: Kept | None, tally: _Tally, nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str:
+    waits = "It is placed by itself as soon as there is room."
+    if kept is not None and kept.tenant == request.tenant:
+        waits = f"It has waited longest: GPUs of {kept.node} are kept for it until it fits."
+    if not tally.gpus:
+        return waits
+    smaller = _less_time(nodes, request, fits) or _less_memory(nodes, request, fits)
+    return f"{smaller} would fit now. {waits}" if smaller else waits
+
+
+def _less_time(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str | None:
+    candidates = _free_on(nodes, request, lambda gpu: gpu.free_milli)
+    smaller = [free for free in candidates if 0 < free < request.gpu.request]
+    for free in sorted(smaller, reverse=True)[:_TRIES]:
+        if fits(replace(request, gpu=replace(request.gpu, request=Milli(free)))):
+            return f"spec.gpu.request {format_fraction(free)}"
+    return None
+
+
+def _less_memory(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str | None:
+    """The sizes tried are those that can be written down as they are shown."""
+    asked = request.gpu.memory
+    free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
+    written = {size_down(size) for size in free if size > 0}
+    candidates = {parse_quantity(text): text for text in written}
+    smaller = [size for size in candidates if asked is None or size < asked]
+    for size in sorted(smaller, reverse=True)[:_TRIES]:
+        if fits(replace(request, gpu=replace(request.gpu, memory=Bytes(size)))):
+            return f"spec.gpu.memory {candidates[size]}"
+    return None
+
+
+def _free_on(nodes: Sequence[NodeAccount], request: Request, free: Callable[[GpuAccount], int]) -> set[int]:
+    """For each node, what the last of as many GPUs as are asked for has free."""
+    found = set()
+    for node in nodes:
+        ranked = sorted((free(gpu) for gpu in node.gpus), reverse=True)
+        if len(ranked) >= request.gpu.count:
+            found.add(ranked[request.gpu.count - 1])
+    return found

@@ -1,0 +1,178 @@
+"""Which GPUs of a node can take a share, in KubeShare's order: exclusion and anti-affinity, then time and memory.
+(Affinity comes before: it names the very GPUs and is the engine's.)
+
+Each filter says whether a GPU passes and, for a group of GPUs that do not, why. Those of `static` do not depend on who
+is on the GPU. Messages never name another namespace's labels or objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import format_fraction
+from sharepod.placement.state.accounts import GpuAccount
+from sharepod.placement.state.types import Request, label_key
+from sharepod.placement.wording import counted, grouped, size_down, size_up, some_of
+
+Passes = Callable[[GpuAccount], bool]
+Explain = Callable[[Sequence[GpuAccount]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFilter:
+    """One check, made for one request. `name`: what does not pass, in a word. `explain` gets the GPUs that do not pass,
+    at least one."""
+
+    name: str
+    passes: Passes
+    explain: Explain
+
+
+def static(request: Request) -> tuple[GpuFilter, ...]:
+    """What holds for a GPU whoever is on it: that it is one of those asked for, and large enough."""
+    filters = []
+    if request.gpu.uuids:
+        filters.append(_listed(request))
+    if request.gpu.models:
+        filters.append(_of_model(request))
+    if request.gpu.memory is not None and request.gpu.mode is Mode.SHARED:
+        filters.append(_large_enough(request))
+    return tuple(filters)
+
+
+def dynamic(request: Request) -> tuple[GpuFilter, ...]:
+    """What depends on the GPU's state and its tenants. Only the checks that this request can fail are among them."""
+    filters = [_available(request), _held(request), _not_kept(request)]
+    if request.gpu.mode is Mode.EXCLUSIVE:
+        return (*filters, _empty(request))
+    filters += [_shared(request), _same_exclusion(request)]
+    if request.gpu.labels.anti_affinity is not None:
+        filters.append(_apart(request))
+    return (*filters, _has_time(request), _has_memory(request))
+
+
+def _listed(request: Request) -> GpuFilter:
+    uuids = frozenset(request.gpu.uuids)
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} not among spec.gpu.uuids"
+
+    return GpuFilter("Uuids", lambda gpu: gpu.state.uuid in uuids, explain)
+
+
+def _of_model(request: Request) -> GpuFilter:
+    models = frozenset(request.gpu.models)
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        there = some_of(gpu.state.model for gpu in gpus)
+        return f"{_gpus(gpus, 'is', 'are')} of no model among spec.gpu.models ({there})"
+
+    return GpuFilter("Model", lambda gpu: gpu.state.model in models, explain)
+
+
+def _large_enough(request: Request) -> GpuFilter:
+    asked = request.gpu.memory or 0
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        largest = min(gpus, key=lambda gpu: (-gpu.state.memory, gpu.node, gpu.index))
+        has = f"largest: {size_down(largest.state.memory)}, {largest.name}; asked {size_up(asked)}"
+        return f"{_gpus(gpus, 'has', 'have')} too little memory even when empty ({has})"
+
+    return GpuFilter("TooSmall", lambda gpu: gpu.state.memory >= asked, explain)
+
+
+def _available(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return grouped(
+            ((gpu.name, f"cannot be shared because {gpu.state.reason or 'its agent says so'}") for gpu in gpus), "GPU"
+        )
+
+    return GpuFilter("Unavailable", lambda gpu: gpu.state.available, explain)
+
+
+def _held(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} with NVIDIA's device plugin and no holder has them"
+
+    return GpuFilter("NotHeld", lambda gpu: gpu.state.held, explain)
+
+
+def _not_kept(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} kept for the SharePod that has waited longest"
+
+    tenant, priority = request.tenant, request.priority
+    return GpuFilter(
+        "Kept", lambda gpu: gpu.kept_for is None or gpu.kept_for == tenant or gpu.kept_priority < priority, explain
+    )
+
+
+def _empty(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'has', 'have')} tenants and mode Exclusive takes wholly free GPUs"
+
+    return GpuFilter("Tenants", lambda gpu: not gpu.tenants, explain)
+
+
+def _shared(request: Request) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'is', 'are')} taken whole by an Exclusive SharePod"
+
+    return GpuFilter("TakenWhole", lambda gpu: not gpu.exclusive, explain)
+
+
+def _same_exclusion(request: Request) -> GpuFilter:
+    """Everyone on the GPU has this request's exclusion label, or none has one and it has none either."""
+    label = request.gpu.labels.exclusion
+    wanted = {label_key(request.namespace, label)}
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        if label is None:
+            return f"{_gpus(gpus, 'is', 'are')} kept by an exclusion label"
+        return f'{_gpus(gpus, "has", "have")} tenants without the exclusion label "{label}"'
+
+    return GpuFilter("Exclusion", lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
+
+
+def _apart(request: Request) -> GpuFilter:
+    key = label_key(request.namespace, request.gpu.labels.anti_affinity)
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        label = request.gpu.labels.anti_affinity
+        return f'{_gpus(gpus, "has", "have")} a SharePod of the anti-affinity label "{label}" already'
+
+    return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.apart, explain)
+
+
+def _has_time(request: Request) -> GpuFilter:
+    asked = request.gpu.request
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        most = min(gpus, key=lambda gpu: (-gpu.free_milli, gpu.node, gpu.index))
+        free = f"most free: {format_fraction(max(most.free_milli, 0))} of {most.name}; asked {format_fraction(asked)}"
+        return f"{_gpus(gpus, 'has', 'have')} too little time free ({free})"
+
+    return GpuFilter("Time", lambda gpu: asked <= gpu.free_milli, explain)
+
+
+def _has_memory(request: Request) -> GpuFilter:
+    fixed = request.gpu.memory
+    asked_on = request.gpu.memory_on
+
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        most = min(gpus, key=lambda gpu: (-gpu.free_memory, gpu.node, gpu.index))
+        asked = size_up(asked_on(most.state.memory))
+        if fixed is None:
+            asked += f", {format_fraction(request.gpu.request)} of its memory, as spec.gpu.memory is not set"
+        free = f"most free: {size_down(max(most.free_memory, 0))} of {most.name}; asked {asked}"
+        return f"{_gpus(gpus, 'has', 'have')} too little memory free ({free})"
+
+    if fixed is not None:
+        return GpuFilter("Memory", lambda gpu: fixed <= gpu.free_memory, explain)
+    return GpuFilter("Memory", lambda gpu: asked_on(gpu.state.memory) <= gpu.free_memory, explain)
+
+
+def _gpus(gpus: Sequence[GpuAccount], one: str, many: str) -> str:
+    return f"{counted(len(gpus), 'GPU')} {one if len(gpus) == 1 else many}"

@@ -1,0 +1,53 @@
+/* See descriptors.h. */
+#include "base/descriptors.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "base/sys.h"
+
+enum { HIGHEST = 1024, ROOM = 32 }; /* beyond HIGHEST the table of descriptors would cost each fork */
+
+/* Below the limit of open files, beyond what programs count up to. */
+static int out_of_the_way(int number) {
+    struct rlimit limit = {.rlim_cur = 0};
+    sys_call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0);
+    uint64_t end = limit.rlim_cur < HIGHEST ? limit.rlim_cur : HIGHEST;
+    if (end < 4 * ROOM)
+        return number;
+    long moved = sys_call(SYS_fcntl, number, F_DUPFD_CLOEXEC, (long)(end - ROOM), 0, 0, 0);
+    if (moved < 0)
+        return number;
+    sys_close(number);
+    return (int)moved;
+}
+
+bool descriptor_keep(struct descriptor *descriptor, int number) {
+    struct stat facts;
+    number = out_of_the_way(number);
+    if (sys_call(SYS_fstat, number, (long)&facts, 0, 0, 0, 0) != 0) {
+        sys_close(number);
+        return false;
+    }
+    atomic_store(&descriptor->inode, (uint64_t)facts.st_ino);
+    atomic_store(&descriptor->device, (uint64_t)facts.st_dev);
+    atomic_store(&descriptor->number, number);
+    return true;
+}
+
+int descriptor_number(const struct descriptor *descriptor) {
+    struct stat facts;
+    int number = atomic_load(&descriptor->number);
+    if (number < 0 || sys_call(SYS_fstat, number, (long)&facts, 0, 0, 0, 0) != 0)
+        return -1;
+    return facts.st_ino == atomic_load(&descriptor->inode) && facts.st_dev == atomic_load(&descriptor->device) ? number
+                                                                                                              : -1;
+}
+
+void descriptor_close(struct descriptor *descriptor) {
+    int number = descriptor_number(descriptor);
+    atomic_store(&descriptor->number, -1);
+    if (number >= 0)
+        sys_close(number);
+}

@@ -1,0 +1,217 @@
+/* See objects.h. */
+#include "base/elf.h"
+
+#include <string.h>
+
+#define HOOK_FILE "libsharepod" /* how the name of a copy of this object begins */
+
+struct search {
+    const char *prefix;
+    struct object *object;
+    const void *inside; /* instead of the prefix: an address in the object */
+    char *path;
+    size_t size;
+};
+
+static const char *base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* glibc has relocated these addresses in place, musl and the vdso's have not been. */
+static const void *at(const struct dl_phdr_info *info, ElfW(Addr) value) {
+    return (const void *)(value < info->dlpi_addr ? value + info->dlpi_addr : value);
+}
+
+static bool read_tables(const struct dl_phdr_info *info, struct object *object) {
+    *object = (struct object){.base = info->dlpi_addr};
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type != PT_DYNAMIC)
+            continue;
+        for (const ElfW(Dyn) *entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+             entry->d_tag != DT_NULL; entry++)
+            switch (entry->d_tag) {
+            case DT_SYMTAB: object->symbols = at(info, entry->d_un.d_ptr); break;
+            case DT_STRTAB: object->strings = at(info, entry->d_un.d_ptr); break;
+            case DT_GNU_HASH: object->gnu_hash = at(info, entry->d_un.d_ptr); break;
+            case DT_HASH: object->hash = at(info, entry->d_un.d_ptr); break;
+            }
+    }
+    return object->symbols && object->strings && (object->gnu_hash || object->hash);
+}
+
+static int visit_by_name(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct search *search = argument;
+    (void)size;
+    if (info->dlpi_name == NULL || strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) != 0)
+        return 0;
+    return read_tables(info, search->object);
+}
+
+bool object_find(const char *prefix, struct object *object) {
+    struct search search = {.prefix = prefix, .object = object};
+    return dl_iterate_phdr(visit_by_name, &search) != 0;
+}
+
+static bool covers(const struct dl_phdr_info *info, const void *address) {
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        ElfW(Addr) start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        if (info->dlpi_phdr[i].p_type == PT_LOAD && (ElfW(Addr))address - start < info->dlpi_phdr[i].p_memsz)
+            return true;
+    }
+    return false;
+}
+
+static int visit_by_address(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct search *search = argument;
+    (void)size;
+    if (!covers(info, search->inside))
+        return 0;
+    size_t length = (size_t)(base_name(info->dlpi_name) - info->dlpi_name);
+    if (length == 0 || length >= search->size)
+        return -1;
+    memcpy(search->path, info->dlpi_name, length);
+    search->path[length] = '\0';
+    return 1;
+}
+
+static int visit_path(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct search *search = argument;
+    (void)size;
+    if (info->dlpi_name == NULL || strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) != 0 ||
+        strlen(info->dlpi_name) >= search->size)
+        return 0;
+    memcpy(search->path, info->dlpi_name, strlen(info->dlpi_name) + 1);
+    return 1;
+}
+
+void object_pin(const char *prefix) {
+    enum { LAZY = 1, NOLOAD = 4, NODELETE = 0x1000 }; /* RTLD_ of both C libraries */
+    char path[512];
+    struct search search = {.prefix = prefix, .path = path, .size = sizeof path};
+    void *(*open)(const char *, int) = (void *(*)(const char *, int))object_libc_symbol("dlopen");
+    if (open != NULL && dl_iterate_phdr(visit_path, &search) == 1)
+        open(path, LAZY | NOLOAD | NODELETE);
+}
+
+static int visit_holder(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct search *search = argument;
+    (void)size;
+    if (info->dlpi_name == NULL || !covers(info, search->inside))
+        return 0;
+    return strncmp(base_name(info->dlpi_name), search->prefix, strlen(search->prefix)) == 0 ? 1 : -1;
+}
+
+bool object_holds(const void *address, const char *prefix) {
+    struct search search = {.inside = address, .prefix = prefix};
+    return address != NULL && dl_iterate_phdr(visit_holder, &search) == 1;
+}
+
+bool object_own_directory(char *directory, size_t size) {
+    struct search search = {.inside = (const void *)object_own_directory, .path = directory, .size = size};
+    return dl_iterate_phdr(visit_by_address, &search) == 1;
+}
+
+static void *defined(const struct object *object, uint32_t index, const char *name) {
+    const ElfW(Sym) *symbol = &object->symbols[index];
+    if (symbol->st_shndx == SHN_UNDEF || symbol->st_value == 0 || strcmp(object->strings + symbol->st_name, name) != 0)
+        return NULL;
+    unsigned type = ELF64_ST_TYPE(symbol->st_info);
+    return type == STT_FUNC || type == STT_NOTYPE || type == STT_OBJECT ? (void *)(object->base + symbol->st_value)
+                                                                        : NULL;
+}
+
+static void *find_gnu(const struct object *object, const char *name) {
+    uint32_t hash = 5381;
+    for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++)
+        hash = hash * 33 + *c;
+    uint32_t bucket_count = object->gnu_hash[0], first = object->gnu_hash[1], bloom_words = object->gnu_hash[2];
+    if (bucket_count == 0)
+        return NULL;
+    const uint32_t *buckets = object->gnu_hash + 4 + bloom_words * (sizeof(ElfW(Addr)) / 4);
+    const uint32_t *chain = buckets + bucket_count;
+    for (uint32_t index = buckets[hash % bucket_count]; index >= first; index++) {
+        uint32_t entry = chain[index - first];
+        void *found = (entry | 1) == (hash | 1) ? defined(object, index, name) : NULL;
+        if (found != NULL)
+            return found;
+        if (entry & 1)
+            break;
+    }
+    return NULL;
+}
+
+static void *find_sysv(const struct object *object, const char *name) {
+    uint32_t hash = 0;
+    for (const unsigned char *c = (const unsigned char *)name; *c != '\0'; c++) {
+        hash = (hash << 4) + *c;
+        hash = (hash ^ ((hash & 0xf0000000u) >> 24)) & 0x0fffffffu;
+    }
+    const uint32_t *buckets = object->hash + 2, *chain = buckets + object->hash[0];
+    if (object->hash[0] == 0)
+        return NULL;
+    for (uint32_t index = buckets[hash % object->hash[0]]; index != 0; index = chain[index]) {
+        void *found = defined(object, index, name);
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}
+
+void *object_symbol(const struct object *object, const char *name) {
+    return object->gnu_hash ? find_gnu(object, name) : find_sysv(object, name);
+}
+
+struct next {
+    const char *name;
+    bool passed; /* this object itself */
+    void *found;
+};
+
+static int visit_behind(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct next *next = argument;
+    struct object object;
+    (void)size;
+    if (covers(info, (const void *)object_next_symbol)) {
+        next->passed = true;
+        return 0;
+    }
+    if (!next->passed || info->dlpi_name == NULL || !read_tables(info, &object) ||
+        strncmp(base_name(info->dlpi_name), HOOK_FILE, strlen(HOOK_FILE)) == 0)
+        return 0;
+    next->found = object_symbol(&object, next->name);
+    return next->found != NULL;
+}
+
+void *object_next_symbol(const char *name) {
+    struct next next = {.name = name};
+    dl_iterate_phdr(visit_behind, &next);
+    return next.found != NULL ? next.found : object_libc_symbol(name);
+}
+
+struct order {
+    const void *address, *other;
+};
+
+static int visit_either(struct dl_phdr_info *info, size_t size, void *argument) {
+    const struct order *order = argument;
+    (void)size;
+    return covers(info, order->other) ? -1 : covers(info, order->address) ? 1 : 0;
+}
+
+bool object_precedes(const void *address, const void *other) {
+    struct order order = {address, other};
+    return dl_iterate_phdr(visit_either, &order) == 1;
+}
+
+void *object_libc_symbol(const char *name) {
+    static const char libraries[][16] = {"libc.so.6",  "libpthread.so.0", "libdl.so.2",
+                                         "libc.musl-", "ld-musl-",        "libc.so"};
+    for (unsigned i = 0; i < sizeof libraries / sizeof *libraries; i++) {
+        struct object object;
+        void *found = object_find(libraries[i], &object) ? object_symbol(&object, name) : NULL;
+        if (found != NULL)
+            return found;
+    }
+    return NULL;
+}

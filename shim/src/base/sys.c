@@ -1,0 +1,39 @@
+/* See sys.h. */
+#include "base/sys.h"
+
+#include <stdarg.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+int (*_Atomic sys_clock)(int clock, struct timespec *now);
+
+void *sys_map(size_t bytes) {
+    long memory = sys_call(SYS_mmap, 0, (long)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory < 0 && memory > -4096)
+        return NULL;
+    sys_call(SYS_madvise, memory, (long)bytes, MADV_WIPEONFORK, 0, 0, 0);
+    return (void *)memory;
+}
+
+void sys_unmap(void *memory, size_t bytes) {
+    if (memory != NULL)
+        sys_call(SYS_munmap, (long)memory, (long)bytes, 0, 0, 0, 0);
+}
+
+void sys_say(const char *first, ...) {
+    char text[512];
+    size_t length = 0;
+    const char *part = "sharepod: ";
+    va_list parts;
+    va_start(parts, first);
+    for (const char *next = first; part != NULL; part = next, next = next ? va_arg(parts, const char *) : NULL)
+        for (; *part != '\0' && length < sizeof text - 1; part++)
+            text[length++] = *part;
+    va_end(parts);
+    text[length++] = '\n';
+    sys_call(SYS_write, 2, (long)text, (long)length, 0, 0, 0);
+}

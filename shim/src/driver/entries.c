@@ -1,0 +1,116 @@
+/* See entries.h. */
+#include "driver/entries.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/elf.h"
+
+enum { SYMBOL_BYTES = 46 };
+
+/* What an entry is to whoever hands it out. */
+enum kind {
+    KIND_gate,
+    KIND_memory,
+    KIND_resolve, /* up to here: must never pass unseen */
+    KIND_observe,
+    KIND_call
+};
+
+struct row {
+    char symbol[SYMBOL_BYTES];
+    unsigned char name_length; /* the name is how the symbol begins */
+    unsigned char kind;
+};
+
+/* Sorted by symbol. */
+static const struct row rows[ENTRY_COUNT] = {
+#define WRAPPED(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_##class},
+#define CALLED(symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
+#include "driver/entries.def"
+};
+
+#define WRAPPED(class, symbol, name, since, parameters) \
+    _Static_assert(sizeof #symbol <= SYMBOL_BYTES, "SYMBOL_BYTES is too small");
+#define CALLED(symbol, name, since, parameters) WRAPPED(call, symbol, name, since, parameters)
+#include "driver/entries.def"
+
+_Atomic(void *) entries_driver[ENTRY_COUNT];
+static _Atomic bool loaded;
+
+bool entries_load(void) {
+    struct object driver;
+    if (atomic_load_explicit(&loaded, memory_order_acquire))
+        return true;
+    if (!object_find(DRIVER_FILE, &driver))
+        return false;
+    for (int i = 0; i < ENTRY_COUNT; i++)
+        entries_driver[i] = object_symbol(&driver, rows[i].symbol);
+    object_pin(DRIVER_FILE); /* its functions are called after a dlclose, too */
+    atomic_store_explicit(&loaded, true, memory_order_release);
+    return true;
+}
+
+/* The first row whose symbol does not come before this one. */
+static int first_from(const char *symbol) {
+    int low = 0, high = ENTRY_COUNT;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (strcmp(rows[middle].symbol, symbol) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The next row of this name from `i` on; ENTRY_COUNT if there is none. Symbols that begin alike stand together. */
+static int next_of(int i, const char *name, size_t length) {
+    for (; i < ENTRY_COUNT && strncmp(rows[i].symbol, name, length) == 0; i++)
+        if (rows[i].name_length == length)
+            return i;
+    return ENTRY_COUNT;
+}
+
+enum entry entries_exported(const char *symbol) {
+    if (symbol == NULL || symbol[0] != 'c' || symbol[1] != 'u' || symbol[2] < 'A' || symbol[2] > 'Z')
+        return ENTRY_COUNT;
+    int i = first_from(symbol);
+    bool exported = i < ENTRY_COUNT && rows[i].kind != KIND_call && strcmp(rows[i].symbol, symbol) == 0;
+    return exported ? (enum entry)i : ENTRY_COUNT;
+}
+
+enum entry entries_behind(const char *name, const void *function) {
+    size_t length = strlen(name);
+    for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length))
+        if (rows[i].kind != KIND_call && entries_driver[i] == function)
+            return (enum entry)i;
+    for (int i = 0; i < ENTRY_COUNT; i++) /* handed out under another name than its symbol's */
+        if (rows[i].kind != KIND_call && entries_driver[i] == function)
+            return (enum entry)i;
+    return ENTRY_COUNT;
+}
+
+/* A switch, not an array: the compiler makes it from addresses relative to the code. */
+void *entries_wrapper(enum entry entry) {
+    switch (entry) {
+#define WRAPPED(class, symbol, name, since, parameters) \
+    case ENTRY_##symbol: return (void *)symbol;
+#include "driver/entries.def"
+    default: return NULL;
+    }
+}
+
+bool entries_must_pass(enum entry entry) {
+    return rows[entry].kind <= KIND_resolve;
+}
+
+enum entry entries_gated_name(const char *name) {
+    int i = next_of(first_from(name), name, strlen(name));
+    return i < ENTRY_COUNT && entries_must_pass((enum entry)i) ? (enum entry)i : ENTRY_COUNT;
+}
+
+bool entries_first_refusal(enum entry entry) {
+    static _Atomic bool refused[ENTRY_COUNT];
+    return !atomic_exchange(&refused[entry], true);
+}

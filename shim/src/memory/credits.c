@@ -1,0 +1,208 @@
+/* See credits.h. */
+#include "memory/credits.h"
+
+#include "memory/pool_memory.h"
+#include "memory/memory.h"
+#include "process/process.h"
+
+#ifndef SHAREPOD_MEMORY_WAIT_MS
+#define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for a daemon that is away */
+#endif
+
+/* Credits are asked for in multiples of this, so that small allocations seldom ask. */
+#define CREDIT_STEP (2ull << 20)
+#define CREDITS_IDLE_MOST (32ull << 20)
+#define RESERVE_MOST (1ull << 46) /* no GPU has as much: the daemon is not asked for it */
+#define CREDITS_IDLE_TIME SYS_SECOND
+
+static struct gpu *gpu_at(int place) {
+    return &the_process->gpus.gpus[place];
+}
+
+/* Credits have moved; if some are idle the agent thread shall see to them in time. With the lock. */
+static void moved(struct gpu *gpu) {
+    gpu->moves++;
+    if (gpu->credited > gpu->used && !gpu->watched) {
+        gpu->watched = true;
+        session_wake(&the_process->session);
+    }
+}
+
+/* With the lock. */
+static bool take(struct gpu *gpu, uint64_t bytes) {
+    if (gpu->credited - gpu->used < bytes)
+        return false;
+    gpu->used += bytes;
+    moved(gpu);
+    return true;
+}
+
+bool credits_take(int place, uint64_t bytes) {
+    struct gpus *gpus = &the_process->gpus;
+    lock(&gpus->lock);
+    bool taken = take(gpu_at(place), bytes);
+    unlock(&gpus->lock);
+    return taken;
+}
+
+/* One try by what is in hand; else how much is missing, and whether it makes no sense to ask for it. */
+static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeless) {
+    struct gpus *gpus = &the_process->gpus;
+    struct gpu *gpu = gpu_at(place);
+    lock(&gpus->lock);
+    bool taken = take(gpu, bytes);
+    *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
+    /* What is only counted is never refused: a daemon that is away hears of it when it is back. */
+    if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
+        gpu->credited += *missing;
+        taken = take(gpu, bytes);
+    }
+    *hopeless = bytes > RESERVE_MOST || (gpu->enforced && bytes > gpu->memory);
+    unlock(&gpus->lock);
+    return taken;
+}
+
+bool credits_reserve(int place, uint64_t bytes) {
+    uint64_t deadline = 0, missing;
+    bool exact = false, refreshed = false, hopeless;
+    for (;;) {
+        if (try_take(place, bytes, &missing, &hopeless))
+            return true;
+        uint64_t now = sys_now(), more = memory_rounded(missing, CREDIT_STEP);
+        if (deadline == 0)
+            deadline = now + SHAREPOD_MEMORY_WAIT_MS * SYS_MS;
+        if (hopeless || now >= deadline)
+            return false;
+        exact = exact || more == missing;
+        struct answer answer = session_ask(&the_process->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
+                                           exact ? missing : more, deadline - now);
+        /* Credits that came are in hand by now: another thread may be faster, then ask again. */
+        if (!answer.came || answer.status == SHP_RESERVE_OK)
+            continue;
+        if (!refreshed && growing_refresh(place)) { /* what this process no longer has was counted still */
+            refreshed = true;
+            continue;
+        }
+        if (exact) /* unless another thread has freed some meanwhile */
+            return credits_take(place, bytes);
+        exact = true;
+    }
+}
+
+bool credits_reserve_ahead(int place, uint64_t bytes) {
+    uint64_t missing;
+    bool hopeless;
+    for (;;) {
+        if (try_take(place, bytes, &missing, &hopeless))
+            return true;
+        if (hopeless || !atomic_load(&the_process->session.ready))
+            return false;
+        struct answer answer =
+            session_ask(&the_process->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
+        if (!answer.came || answer.status != SHP_RESERVE_OK)
+            return false;
+    }
+}
+
+/* Idle credits go back. With the lock. */
+static void give_back(int place, uint64_t idle) {
+    struct gpu *gpu = gpu_at(place);
+    gpu->credited -= idle;
+    if (!session_release(&the_process->session, place, idle, 0))
+        gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the daemon has forgotten them anyway */
+}
+
+void credits_return(int place, uint64_t bytes) {
+    struct gpus *gpus = &the_process->gpus;
+    if (place < 0 || bytes == 0)
+        return;
+    struct gpu *gpu = gpu_at(place);
+    lock(&gpus->lock);
+    gpu->used -= bytes;
+    uint64_t idle = gpu->credited - gpu->used;
+    if (idle > CREDITS_IDLE_MOST || (idle > 0 && gpu->tight))
+        give_back(place, idle);
+    moved(gpu);
+    unlock(&gpus->lock);
+}
+
+void credits_grow(int place, uint64_t bytes) {
+    struct gpus *gpus = &the_process->gpus;
+    if (place < 0 || bytes == 0)
+        return;
+    struct gpu *gpu = gpu_at(place);
+    lock(&gpus->lock);
+    uint64_t idle = gpu->credited - gpu->used, more = bytes > idle ? bytes - idle : 0;
+    gpu->used += bytes;
+    gpu->credited += more;
+    if (more > 0)
+        session_grown(&the_process->session, place, more); /* without a connection it is handed over with the next */
+    moved(gpu);
+    unlock(&gpus->lock);
+}
+
+uint64_t credits_recall(int place, uint64_t bytes) {
+    struct gpu *gpu = gpu_at(place);
+    uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
+    gpu->credited -= given;
+    return given;
+}
+
+void credits_limited(int place, uint64_t limit) {
+    struct gpu *gpu = gpu_at(place);
+    uint64_t before = gpu->memory;
+    gpu->memory = limit;
+    if (limit >= before || !gpu->enforced)
+        return;
+    if (gpu->credited > gpu->used)
+        give_back(place, gpu->credited - gpu->used);
+    if (gpu->used > limit && gpu->used <= before)
+        sys_say("the limit of this pod's GPU memory is now below what this process uses: nothing more can be "
+                "allocated until some is freed",
+                NULL);
+    gpu->tight = true;
+}
+
+uint64_t credits_step(uint64_t now) {
+    struct gpus *gpus = &the_process->gpus;
+    uint64_t due = growing_step(now);
+    lock(&gpus->lock);
+    for (unsigned place = 0; place < gpus->count; place++) {
+        struct gpu *gpu = &gpus->gpus[place];
+        if (!gpu->watched)
+            continue;
+        if (gpu->moves != gpu->moves_seen) {
+            gpu->moves_seen = gpu->moves;
+            gpu->idle_until = now + CREDITS_IDLE_TIME;
+        } else if (now >= gpu->idle_until) {
+            gpu->watched = false;
+            if (gpu->credited > gpu->used)
+                give_back((int)place, gpu->credited - gpu->used);
+            continue;
+        }
+        if (gpu->idle_until < due)
+            due = gpu->idle_until;
+    }
+    unlock(&gpus->lock);
+    return due;
+}
+
+bool credits_view(int place, uint64_t *limit, uint64_t *used) {
+    struct process *process = the_process;
+    struct gpu *gpu = gpu_at(place);
+    growing_refresh(place);
+    lock(&process->gpus.lock);
+    bool enforced = gpu->enforced;
+    uint64_t idle = gpu->credited - gpu->used;
+    *limit = gpu->memory;
+    *used = gpu->used;
+    unlock(&process->gpus.lock);
+    if (!enforced)
+        return false;
+    struct answer answer = session_ask(&process->session, SHP_MEMINFO, 0, place, idle, SYS_SECOND);
+    if (answer.came) {
+        *limit = answer.limit;
+        *used = answer.used;
+    }
+    return true;
+}

@@ -1,0 +1,382 @@
+/* See session.h. Here: connecting, sending, asking, waiting. What frames mean stands in frames.c. */
+#include "session/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/descriptors.h"
+#include "session/frames.h"
+#include "process/process.h"
+
+#define BACKOFF_LEAST (20 * SYS_MS)
+#define BACKOFF_MOST (250 * SYS_MS)
+#define GREETING_TIME (2 * SYS_SECOND)
+#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without a daemon goes on */
+#ifndef SHAREPOD_PING_MS
+#define SHAREPOD_PING_MS 5000 /* a daemon that is silent for this long while we wait is asked whether it lives */
+#endif
+
+#define LOOK SYS_SECOND /* at the latest it is seen then that the program has closed our descriptors */
+#define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the agent thread */
+
+#ifndef SHAREPOD_BUILD
+#define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
+#endif
+
+/* Not in wiped memory: a child of fork closes them. Waking goes by a pipe: other than an eventfd's its file can be told
+ * from what the program may have opened under that number. */
+static struct descriptor daemon_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
+
+void session_after_fork(void) {
+    descriptor_close(&daemon_socket);
+    descriptor_close(&wake_end);
+    descriptor_close(&woken_end);
+}
+
+static bool make_wake(void) {
+    int ends[2];
+    descriptor_close(&wake_end);
+    descriptor_close(&woken_end);
+    if (sys_call(SYS_pipe2, (long)ends, O_CLOEXEC | O_NONBLOCK, 0, 0, 0, 0) != 0)
+        return false;
+    bool woken = descriptor_keep(&woken_end, ends[0]), wake = descriptor_keep(&wake_end, ends[1]);
+    return woken && wake;
+}
+
+bool session_prepare(struct session *session) {
+    session_after_fork(); /* of which nobody may have told us */
+    session->backoff = BACKOFF_LEAST;
+    return make_wake();
+}
+
+void session_wake(struct session *session) {
+    int end = descriptor_number(&wake_end);
+    (void)session;
+    if (end >= 0)
+        sys_call(SYS_write, end, (long)"", 1, 0, 0, 0);
+}
+
+static void fill(struct session *session, struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
+    (void)session;
+    *header =
+        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
+}
+
+bool session_put(const void *frame, uint32_t size) {
+    int socket = descriptor_number(&daemon_socket);
+    return socket >= 0 &&
+           sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
+}
+
+/* With the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
+static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
+    fill(session, frame, type, size, seq);
+    return atomic_load(&session->ready) && session_put(frame, size);
+}
+
+bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size) {
+    lock(&session->lock);
+    bool sent = send_locked(session, frame, type, size, 0);
+    unlock(&session->lock);
+    return sent;
+}
+
+bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags) {
+    struct shp_release frame;
+    int wire = the_process->gpus.gpus[place].wire;
+    memset(&frame, 0, sizeof frame);
+    frame.gpu = (uint32_t)wire;
+    frame.flags = flags;
+    frame.bytes = bytes;
+    return wire >= 0 && session_send(session, &frame, SHP_RELEASE, sizeof frame);
+}
+
+void session_grown(struct session *session, int place, uint64_t bytes) {
+    struct shp_reserve frame;
+    int wire = the_process->gpus.gpus[place].wire;
+    memset(&frame, 0, sizeof frame);
+    frame.gpu = (uint32_t)wire;
+    frame.flags = SHP_RESERVE_GROWN;
+    frame.bytes = bytes;
+    lock(&session->lock);
+    if (wire >= 0)
+        send_locked(session, &frame, SHP_RESERVE, sizeof frame, FRAMES_SEQ_HANDOVER);
+    unlock(&session->lock);
+}
+
+/* A free one, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of the wait. */
+static struct question *free_question(struct session *session, int self) {
+    for (int i = 0; i < SESSION_QUESTIONS; i++)
+        if (atomic_load(&session->questions[i].state) == 0)
+            return &session->questions[i];
+    for (int i = 0; i < SESSION_QUESTIONS; i++)
+        if (session->questions[i].thread == self || !sys_thread_lives(session->questions[i].thread))
+            return &session->questions[i];
+    return NULL;
+}
+
+struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
+                          uint64_t timeout) {
+    union {
+        struct shp_header header;
+        struct shp_reserve reserve;
+        struct shp_meminfo meminfo;
+    } frame;
+    struct answer nothing = {0};
+    uint64_t deadline = sys_now() + timeout;
+    int wire = the_process->gpus.gpus[place].wire;
+    memset(&frame, 0, sizeof frame);
+    uint32_t size = type == SHP_RESERVE ? sizeof frame.reserve : sizeof frame.meminfo;
+    if (type == SHP_RESERVE) {
+        frame.reserve.gpu = (uint32_t)wire;
+        frame.reserve.flags = flags;
+        frame.reserve.bytes = value;
+    } else {
+        frame.meminfo.gpu = (uint32_t)wire;
+        frame.meminfo.idle = value;
+    }
+    lock(&session->lock);
+    int self = sys_thread_id();
+    struct question *question = wire < 0 ? NULL : free_question(session, self);
+    uint32_t seq = 0;
+    bool sent = false;
+    if (question != NULL) {
+        atomic_store(&question->state, 0);
+        question->thread = self;
+        seq = (session->seq + 1) & FRAMES_SEQ_MASK;
+        question->seq = session->seq = seq = seq ? seq : 1;
+        question->answer = nothing;
+        sent = send_locked(session, &frame, (uint16_t)type, size, question->seq);
+        if (sent)
+            atomic_store(&question->state, 1);
+    }
+    unlock(&session->lock);
+    if (!sent) {
+        /* Until there is a connection, or a question is free again. The caller asks again if it has the time. */
+        uint64_t pause = type == SHP_RESERVE ? 20 * SYS_MS : 0;
+        if (pause > 0)
+            sys_wait(&session->ready, 0, timeout < pause ? timeout : pause);
+        if (pause > 0 && atomic_load(&session->ready))
+            sys_sleep(SYS_MS);
+        return nothing;
+    }
+    for (uint64_t now = sys_now(); atomic_load(&question->state) == 1 && now < deadline; now = sys_now())
+        sys_wait(&question->state, 1, deadline - now);
+    lock(&session->lock);
+    bool still = question->thread == self && question->seq == seq; /* a signal handler may have needed its place */
+    struct answer answer = still && atomic_load(&question->state) == 2 ? question->answer : nothing;
+    if (still)
+        atomic_store(&question->state, 0);
+    unlock(&session->lock);
+    return answer;
+}
+
+/* Processes that have lost the same daemon do not all come back to it at the same moment. */
+static uint64_t spread(uint64_t pause, uint64_t now) {
+    uint64_t chance = (now ^ (uintptr_t)the_process) * 0x9e3779b97f4a7c15ull >> 32;
+    return pause / 2 + chance % (pause / 2 + 1);
+}
+
+void session_drop(struct session *session) {
+    struct process *process = the_process;
+    lock(&process->gpus.lock);
+    gpus_disconnect(&process->gpus);
+    unlock(&process->gpus.lock);
+    lock(&session->lock);
+    atomic_store(&session->ready, 0);
+    descriptor_close(&daemon_socket);
+    for (int i = 0; i < SESSION_QUESTIONS; i++) {
+        uint32_t waiting = 1;
+        if (atomic_compare_exchange_strong(&session->questions[i].state, &waiting, 3))
+            sys_wake_all(&session->questions[i].state);
+    }
+    unlock(&session->lock);
+    bool was_ready = session->state == SESSION_READY;
+    session->state = SESSION_DOWN;
+    session->patient_until = 0;
+    uint64_t now = sys_now();
+    session->next_attempt = now + spread(session->backoff, now);
+    session->backoff = session->backoff * 2 < BACKOFF_MOST ? session->backoff * 2 : BACKOFF_MOST;
+    frames_unmap_hints(session);
+    token_disconnected(&process->token, was_ready);
+}
+
+static void greet(struct session *session) {
+    struct shp_hello frame;
+    memset(&frame, 0, sizeof frame);
+    fill(session, &frame.header, SHP_HELLO, sizeof frame, 0);
+    frame.header.version = SHP_VERSION_MIN;
+    frame.version_min = SHP_VERSION_MIN;
+    frame.version_max = SHP_VERSION_MAX;
+    frame.flags = the_process->gate.fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
+    memcpy(frame.build, SHAREPOD_BUILD,
+           sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
+    session_put(&frame, sizeof frame); /* a daemon that has closed already has said why: to be read next */
+}
+
+static void say_once(struct session *session, enum session_said what, const char *text) {
+    if (session->said != what)
+        sys_say("no connection to the agent at ", the_process->directory, "agent.sock: ", text, NULL);
+    session->said = what;
+}
+
+/* Launches wait for what this process lacks, so that lacking it is no way round the share. */
+static void exhausted(struct session *session) {
+    if (session->shut == SESSION_OPEN)
+        session->shut = SESSION_EXHAUSTED;
+    say_once(session, SAID_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
+    session_drop(session);
+}
+
+static void away(struct session *session) {
+    if (session->shut != SESSION_RELEASING)
+        session->shut = SESSION_OPEN;
+    say_once(session, SAID_AWAY, "going on by the file `limits`, trying again");
+    session_drop(session);
+}
+
+static void connect_daemon(struct session *session, uint64_t now) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(the_process->directory);
+    long socket = sys_call(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0, 0);
+    if (socket == -EMFILE || socket == -ENFILE || socket == -ENOBUFS || socket == -ENOMEM) {
+        exhausted(session);
+        return;
+    }
+    if (socket < 0 || !descriptor_keep(&daemon_socket, (int)socket) ||
+        length + sizeof "agent.sock" > sizeof address.sun_path) {
+        away(session);
+        return;
+    }
+    memcpy(address.sun_path, the_process->directory, length);
+    memcpy(address.sun_path + length, "agent.sock", sizeof "agent.sock");
+    if (sys_call(SYS_connect, descriptor_number(&daemon_socket), (long)&address, sizeof address, 0, 0, 0) != 0) {
+        away(session);
+        return;
+    }
+    session->state = SESSION_GREETING;
+    session->greeting_until = now + GREETING_TIME;
+    session->patient_until = now + GREETING_PATIENCE;
+    greet(session);
+}
+
+void session_step(struct session *session, uint64_t now) {
+    if (session->state == SESSION_DOWN && now >= session->next_attempt)
+        connect_daemon(session, now);
+    else if (session->state == SESSION_GREETING && now >= session->greeting_until)
+        session_drop(session);
+    else if (session->state == SESSION_READY && session->pinged > session->heard &&
+             now >= session->pinged + SHAREPOD_PING_MS * SYS_MS) {
+        sys_say("the agent does not answer: going on by the file `limits`", NULL);
+        session_drop(session);
+    }
+}
+
+uint64_t session_deadline(const struct session *session) {
+    switch (session->state) {
+    case SESSION_DOWN: return session->next_attempt;
+    case SESSION_GREETING: return session->greeting_until;
+    default: return session->pinged > session->heard ? session->pinged + SHAREPOD_PING_MS * SYS_MS : SYS_NEVER;
+    }
+}
+
+void session_ping(struct session *session, uint64_t now) {
+    struct shp_meminfo frame;
+    uint64_t last = session->heard > session->pinged ? session->heard : session->pinged;
+    if (session->state != SESSION_READY || session->pinged > session->heard || now < last + SHAREPOD_PING_MS * SYS_MS)
+        return;
+    memset(&frame, 0, sizeof frame);
+    lock(&session->lock);
+    send_locked(session, &frame, SHP_MEMINFO, sizeof frame, FRAMES_SEQ_PING);
+    unlock(&session->lock);
+    session->pinged = now;
+}
+
+bool session_contended(const struct session *session) {
+    return session->hints != NULL &&
+           atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
+}
+
+/* Reads one packet; at most one descriptor comes along. */
+static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+    struct iovec part = {.iov_base = frame, .iov_len = room};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    long size = sys_call(SYS_recvmsg, socket, (long)&message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
+    struct cmsghdr *first = size > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    *descriptor = -1;
+    if (first != NULL && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS)
+        memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
+    return size;
+}
+
+static void receive(struct session *session) {
+    union {
+        struct shp_header header;
+        char bytes[SHP_FRAME_MAX];
+    } frame;
+    for (;;) {
+        int descriptor = -1, socket = descriptor_number(&daemon_socket);
+        long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, &descriptor);
+        if (size == -ECONNRESET) /* what the daemon said before it closed comes behind that */
+            size = read_packet(socket, &frame, sizeof frame, &descriptor);
+        if (size == -EAGAIN || size == -EINTR)
+            return;
+        if (size <= 0) { /* ended, or the program closed our descriptor */
+            session_drop(session);
+            return;
+        }
+        session->heard = sys_now();
+        bool understood = frames_handle(session, &frame.header, (size_t)size, descriptor);
+        if (descriptor >= 0)
+            sys_close(descriptor);
+        if (!understood) {
+            session_drop(session);
+            return;
+        }
+    }
+}
+
+/* The program may have closed our descriptors, or opened others under their numbers. */
+static void look_after_descriptors(struct session *session, uint64_t now) {
+    session->looked = now;
+    if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)
+        make_wake();
+    if (session->state != SESSION_DOWN && descriptor_number(&daemon_socket) < 0)
+        session_drop(session);
+}
+
+void session_wait(struct session *session, uint64_t deadline) {
+    int woken = atomic_load(&woken_end.number), socket = atomic_load(&daemon_socket.number);
+    struct pollfd files[2] = {{.fd = woken, .events = POLLIN}, {.fd = socket, .events = POLLIN}};
+    uint64_t now = sys_now(), look = now + (woken < 0 ? BLIND : LOOK);
+    if (deadline > look)
+        deadline = look;
+    struct timespec time = sys_timespec(deadline > now ? deadline - now : 0);
+    long ready = sys_call(SYS_ppoll, (long)files, 2, (long)&time, 0, 8, 0);
+    if (ready < 0 && ready != -EINTR) { /* by a limit or a sandbox: without it */
+        sys_sleep(BLIND);
+        files[0].revents = files[1].revents = POLLIN;
+    }
+    if (files[0].revents != 0) {
+        char ignored[512];
+        int number = descriptor_number(&woken_end);
+        if (number >= 0)
+            sys_call(SYS_read, number, (long)ignored, sizeof ignored, 0, 0, 0);
+        else
+            make_wake();
+    }
+    if (files[1].revents != 0 && session->state != SESSION_DOWN)
+        receive(session);
+    now = sys_now();
+    if (now >= session->looked + LOOK || woken < 0)
+        look_after_descriptors(session, now);
+}

@@ -1,0 +1,83 @@
+/* The fast path of the gate, inlined into the wrapped launches: open, and a stream that this thread has registered. */
+#ifndef SHAREPOD_FASTPATH_H
+#define SHAREPOD_FASTPATH_H
+
+#include "time/gate.h"
+#include "time/meter.h"
+#include "process/process.h"
+#include "time/streams.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* Not left to the compiler, which stops inlining what many wrappers use: a call here costs a launch some 2 ns. */
+#define FAST static inline __attribute__((always_inline))
+
+/* This thread's slot, or NULL. */
+extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
+
+/* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
+FAST void gate_order(const struct gate *gate) {
+    if (UNLIKELY(atomic_load_explicit(&gate->fenced, memory_order_relaxed)))
+        atomic_thread_fence(memory_order_seq_cst);
+    else
+        atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* A stream as a thread remembers it: a default stream by its one name and, if there may be several, the current context;
+ * others by the handle alone. */
+struct which_stream {
+    CUstream stream;
+    CUcontext context; /* NULL: the handle says it */
+};
+
+FAST struct which_stream gate_which(CUstream stream, bool per_thread) {
+    struct which_stream which = {stream, NULL};
+    if (streams_default(stream)) {
+        which.stream = streams_named(stream, per_thread);
+        if (UNLIKELY(atomic_load_explicit(&the_process->gate.contexts, memory_order_relaxed) != CONTEXTS_ONE))
+            DRIVER(cuCtxGetCurrent)(&which.context);
+    }
+    return which;
+}
+
+/* Where the thread remembers that stream, or another one. */
+FAST struct slot_stream *gate_remembered(struct slot *slot, struct which_stream which) {
+    uintptr_t key = (uintptr_t)which.stream ^ (uintptr_t)which.context;
+    return &slot->streams[(key >> 4 ^ key >> 12) % SLOT_STREAMS];
+}
+
+/* Not NULL: inside a launch, and gate_leave_fast is to follow. */
+FAST struct slot_stream *gate_enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
+    if (UNLIKELY(slot == NULL))
+        return NULL;
+    struct which_stream which = gate_which(stream, per_thread);
+    const struct gate *gate = &the_process->gate;
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    if (UNLIKELY(sequence & 1))
+        return NULL;
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
+    gate_order(gate);
+    uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
+    struct slot_stream *entry = gate_remembered(slot, which);
+    if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == which.stream &&
+               (which.context == NULL || entry->context == which.context)))
+        return entry;
+    atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
+    return NULL;
+}
+
+/* Without having launched. */
+FAST void gate_retreat_fast(struct slot *slot) {
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
+}
+
+FAST void gate_leave_fast(struct slot *slot, struct slot_stream *entry) {
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
+    if (UNLIKELY(entry->metered))
+        meter_launched(slot, entry);
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* See streams.h. What ends a stream or a context is in ends.c. */
+#include "time/streams.h"
+
+#include <string.h>
+
+#include "process/process.h"
+
+enum { ROWS_FIRST = 64, SWEEP = 8 };
+
+CUstreamCaptureMode streams_hide(void) {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (!HAS(cuThreadExchangeStreamCaptureMode) || DRIVER(cuThreadExchangeStreamCaptureMode)(&mode) != CUDA_SUCCESS)
+        return CU_STREAM_CAPTURE_MODE_RELAXED;
+    return mode;
+}
+
+void streams_unhide(CUstreamCaptureMode mode) {
+    if (HAS(cuThreadExchangeStreamCaptureMode))
+        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
+CUevent streams_make_event(CUcontext context, unsigned flags) {
+    CUevent event = NULL;
+    CUcontext popped;
+    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return NULL;
+    if (DRIVER(cuEventCreate)(&event, flags) != CUDA_SUCCESS)
+        event = NULL;
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return event;
+}
+
+bool streams_is_capturing(CUstream stream, bool per_thread) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    if (per_thread && HAS(cuStreamIsCapturing_ptsz))
+        result = DRIVER(cuStreamIsCapturing_ptsz)(stream, &status);
+    else if (HAS(cuStreamIsCapturing))
+        result = DRIVER(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUcontext streams_context_of(CUstream stream) {
+    CUcontext context = NULL;
+    if (!streams_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
+        context != NULL)
+        return context;
+    return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
+}
+
+/* The rest with the registry's lock. */
+
+bool streams_room(struct rows *rows, size_t size) {
+    if (rows->count < rows->capacity)
+        return true;
+    unsigned capacity = rows->capacity ? rows->capacity * 2 : ROWS_FIRST;
+    void *larger = sys_map(capacity * size);
+    if (larger == NULL)
+        return false;
+    if (rows->rows != NULL)
+        memcpy(larger, rows->rows, rows->count * size);
+    sys_unmap(rows->rows, rows->capacity * size);
+    rows->rows = larger;
+    rows->capacity = capacity;
+    return true;
+}
+
+struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
+    for (unsigned i = 0; i < streams->contexts.count; i++) {
+        struct known_context *known = streams_context(streams, i);
+        if (context != NULL && known->context == context && !known->ending)
+            return known;
+    }
+    return NULL;
+}
+
+bool streams_ending(const struct streams *streams, CUcontext context) {
+    for (unsigned i = 0; i < streams->contexts.count; i++)
+        if (streams_context(streams, i)->context == context && streams_context(streams, i)->ending)
+            return true;
+    return false;
+}
+
+struct known_context *streams_note_context(struct streams *streams, CUcontext context) {
+    struct known_context *place = streams_find_context(streams, context);
+    if (place != NULL)
+        return place;
+    for (unsigned i = 0; i < streams->contexts.count && place == NULL; i++)
+        if (streams_context(streams, i)->context == NULL)
+            place = streams_context(streams, i);
+    if (place == NULL && streams_room(&streams->contexts, sizeof *place))
+        place = streams_context(streams, streams->contexts.count++);
+    if (place != NULL)
+        *place = (struct known_context){.context = context, .born = ++streams->births};
+    return place;
+}
+
+/* A free row of `streams`, or `count`: no memory. */
+static unsigned free_row(struct streams *streams) {
+    for (unsigned i = 0; i < streams->streams.count; i++)
+        if (streams_stream(streams, i)->context == NULL)
+            return i;
+    if (streams_room(&streams->streams, sizeof(struct known_stream)))
+        *streams_stream(streams, streams->streams.count++) = (struct known_stream){0};
+    else
+        return streams->streams.count;
+    return streams->streams.count - 1;
+}
+
+static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
+    uint32_t *hint =
+        &streams->hints[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 14 ^ (uintptr_t)context >> 4) % STREAMS_HINTS];
+    if (*hint < streams->streams.count) {
+        struct known_stream *known = streams_stream(streams, *hint);
+        if (known->context == context && known->stream == stream)
+            return known;
+    }
+    for (unsigned i = 0; i < streams->streams.count; i++) {
+        struct known_stream *known = streams_stream(streams, i);
+        if (known->context == context && known->stream == stream) {
+            *hint = i;
+            return known;
+        }
+    }
+    unsigned row = free_row(streams);
+    if (row == streams->streams.count)
+        return NULL;
+    *streams_stream(streams, row) = (struct known_stream){.context = context, .stream = stream};
+    *hint = row;
+    return streams_stream(streams, row);
+}
+
+/* Looks at some rows for fences that are over: without a drain nobody else would. */
+static void sweep(struct streams *streams) {
+    for (int i = 0; i < SWEEP && streams->streams.count > 0; i++) {
+        streams->swept = (streams->swept + 1) % streams->streams.count;
+        struct known_stream *known = streams_stream(streams, streams->swept);
+        if (known->context == NULL || known->stream != STREAM_ORPHAN || streams_ending(streams, known->context) ||
+            !drain_finished(known->event, known->context))
+            continue;
+        DRIVER(cuEventDestroy_v2)(known->event);
+        *known = (struct known_stream){0};
+    }
+}
+
+bool streams_record(const struct known_stream *known, CUevent event) {
+    CUstream stream = known->stream ? known->stream : CU_STREAM_LEGACY;
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (HAS(cuStreamIsCapturing) &&
+        (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
+        return false; /* the legacy stream cannot be touched while a stream that waits for it captures */
+    return DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
+}
+
+void streams_fence(struct streams *streams, unsigned index) {
+    struct known_stream known = *streams_stream(streams, index), fence = {.stream = STREAM_ORPHAN, .waiting = true};
+    CUcontext popped;
+    if (streams_ending(streams, known.context))
+        return;
+    CUstreamCaptureMode mode = streams_hide();
+    sweep(streams);
+    unsigned row = free_row(streams);
+    fence.context = known.context;
+    fence.event = row < streams->streams.count ? streams_make_event(known.context, CU_EVENT_DISABLE_TIMING) : NULL;
+    if (fence.event != NULL && DRIVER(cuCtxPushCurrent_v2)(known.context) == CUDA_SUCCESS) {
+        if (streams_record(&known, fence.event))
+            *streams_stream(streams, row) = fence;
+        else
+            DRIVER(cuEventDestroy_v2)(fence.event);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    streams_unhide(mode);
+}
+
+void streams_forget_capture(struct streams *streams, unsigned index) {
+    unsigned last = streams->captures.count - 1;
+    *streams_capture(streams, index) = *streams_capture(streams, last);
+    streams->captures.count = last;
+    gate_set_captures(&the_process->gate, last);
+}
+
+void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count) {
+    lock(&streams->lock);
+    struct known_context *known = streams_find_context(streams, context);
+    bool alive = known != NULL && known->born == born;
+    for (int i = 0; i < count; i++) {
+        if (events[i] != NULL && alive)
+            DRIVER(cuEventDestroy_v2)(events[i]);
+        events[i] = NULL;
+    }
+    unlock(&streams->lock);
+}
+
+bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry) {
+    CUcontext context = streams_context_of(stream);
+    if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
+        entry->word = 0;
+        entry->metered = false;
+        return true;
+    }
+    if (entry->word == word && entry->stream == stream && entry->context == context)
+        return true;
+    lock(&streams->lock);
+    struct known_context *known = streams_note_context(streams, context);
+    struct known_stream *known_stream =
+        known != NULL ? note_stream(streams, context, streams_default(stream) ? NULL : stream) : NULL;
+    uint32_t born = known != NULL ? known->born : 0;
+    if (streams->births > 1)
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
+    if (known_stream != NULL)
+        known->pending = known_stream->pending = true;
+    unlock(&streams->lock);
+    if (known_stream == NULL)
+        return false;
+    if (entry->context != context || entry->born != born) {
+        streams_destroy_events(streams, entry->context, entry->born, entry->events, FENCES);
+        entry->count = entry->fences = 0;
+        entry->skipped = entry->full = entry->bound = false;
+    } /* else they go on bounding the queue, whatever stream they were recorded on */
+    if (entry->stream != stream)
+        entry->each = 0; /* which was learned of another one */
+    if (entry->window == 0)
+        entry->window = entry->quota = 1;
+    entry->stream = stream;
+    entry->context = context;
+    entry->born = born;
+    entry->metered = (word & GATE_METERED) != 0;
+    entry->word =
+        word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
+    return true;
+}

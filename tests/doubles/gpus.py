@@ -1,0 +1,193 @@
+"""The simulated devices of the fake CUDA, from Python: make the state file, read it, release hung kernels.
+
+`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names; `read_state(path)` says which device time and
+memory each process that used it got, also processes that have ended (until their places are needed again). The layout
+is that of `libcuda/state.h`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = 0x314B4146
+LAYOUT = 3
+MAX_DEVICES = 16
+MAX_CLIENTS = 256
+
+KINDS = ("linear", "managed", "array", "pool", "virtual", "graph", "module", "context")
+
+_HEADER = struct.Struct("=IIIIQ")
+_DEVICE = struct.Struct("=16s64sQQ")
+_CLIENT = struct.Struct("=64sII")
+_USAGE = struct.Struct(f"=QQQQQQQQ{len(KINDS)}Q")
+_FLOCK = struct.Struct("=hhxxxxqqixxxx")
+_CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
+_CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
+_STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
+_CLIENT_LOCK_BYTE = 1 << 25
+_F_OFD_GETLK = 36
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    uuid: str
+    model: str
+    memory: int
+    busy_until: int
+    """CLOCK_MONOTONIC, ns."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one client got of one device. Times in ns, `last_end` on CLOCK_MONOTONIC; memory in bytes."""
+
+    submitted: int
+    kernels: int
+    busy_ns: int
+    last_end: int
+    memory: int
+    peak: int
+    copies: int
+    """Transfers with host memory, which are not among `submitted`."""
+    kinds: dict[str, int]
+    """What `memory` is taken for: KINDS."""
+
+
+def _usage(content: bytes, at: int) -> Usage:
+    fields = _USAGE.unpack_from(content, at)
+    submitted, kernels, busy_ns, last_end, memory, peak, copies = fields[:7]
+    kinds = dict(zip(KINDS, fields[8:], strict=True))
+    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, kinds)
+
+
+@dataclass(frozen=True)
+class ClientState:
+    label: str
+    pid: int
+    """As the process itself sees it."""
+    alive: bool
+    usage: dict[str, Usage]
+    """By UUID of the device."""
+
+
+@dataclass(frozen=True)
+class State:
+    devices: tuple[DeviceState, ...]
+    clients: tuple[ClientState, ...]
+
+    def client(self, label: str) -> ClientState:
+        """The one client of that label; KeyError if there is none or more than one."""
+        found = [client for client in self.clients if client.label == label]
+        if len(found) != 1:
+            raise KeyError(
+                f"{len(found)} clients are labelled {label!r}; there are {[client.label for client in self.clients]}"
+            )
+        return found[0]
+
+    def busy_ns(self, label: str, gpu: str | None = None) -> int:
+        """Device time of all clients of a label, on one device or all."""
+        return sum(
+            usage.busy_ns
+            for client in self.clients
+            if client.label == label
+            for device, usage in client.usage.items()
+            if gpu in (None, device)
+        )
+
+
+def _uuid_bytes(gpu: str) -> bytes:
+    return uuid.UUID(gpu.removeprefix("GPU-")).bytes
+
+
+def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]], *, context_bytes: int = 0) -> Path:
+    """Makes the state file of devices (uuid, model, bytes of memory), usable by every user. Replaces an older one.
+
+    `context_bytes`: what a process's contexts take of a device, together, beside what its calls ask for.
+    """
+    if not 0 < len(devices) <= MAX_DEVICES:
+        raise ValueError(f"{len(devices)} devices; the double has 1 to {MAX_DEVICES}")
+    content = bytearray(_STATE_BYTES)
+    _HEADER.pack_into(content, 0, MAGIC, LAYOUT, len(devices), 0, context_bytes)
+    for index, (gpu, model, memory) in enumerate(devices):
+        _DEVICE.pack_into(content, _HEADER.size + index * _DEVICE.size, _uuid_bytes(gpu), model.encode(), memory, 0)
+    target = Path(path)
+    draft = target.with_name(target.name + ".new")
+    draft.write_bytes(content)
+    draft.chmod(0o666)
+    draft.replace(target)
+    return target
+
+
+def _alive(descriptor: int, index: int) -> bool:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _CLIENT_LOCK_BYTE + index, 1, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, _F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def read_state(path: Path | str) -> State:
+    """What the devices and their clients look like now."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        content = os.pread(descriptor, _STATE_BYTES, 0)
+        magic, layout, count, _, _ = _HEADER.unpack_from(content)
+        if (magic, layout, len(content)) != (MAGIC, LAYOUT, _STATE_BYTES):
+            raise ValueError(f"{path} is not a state file of layout {LAYOUT}")
+        devices = []
+        for index in range(count):
+            raw, model, memory, busy_until = _DEVICE.unpack_from(content, _HEADER.size + index * _DEVICE.size)
+            devices.append(DeviceState(f"GPU-{uuid.UUID(bytes=raw)}", model.rstrip(b"\0").decode(), memory, busy_until))
+        clients = []
+        for index in range(MAX_CLIENTS):
+            at = _CLIENTS_AT + index * _CLIENT_BYTES
+            label, pid, used = _CLIENT.unpack_from(content, at)
+            if not used:
+                continue
+            usage = {
+                device.uuid: _usage(content, at + _CLIENT.size + order * _USAGE.size)
+                for order, device in enumerate(devices)
+            }
+            clients.append(ClientState(label.rstrip(b"\0").decode(), pid, _alive(descriptor, index), usage))
+        return State(tuple(devices), tuple(clients))
+    finally:
+        os.close(descriptor)
+
+
+def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
+    """Where in the file the count `submitted` (8 bytes) of a process lies, for those who map the file to watch it.
+    KeyError if it has not used the devices."""
+    return _usage_at(path, pid, device)
+
+
+def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
+    """Where the bytes of memory (8 bytes) that a process has lie, likewise."""
+    return _usage_at(path, pid, device) + 4 * 8
+
+
+def _usage_at(path: Path | str, pid: int, device: int) -> int:
+    """Of the process that lives, if one that has ended had the same pid."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        content = os.pread(descriptor, _STATE_BYTES, 0)
+        found = []
+        for index in range(MAX_CLIENTS):
+            _, its, used = _CLIENT.unpack_from(content, _CLIENTS_AT + index * _CLIENT_BYTES)
+            if used and its == pid:
+                found.append((_alive(descriptor, index), index))
+    finally:
+        os.close(descriptor)
+    if not found:
+        raise KeyError(f"no process {pid} has used {path}")
+    return _CLIENTS_AT + max(found)[1] * _CLIENT_BYTES + _CLIENT.size + device * _USAGE.size
+
+
+def release_hung_kernels(path: Path | str) -> None:
+    """Lets every hung kernel end, now and later."""
+    with Path(path).open("r+b") as file:
+        file.seek(12)
+        file.write(struct.pack("=I", 1))

@@ -1,0 +1,396 @@
+"""Device memory of the double, to the byte: what each kind of call takes, and when it comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from doubles.gpus import create_state
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB
+from hook.doubles.test_libcuda_calls import program
+
+PAGE = 2 * MIB
+
+LOOK = """
+sys.path.insert(0, os.environ["TESTS"])
+from doubles.gpus import read_state
+
+def took(kind):
+    usage = next(iter(read_state(os.environ["FAKE_CUDA_STATE"]).client("p").usage.values()))
+    assert usage.memory == sum(usage.kinds.values())
+    return usage.kinds[kind]
+
+PAGE = 2 * MIB
+
+class Where(ctypes.Structure):
+    _fields_ = [("type", c_int), ("id", c_int)]
+
+class Physical(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("where", Where), ("more", c_uint64 * 4)]
+
+class Pool(ctypes.Structure):
+    _fields_ = [("type", c_int), ("handles", c_int), ("where", Where), ("security", c_void_p), ("most", c_size_t),
+                ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 54)]
+
+class Alloc(ctypes.Structure):
+    _fields_ = [("pool", Pool), ("access", c_void_p), ("count", c_size_t), ("bytes", c_size_t), ("address", c_uint64)]
+
+class Shape(ctypes.Structure):
+    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_int),
+                ("channels", c_uint), ("flags", c_uint)]
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, double: Path) -> Path:
+    return create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", MIB)])
+
+
+def memory(state: Path, script: str, **more: str) -> None:
+    """Runs the calls; `took(kind)` says what the state file has of the process on the first device."""
+    tests = str(Path(__file__).resolve().parents[2])
+    program(state, LOOK + script, TESTS=tests, **more)
+
+
+def test_allocations_are_rounded_and_come_back(state: Path) -> None:
+    memory(
+        state,
+        """
+a, m = alloc(1), new("cuMemAllocManaged", 513, 1, kind=c_uint64).value
+assert (took("linear"), took("managed")) == (512, 1024)
+ok("cuMemFree_v2", a), ok("cuMemFree_v2", m)
+assert (took("linear"), took("managed")) == (0, 0)
+assert call("cuMemFree_v2", a) == 1
+assert call("cuMemAlloc_v2", byref(c_uint64()), 1 << 40) == 2
+""",
+    )
+
+
+def test_arrays_take_their_levels(state: Path) -> None:
+    memory(
+        state,
+        """
+array = new("cuArray3DCreate_v2", byref(Shape(100, 3, 0, 0x20, 1, 0)))
+assert took("array") == 448 * 8 == 3584
+mipmap = new("cuMipmappedArrayCreate", byref(Shape(64, 64, 0, 0x20, 4, 0)), c_uint(3))
+assert took("array") == 3584 + 65536 + 16384 + 4096
+sparse = new("cuArray3DCreate_v2", byref(Shape(4096, 4096, 0, 0x20, 4, 0x40)))
+assert took("array") == 3584 + 86016
+ok("cuMipmappedArrayDestroy", mipmap), ok("cuArrayDestroy", array), ok("cuArrayDestroy", sparse)
+assert took("array") == 0
+""",
+    )
+
+
+def test_physical_memory_lives_as_long_as_its_references_and_mappings(state: Path) -> None:
+    memory(
+        state,
+        """
+prop = Physical(1, 1, Where(1, 0))
+handle = new("cuMemCreate", 2 * PAGE, byref(prop), 0, kind=c_uint64).value
+assert took("virtual") == 2 * PAGE
+assert call("cuMemCreate", byref(c_uint64()), PAGE + 512, byref(prop), 0) == 1, "not a multiple of the granularity"
+address = new("cuMemAddressReserve", 8 * PAGE, 0, 0, 0, kind=c_uint64).value
+assert took("virtual") == 2 * PAGE, "addresses take nothing"
+for at in (0, 2):
+    ok("cuMemMap", address + at * PAGE, 2 * PAGE, 0, handle, 0)
+assert call("cuMemMap", address + PAGE, PAGE, 0, handle, 0) == 1, "mapped already"
+ok("cuMemRelease", handle)
+again = new("cuMemRetainAllocationHandle", c_uint64(address + 5), kind=c_uint64).value
+assert again == handle
+ok("cuMemRelease", handle)
+assert call("cuMemRelease", handle) == 1
+assert took("virtual") == 2 * PAGE
+assert call("cuMemAddressFree", address, 8 * PAGE) == 1, "still mapped"
+assert call("cuMemUnmap", address, PAGE) == 1, "a part of a mapping"
+ok("cuMemUnmap", address, 4 * PAGE)
+assert took("virtual") == 0
+ok("cuMemAddressFree", address, 8 * PAGE)
+assert new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value == handle, "values are used again"
+host = new("cuMemCreate", PAGE, byref(Physical(1, 0, Where(2, 0))), 0, kind=c_uint64)
+assert took("virtual") == PAGE, "host memory is none of the device's"
+""",
+    )
+
+
+def test_an_imported_handle_costs_nothing(state: Path) -> None:
+    memory(
+        state,
+        """
+prop = Physical(1, 1, Where(1, 0))
+handle = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+descriptor = c_int(-1)
+ok("cuMemExportToShareableHandle", byref(descriptor), handle, 1, 0)
+imported = new("cuMemImportFromShareableHandle", c_uint64(descriptor.value), 1, kind=c_uint64).value
+assert imported != handle and took("virtual") == PAGE
+ok("cuMemRelease", imported)
+assert took("virtual") == PAGE
+ok("cuMemRelease", handle)
+assert took("virtual") == 0
+""",
+    )
+
+
+def test_a_pool_holds_more_than_it_gave_out_until_the_host_waits(state: Path) -> None:
+    memory(
+        state,
+        """
+def read(pool, which):
+    value = c_uint64()
+    ok("cuMemPoolGetAttribute", pool, which, byref(value))
+    return value.value
+
+pool = new("cuDeviceGetDefaultMemPool", 0)
+a = new("cuMemAllocAsync", MIB, stream, kind=c_uint64).value
+assert (took("pool"), read(pool, 5), read(pool, 7)) == (32 * MIB, 32 * MIB, MIB)
+b = new("cuMemAllocAsync", 40 * MIB, stream, kind=c_uint64).value
+assert took("pool") == 64 * MIB
+ok("cuMemFreeAsync", b, stream)
+ok("cuStreamSynchronize", stream)
+assert took("pool") == 2 * MIB, "the threshold is 0"
+ok("cuMemPoolSetAttribute", pool, 4, byref(c_uint64(16 * MIB)))
+c = new("cuMemAllocAsync", 20 * MIB, stream, kind=c_uint64).value
+ok("cuMemFreeAsync", c, stream)
+ok("cuCtxSynchronize")
+assert took("pool") == 16 * MIB
+ok("cuMemPoolTrimTo", pool, 0)
+assert took("pool") == 2 * MIB
+ok("cuMemFree_v2", a)
+ok("cuMemPoolTrimTo", pool, 0)
+assert (took("pool"), read(pool, 6), read(pool, 8)) == (0, 64 * MIB, 41 * MIB)
+""",
+    )
+
+
+def test_what_a_stream_freed_serves_others_when_its_work_is_over(state: Path) -> None:
+    memory(
+        state,
+        """
+module = new("cuModuleLoadData", b"")
+kernel = new("cuModuleGetFunction", module, b"hang")
+other = new("cuStreamCreate", 1)
+a = new("cuMemAllocAsync", 2 * MIB, stream, kind=c_uint64).value
+assert took("pool") == 2 * MIB
+ok("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+ok("cuMemFreeAsync", a, stream)
+b = new("cuMemAllocAsync", 2 * MIB, stream, kind=c_uint64).value
+assert took("pool") == 2 * MIB, "the same stream"
+ok("cuMemFreeAsync", b, stream)
+new("cuMemAllocAsync", 2 * MIB, other, kind=c_uint64)
+assert took("pool") == 6 * MIB, "another stream, before the work is over"
+os._exit(0)
+""",
+        FAKE_CUDA_POOL_CHUNK=str(PAGE),
+    )
+
+
+def test_a_made_pool_keeps_to_its_own_limit_and_ends_with_its_last_allocation(state: Path) -> None:
+    memory(
+        state,
+        """
+pool = new("cuMemPoolCreate", byref(Pool(1, 0, Where(1, 0), None, 6 * MIB)))
+a = new("cuMemAllocFromPoolAsync", 5 * MIB, pool, stream, kind=c_uint64).value
+assert took("pool") == 6 * MIB
+assert call("cuMemAllocFromPoolAsync", byref(c_uint64()), 2 * MIB, pool, stream) == 2
+ok("cuMemPoolDestroy", pool)
+assert took("pool") == 6 * MIB
+ok("cuMemFreeAsync", a, stream)
+ok("cuStreamSynchronize", stream)
+assert took("pool") == 0
+""",
+    )
+
+
+def test_a_graphs_memory_is_taken_at_its_first_launch_and_kept_until_trimmed(state: Path) -> None:
+    memory(
+        state,
+        """
+graph = c_void_p()
+ok("cuStreamBeginCapture_v2", stream, 0)
+a = new("cuMemAllocAsync", MIB, stream, kind=c_uint64).value
+ok("cuMemsetD8Async", a, 0, MIB, stream)
+ok("cuMemFreeAsync", a, stream)
+ok("cuStreamEndCapture", stream, byref(graph))
+node = Alloc(Pool(1, 0, Where(1, 0)), None, 0, 3 * MIB, 0)
+handle = c_void_p()
+ok("cuGraphAddMemAllocNode", byref(handle), graph, None, 0, byref(node))
+assert node.address != 0
+exe = new("cuGraphInstantiateWithFlags", graph, 0)
+assert (took("graph"), took("pool")) == (0, 0)
+for _ in range(2):
+    ok("cuGraphLaunch", exe, stream)
+    assert took("graph") == 6 * MIB
+ok("cuGraphExecDestroy", exe)
+assert took("graph") == 6 * MIB
+second = new("cuGraphInstantiateWithFlags", graph, 0)
+ok("cuGraphUpload", second, stream)
+assert took("graph") == 6 * MIB, "the next graph uses what is there"
+ok("cuGraphExecDestroy", second)
+ok("cuDeviceGraphMemTrim", 0)
+assert took("graph") == 0
+""",
+    )
+
+
+def test_a_context_has_its_own_cost_and_takes_its_memory_along(tmp_path: Path, double: Path) -> None:
+    state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY)], context_bytes=100 * MIB)
+    memory(
+        state,
+        """
+assert took("context") == 100 * MIB
+second = new("cuCtxCreate_v2", c_uint(0), 0)
+assert took("context") == 100 * MIB, "once for each process and device"
+alloc(MIB)
+ok("cuCtxSetLimit", 2, 24 * MIB)
+assert took("context") == 116 * MIB
+ok("cuCtxSetLimit", 0, 1025)
+assert took("context") == 116 * MIB + 132 * 2048
+assert call("cuCtxSetLimit", 2, 2 << 30) == 2
+value = new("cuCtxGetLimit", 2, kind=c_size_t)
+assert value.value == 24 * MIB
+ok("cuCtxDestroy_v2", second)
+assert (took("context"), took("linear")) == (100 * MIB, 0)
+ok("cuDevicePrimaryCtxRelease_v2", 0)
+assert took("context") == 0
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["LAZY", "EAGER"])
+def test_a_module_takes_its_variables_when_loaded_and_its_code_when_used(state: Path, mode: str) -> None:
+    script = """
+EAGER = os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+image = b"fakecuda code=3000 table=1000 flag=4"
+module = new("cuModuleLoadData", image)
+assert took("module") == (4608 if EAGER else 1536)
+new("cuModuleGetFunction", module, b"noop"), new("cuModuleGetFunction", module, b"hang")
+assert took("module") == 4608
+size = c_size_t()
+address = c_uint64()
+ok("cuModuleGetGlobal_v2", byref(address), byref(size), module, b"table")
+assert size.value == 1000
+ok("cuMemsetD8_v2", address.value, 0, 1000)
+assert call("cuModuleGetGlobal_v2", None, None, module, b"else") == 500
+assert call("cuMemFree_v2", address.value) == 1, "a variable is the module's"
+ok("cuModuleUnload", module)
+assert took("module") == 0
+library = new("cuLibraryLoadData", image, None, None, 0, None, None, 0)
+assert took("module") == (4608 if EAGER else 0), "a library is loaded where it is used"
+kernel = new("cuLibraryGetKernel", library, b"noop")
+ok("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, None, None)
+assert took("module") == 4608
+second = new("cuCtxCreate_v2", c_uint(0), 0)
+new("cuKernelGetFunction", kernel)
+assert took("module") == 9216
+ok("cuCtxDestroy_v2", second)
+ok("cuCtxSetCurrent", context)
+assert took("module") == 4608
+ok("cuLibraryUnload", library)
+assert took("module") == 0
+assert call("cuModuleLoadData", byref(c_void_p()), b"fakecuda code=0 a=512 b=%d" % (1 << 40)) == 2
+assert took("module") == 0, "all or nothing"
+assert call("cuModuleLoad", byref(c_void_p()), b"/nowhere") == 301
+"""
+    memory(state, script, CUDA_MODULE_LOADING=mode)
+
+
+def test_the_forms_of_32_bits_have_addresses_below_4_gib(state: Path) -> None:
+    memory(
+        state,
+        """
+address, pitch, size = c_uint(), c_uint(), c_uint()
+ok("cuMemAlloc", byref(address), 1000)
+pitched = new("cuMemAllocPitch", byref(pitch), 100, 3, 4, kind=c_uint)
+assert (took("linear"), pitch.value) == (1024 + 1536, 512)
+ok("cuMemGetAddressRange", byref(c_uint()), byref(size), address.value + 3)
+assert size.value == 1000
+ok("cuMemcpyDtoD", pitched.value, address.value, 1000)
+ok("cuMemFree", address.value), ok("cuMemFree_v2", pitched.value)
+assert took("linear") == 0
+ok("cuMemGetInfo", byref(size), None)
+assert size.value == 1 << 30
+ok("cuCtxDestroy", new("cuCtxCreate", c_uint(0), 0))
+""",
+    )
+
+
+def test_memory_mapped_to_a_sparse_array_stays_until_it_is_unmapped(state: Path) -> None:
+    memory(
+        state,
+        """
+class Tile(ctypes.Structure):
+    _fields_ = [("kind", c_int), ("array", c_void_p), ("type", c_int), ("place", c_uint * 9), ("operation", c_int),
+                ("handles", c_int), ("handle", c_uint64), ("offset", c_uint64), ("devices", c_uint), ("flags", c_uint),
+                ("reserved", c_uint * 2)]
+
+def tile(array, x, handle):
+    return Tile(0, array, 0, (0, 0, 0, x, 0, 0, 128, 128, 1), 1 if handle else 2, 0, handle, 0, 1, 0)
+
+prop = Physical(1, 0, Where(1, 0))
+array = new("cuArray3DCreate_v2", byref(Shape(4096, 4096, 0, 0x20, 1, 0x40)))
+first = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+ok("cuMemMapArrayAsync", (Tile * 2)(tile(array, 0, first), tile(array, 128, first)), c_uint(2), stream)
+ok("cuMemRelease", first)
+assert took("virtual") == PAGE
+assert call("cuMemMapArrayAsync", byref(tile(array, 256, first)), c_uint(1), stream) == 1, "no reference to it is left"
+ok("cuMemMapArrayAsync", byref(tile(array, 0, 0)), c_uint(1), stream)
+assert took("virtual") == PAGE
+second = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+ok("cuMemMapArrayAsync", byref(tile(array, 128, second)), c_uint(1), stream)
+assert took("virtual") == PAGE, "the second took the place of the first"
+ok("cuMemRelease", second)
+assert took("virtual") == PAGE
+ok("cuArrayDestroy", array)
+assert took("virtual") == 0
+dense = new("cuArray3DCreate_v2", byref(Shape(4096, 4096, 0, 0x20, 1, 0)))
+third = new("cuMemCreate", PAGE, byref(prop), 0, kind=c_uint64).value
+assert call("cuMemMapArrayAsync", byref(tile(dense, 0, third)), c_uint(1), stream) == 1
+""",
+    )
+
+
+def test_what_is_bound_to_a_multicast_object_stays_until_it_is_unbound(state: Path) -> None:
+    memory(
+        state,
+        """
+class Multicast(ctypes.Structure):
+    _fields_ = [("devices", c_uint), ("size", c_size_t), ("handles", c_uint64), ("flags", c_uint64)]
+
+handle = new("cuMemCreate", 2 * PAGE, byref(Physical(1, 0, Where(1, 0))), 0, kind=c_uint64).value
+object = new("cuMulticastCreate", byref(Multicast(1, 8 * PAGE, 0, 0)), kind=c_uint64).value
+assert call("cuMulticastBindMem", object, 0, handle, 0, PAGE, 0) == 1, "its device is not of the team"
+ok("cuMulticastAddDevice", object, 0)
+ok("cuMulticastBindMem", object, 0, handle, 0, PAGE, 0)
+assert call("cuMulticastBindMem", object, 0, handle, PAGE, PAGE, 0) == 1, "bound already"
+address = new("cuMemAddressReserve", 8 * PAGE, 0, 0, 0, kind=c_uint64).value
+ok("cuMemMap", address, 2 * PAGE, 0, handle, 0)
+ok("cuMulticastBindAddr", object, 4 * PAGE, address, PAGE, 0)
+ok("cuMemUnmap", address, 2 * PAGE), ok("cuMemRelease", handle)
+assert took("virtual") == 2 * PAGE
+ok("cuMulticastUnbind", object, 0, 0, PAGE)
+ok("cuMemMap", address, 8 * PAGE, 0, object, 0)
+ok("cuMemRelease", object)
+assert took("virtual") == 2 * PAGE
+ok("cuMemUnmap", address, 8 * PAGE)
+assert took("virtual") == 0
+""",
+    )
+
+
+def test_a_green_context_costs_as_any_other(tmp_path: Path, double: Path) -> None:
+    state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY)], context_bytes=100 * MIB)
+    memory(
+        state,
+        """
+resource = (ctypes.c_ubyte * 1024)()
+ok("cuDevicePrimaryCtxRelease_v2", 0)
+assert took("context") == 0
+ok("cuDeviceGetDevResource", 0, resource, 1)
+green = new("cuGreenCtxCreate", new("cuDevResourceGenerateDesc", resource, c_uint(1)), 0, c_uint(1))
+assert took("context") == 100 * MIB
+ok("cuCtxSetCurrent", new("cuCtxFromGreenCtx", green))
+alloc(MIB)
+ok("cuGreenCtxDestroy", green)
+assert (took("context"), took("linear")) == (0, 0)
+""",
+    )

@@ -1,0 +1,237 @@
+"""Random trouble for one node's agent, and what its tenants notice of it.
+
+The real agent, the real hook in real programs, on simulated GPUs. From one seed: holders are killed and stopped, the
+agent is killed and started again, programs flood its sockets and ask for more memory than their tenants have. Counted,
+all along: how long a program that nobody troubled went without GPU time, programs that died without having been
+killed, bytes beyond any tenant's limit. `make soak-agent` is twenty minutes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import subprocess
+import tempfile
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import floods
+from harness.soak import Run
+from hook.world.agent_node import GPUS, Node, Program, running, tenant
+
+GI = 1 << 30
+LIMIT = 2 * GI
+HELD = 1 * GI
+TENANTS = {
+    "a": (0.4, GPUS[:1]),
+    "b": (0.2, GPUS[:1]),
+    "c": (0.2, GPUS[:1]),
+    "d": (0.5, GPUS[1:2]),
+    "e": (0.3, GPUS[1:2]),
+}
+TOO_LONG_S = 5.0
+"""A stopped holder is overtaken a second (the grace period) after its quantum, of 100 ms at most. On a GPU of three
+both others may be stopped: 2.2 s. The rest is for a slow machine."""
+LOOKED_BACK_S = 1.0
+SETTLE_S = 1.5
+"""So long after it began or was let go on a program is not counted as waiting."""
+
+
+@dataclass
+class Worker:
+    """A tenant's program that works on and on. `troubled_until`: until then it may be without GPU time by our doing."""
+
+    label: str
+    program: Program
+    troubled_until: float
+    busy_ns: int = 0
+    progress_at: float = 0.0
+    stopped_until: float | None = None
+
+
+@dataclass
+class Soak:
+    """One run on one node."""
+
+    run: Run
+    node: Node
+    workers: dict[str, Worker] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    longest_ms: int = 0
+    longest_gap_ms: int = 0
+    """Without an agent."""
+    longest_after: str = ""
+    """Of the longest wait: the troubles of the seconds before its end."""
+    lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
+    """When which trouble was made."""
+    over: int = 0
+    flood: subprocess.Popen[bytes] | None = None
+    flood_until: float = 0.0
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def begin(self) -> None:
+        for name in TENANTS:
+            self.work(name)
+
+    def work(self, name: str) -> None:
+        """A new program for a tenant."""
+        label = f"{name}.{next(self.numbers)}"
+        kernel_us = self.run.random.choice(("200", "2000", "10000"))
+        program = self.node.launch(
+            name,
+            *("--sync-every", "8", "--kernel-us", kernel_us, "--memory", str(HELD), "--report", "60"),
+            label=label,
+            gpus=TENANTS[name][1],
+            quiet=True,
+        )
+        self.workers[name] = Worker(label, program, time.monotonic() + SETTLE_S)
+
+    # ---- trouble
+
+    def kill(self) -> None:
+        name = self.run.random.choice(sorted(self.workers))
+        self.workers[name].program.close()
+        self.note(f"{self.workers[name].label} killed")
+        self.work(name)
+
+    def stop(self) -> None:
+        worker = self.workers[self.run.random.choice(sorted(self.workers))]
+        if worker.stopped_until is None:
+            worker.program.process.send_signal(signal.SIGSTOP)
+            worker.stopped_until = time.monotonic() + self.run.random.uniform(0.05, 2.5)
+            self.note(f"{worker.label} stopped for {worker.stopped_until - time.monotonic():.2f} s")
+
+    def agent(self) -> None:
+        begun = time.monotonic()
+        self.node.stop_agent(signal.SIGKILL)
+        self.note("agent killed")
+        self.wait(self.run.random.uniform(0, 0.3))
+        self.node.start_agent()
+        self.longest_gap_ms = max(self.longest_gap_ms, round((time.monotonic() - begun) * 1000))
+        self.note("agent listens")
+        for worker in self.workers.values():
+            if not worker.busy_ns:  # its first allocation needs an agent
+                worker.troubled_until = time.monotonic() + SETTLE_S
+
+    def floods(self) -> None:
+        if self.flood is None:
+            there = self.node.path(self.run.random.choice(sorted(TENANTS)))
+            how = self.run.random.choice(floods.KINDS)
+            self.flood = subprocess.Popen(floods.command(how), cwd=there, stdout=subprocess.DEVNULL)
+            self.flood_until = time.monotonic() + self.run.random.uniform(0.3, 2.0)
+            self.note(f"flood of {how} on {there.name}")
+
+    def memory(self) -> None:
+        """A sibling that asks for more than is left, and one that does not."""
+        name = self.run.random.choice(sorted(TENANTS))
+        for size in (LIMIT - HELD + (1 << 20), HELD // 2):
+            self.node.launch(
+                name,
+                *("--memory", str(size), "--seconds", "0.2", "--report", "60"),
+                label=f"{name}.{next(self.numbers)}",
+                gpus=TENANTS[name][1],
+                quiet=True,
+            )
+
+    # ---- what is seen of it
+
+    def note(self, what: str) -> None:
+        """This was done just now."""
+        self.lately.append((time.monotonic(), what))
+
+    def wait(self, seconds: float) -> None:
+        """Looks on for a while."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self.look()
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.02)
+
+    def look(self) -> None:
+        now, devices = time.monotonic(), self.node.devices()
+        taken: Counter[tuple[str, str]] = Counter()
+        for client in devices.clients:
+            if client.alive:
+                for gpu, usage in client.usage.items():
+                    taken[client.label.split(".")[0], gpu] += usage.memory
+        self.over = max(self.over, max(taken.values(), default=0) - LIMIT)
+        for name, worker in list(self.workers.items()):
+            if worker.stopped_until is not None and now >= worker.stopped_until:
+                worker.program.process.send_signal(signal.SIGCONT)
+                worker.stopped_until, worker.troubled_until = None, now + SETTLE_S
+                self.note(f"{worker.label} goes on")
+            if worker.program.process.poll() is not None:
+                self.counts["dead"] += 1
+                print(f"{worker.label} died with {worker.program.process.returncode} after {self.run.elapsed():.1f} s")
+                self.work(name)
+                continue
+            busy = devices.busy_ns(worker.label)
+            if busy != worker.busy_ns or worker.stopped_until is not None or now < worker.troubled_until:
+                worker.busy_ns, worker.progress_at = busy, now
+            waited = now - worker.progress_at
+            if waited * 1000 > self.longest_ms:
+                self.longest_ms = round(waited * 1000)
+                begun = now - waited - LOOKED_BACK_S
+                before = [f"{at - now:+.2f} s {what}" for at, what in self.lately if at >= begun]
+                so_far = "" if busy else " (which has had no GPU time yet)"
+                self.longest_after = f"{worker.label}{so_far} after {self.run.elapsed():.1f} s: {', '.join(before)}"
+            if waited > TOO_LONG_S:
+                self.counts["waits_too_long"] += 1
+                print(f"{worker.label} has waited for {waited:.1f} s after {self.run.elapsed():.1f} s")
+                worker.progress_at = now
+        if self.flood is not None and now >= self.flood_until:
+            self.end_flood()
+
+    def end_flood(self) -> None:
+        if self.flood is not None:
+            self.flood.kill()
+            self.flood.wait(10)
+            self.flood = None
+
+    def finish(self) -> None:
+        self.end_flood()
+        for worker in self.workers.values():
+            if worker.stopped_until is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    worker.program.process.send_signal(signal.SIGCONT)
+
+
+def soak(run: Run) -> dict[str, int]:
+    """Until the run is over; what happened."""
+    rows = [tenant(name, request, gpus=gpus, memory=LIMIT) for name, (request, gpus) in TENANTS.items()]
+    with (
+        tempfile.TemporaryDirectory(prefix="sa") as directory,
+        running(Path(directory), *rows, log_level="error") as node,
+    ):
+        state = Soak(run, node)
+        try:
+            state.begin()
+            state.wait(SETTLE_S)
+            deck: list[str] = []
+            while not run.over():
+                if not deck:
+                    deck = ["kill", "kill", "stop", "stop", "agent", "floods", "floods", "memory"]
+                    run.random.shuffle(deck)
+                trouble = deck.pop()
+                state.counts[trouble] += 1
+                getattr(state, trouble)()
+                state.wait(run.random.uniform(0.05, 0.6))
+        finally:
+            state.finish()
+    if state.longest_after:
+        print(f"longest wait: {state.longest_after}")
+    troubles = {name: state.counts[name] for name in ("kill", "stop", "agent", "floods", "memory")}
+    return troubles | {
+        "longest_gap_ms": state.longest_gap_ms,
+        "longest_wait_ms": state.longest_ms,
+        "waits_too_long": state.counts["waits_too_long"],
+        "dead": state.counts["dead"],
+        "bytes_over": max(0, state.over),
+    }
+
+
+WANTED = {"waits_too_long": 0, "dead": 0, "bytes_over": 0}

@@ -1,0 +1,17 @@
+"""A slice of the random life that `make soak-hook` lives for twenty minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness.soak import slice_of
+from hook.life.randomlife import NOTHING_OF, soak
+
+
+@pytest.mark.soak
+def test_in_random_life_no_launch_passes_without_a_token_and_nothing_hangs(double: Path, hook_file: Path) -> None:
+    assert double.is_dir()
+    counts = soak(slice_of("hook"), hook_file)
+    assert {name: counts[name] for name in NOTHING_OF} == dict.fromkeys(NOTHING_OF, 0), counts
+    assert min(counts[name] for name in ("launches", "captures", "grants", "stops", "crossings")) > 0, counts

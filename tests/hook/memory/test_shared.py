@@ -1,0 +1,147 @@
+"""The processes of a tenant share one limit, kept by the real agent: nothing is refused because of what nobody uses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hook.conftest import MIB
+from hook.world.agent_node import GPUS, PROGRAMS, Node, built, running, tenant, wait_for
+from hook.world.bookkeeping import Observer
+from hook.world.probe import OUT_OF_MEMORY, Probe
+
+pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
+
+LIMIT = 256 * MIB
+
+
+@contextmanager
+def siblings(directory: Path, count: int = 2) -> Iterator[tuple[Node, list[Probe]]]:
+    """Processes of one tenant of 256 MiB, with CUDA started."""
+    with running(directory, tenant("a", 0.5, memory=LIMIT)) as node:
+        probes = [Probe(node.environment("a", label=f"p{n}")) for n in range(count)]
+        try:
+            for probe in probes:
+                probe.start_cuda()
+            yield node, probes
+        finally:
+            for probe in probes:
+                probe.close()
+
+
+def in_use(node: Node) -> int:
+    return sum(client.usage[GPUS[0]].memory for client in node.devices().clients if client.alive)
+
+
+def test_what_fits_the_limit_is_not_refused_for_a_siblings_idle_credits(tmp_path: Path) -> None:
+    with siblings(tmp_path, 3) as (node, probes):
+        for less in range(0, 4 * 512, 512):
+            asker = probes[0]
+            for probe in probes[1:]:  # each keeps what it frees for a while
+                probe.ok("free", probe.ok("alloc", 30 * MIB))
+            address = asker.ok("alloc", LIMIT - less)
+            assert asker.call("alloc", LIMIT).code == OUT_OF_MEMORY
+            assert in_use(node) == LIMIT - less
+            asker.ok("free", address)
+            probes.append(probes.pop(0))
+
+
+def test_a_killed_processs_bytes_come_back_at_once(tmp_path: Path) -> None:
+    with siblings(tmp_path, 3) as (node, probes):
+        for dying, heir in pairwise(probes):
+            dying.ok("alloc", LIMIT)
+            assert heir.call("alloc", 1).code == OUT_OF_MEMORY
+            dying.kill()
+            heir.ok("free", heir.ok("alloc", LIMIT))
+            wait_for(lambda: in_use(node) == 0, "the memory of the dead")
+
+
+def test_threads_and_processes_that_race_for_the_last_bytes_never_pass_the_limit(tmp_path: Path) -> None:
+    with siblings(tmp_path, 3) as (node, probes):
+        threads = [f"t{n}" for n in range(4)]
+        for probe in probes:
+            for thread in threads:
+                probe.ok("context_use", thread=thread)
+        posted = [
+            (probe, probe.post("alloc", 10 * MIB, thread=thread))
+            for _ in range(4)
+            for probe in probes
+            for thread in threads
+        ]
+        got = [probe for probe, future in posted if future.result(20).code == 0]
+        assert len(got) == LIMIT // (10 * MIB)
+        assert in_use(node) == len(got) * 10 * MIB
+
+
+def test_a_raised_limit_is_used_at_once_and_a_lowered_one_refuses(tmp_path: Path) -> None:
+    with siblings(tmp_path) as (node, (first, second)):
+        address = first.ok("alloc", LIMIT)
+        assert second.call("alloc", MIB).code == OUT_OF_MEMORY
+        node.set_tenants(tenant("a", 0.5, memory=2 * LIMIT))
+        wait_for(lambda: second.ok("total_memory") == 2 * LIMIT, "the raised limit")
+        second.ok("alloc", LIMIT)
+        node.set_tenants(tenant("a", 0.5, memory=LIMIT))
+        wait_for(lambda: second.ok("total_memory") == LIMIT, "the lowered limit")
+        assert second.call("alloc", 512).code == OUT_OF_MEMORY
+        first.ok("free", address)
+        assert second.call("alloc", 512).code == OUT_OF_MEMORY, "the sibling uses all of the limit"
+
+
+def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
+    with siblings(tmp_path, 3) as (node, (first, second, third)):
+        first.ok("alloc", 100 * MIB)
+        second.ok("alloc", 100 * MIB)
+        node.stop_agent(signal.SIGKILL)
+        waiting = [probe.post("alloc", 50 * MIB) for probe in (first, second, third)]
+        node.start_agent()
+        got = [future.result(40).code for future in waiting]
+        assert sorted(got) == [0, OUT_OF_MEMORY, OUT_OF_MEMORY], "there is room for one"
+        assert in_use(node) == 250 * MIB
+        third.ok("alloc", 6 * MIB)
+        assert third.call("alloc", 512).code == OUT_OF_MEMORY
+        assert first.ok("memory_info") == [0, LIMIT]
+
+
+LARGEST_CALL = 24 * MIB
+IN_POOLS, GRAPHS = 5, 9
+"""Kinds of memoryrace."""
+
+
+@pytest.mark.parametrize(("kind", "beyond"), [(0, LARGEST_CALL), (IN_POOLS, LARGEST_CALL), (GRAPHS, 0)])
+def test_threads_that_race_for_the_last_bytes_stay_within_the_limit(tmp_path: Path, kind: int, beyond: int) -> None:
+    """By the driver's own books at their highest: a pool may hold what one call asked for until that is undone."""
+    with running(tmp_path, tenant("a", 0.5, memory=LIMIT)) as node:
+        racing = subprocess.Popen(
+            [PROGRAMS / "memoryrace", "1", "8", "800", str(kind)],
+            env=node.environment("a") | {"FAKE_CUDA_POOL_CHUNK": str(2 * MIB)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert racing.stdout is not None
+            counts = json.loads(racing.stdout.readline())
+            assert counts["failed"] == 0
+            assert counts["taken"] > 0
+            assert counts["refused"] > 0
+            assert counts["held"] > 0
+            usage = node.devices().client("a").usage[GPUS[0]]
+            assert usage.peak <= LIMIT + beyond
+            assert usage.memory == 0, "all of it came back"
+            wait_for(lambda: credited(node) == 0, "nothing to be counted any more")
+        finally:
+            racing.kill()
+            racing.communicate()
+
+
+def credited(node: Node) -> int:
+    observer = Observer(node.path("a") / "agent.sock")
+    try:
+        return observer.ask().used
+    finally:
+        observer.close()

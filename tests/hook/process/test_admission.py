@@ -1,0 +1,103 @@
+"""Processes that may not run: one too many for the tenant's connections, or without the file `limits`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hook.conftest import MIB, MakeTenant, Tenant, last_report, terms
+from hook.world.agent_node import running, wait_for
+from hook.world.agent_node import tenant as agent_tenant
+from hook.world.lives import Life, begin, generous
+from hook.world.probe import OUT_OF_MEMORY, SYSTEM_NOT_READY
+from sharepod.protocol import RefusedReason
+
+
+def test_one_process_too_many_launches_nothing_says_why_and_comes_in_later(tenant: Tenant, lives: list[Life]) -> None:
+    daemon = generous(tenant)
+    daemon.refuse = RefusedReason.FULL
+    life = begin(lives, tenant, "run")
+    tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
+    time.sleep(1.5)
+    assert tenant.submitted() == 0
+    assert life.stderr.count("refuses") == 1
+    daemon.refuse = None
+    life.hears("ran")
+    assert life.ends() == 0
+
+
+def test_one_process_too_many_goes_by_the_file_when_the_daemon_goes(tenant: Tenant, lives: list[Life]) -> None:
+    daemon = tenant.daemon()
+    daemon.refuse = RefusedReason.FULL
+    life = begin(lives, tenant, "run")
+    tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
+    assert tenant.submitted() == 0
+    daemon.vanish()
+    life.hears("ran")
+    assert life.ends() == 0
+
+
+def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[Life]) -> None:
+    """The daemon closes without having read HELLO: the kernel then reports a reset before what was sent."""
+    daemon = tenant.daemon()
+    daemon.turn_away = RefusedReason.FULL
+    life = begin(lives, tenant, "run")
+    tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
+    time.sleep(0.5)
+    assert tenant.submitted() == 0
+
+
+def test_with_the_agents_leave_programs_go_on_without_limits(make_tenant: MakeTenant, lives: list[Life]) -> None:
+    tenant = make_tenant(hasty=True, limits=False)
+    (tenant.directory / "fail-open").touch()
+    begun = time.monotonic()
+    life = begin(lives, tenant, "hold")
+    life.hears("held")
+    assert time.monotonic() - begun > 0.9, "it has waited for the file first"
+    assert "fail_open" in life.stderr
+    loop = tenant.loop("--seconds", "1", "--kernel-us", "1000", "--memory", "600M", "--chunk", "100M")
+    report = last_report(loop)
+    assert report["refused_allocations"] == 0
+    assert report["share"] > 0.6, "nothing is gated"
+
+
+def test_leave_to_go_on_ends_with_the_first_limits(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant(terms(request=200), hasty=True, limits=False)
+    (tenant.directory / "fail-open").touch()
+    tenant.loop("--kernel-us", "1000")
+    tenant.until(lambda: tenant.submitted() > 50, "launches")
+    tenant.write_limits()
+    time.sleep(2.5)
+    before, begun = tenant.read().busy_ns("tenant"), time.monotonic_ns()
+    time.sleep(2)
+    assert (tenant.read().busy_ns("tenant") - before) / (time.monotonic_ns() - begun) < 0.27
+
+
+@pytest.mark.parametrize("name", ["FAIL_OPEN", "SHAREPOD_FAIL_OPEN", "SHAREPOD_AGENT_FAIL_OPEN", "SHAREPOD_LIMITS"])
+def test_no_variable_gives_that_leave(make_tenant: MakeTenant, name: str) -> None:
+    tenant = make_tenant(hasty=True, limits=False)
+    probe = tenant.probe(**{name: "1"})
+    assert probe.call("init").code == SYSTEM_NOT_READY
+
+
+def test_leave_is_of_no_use_where_there_are_limits(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant()
+    tenant.daemon()
+    (tenant.directory / "fail-open").touch()
+    probe = tenant.probe()
+    probe.start_cuda()
+    assert probe.call("alloc", 300 * MIB).code == OUT_OF_MEMORY
+
+
+def test_under_the_agent_processes_beyond_its_bound_do_not_add_to_the_share(tmp_path: Path, double: Path) -> None:
+    """Four processes, of which two may connect: together they get what the tenant was granted."""
+    assert double.is_dir()
+    with running(tmp_path, agent_tenant("a", 0.3, 0.3), connections_max="2") as node:
+        for rank in range(4):
+            node.launch("a", "--kernel-us", "1000", "--sync-every", "4", label=f"rank{rank}")
+        ranks = [f"rank{rank}" for rank in range(4)]
+        wait_for(lambda: sum(node.devices().busy_ns(rank) > 0 for rank in ranks) == 2, "two ranks to run")
+        shares = node.shares(2, *ranks)
+        assert sum(share > 0 for share in shares.values()) == 2, shares
+        assert sum(shares.values()) < 0.36, shares

@@ -1,0 +1,209 @@
+"""A program that does not use CUDA does not notice the hook; one that does finds everything else as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from hook.conftest import BUILD, MIB, Tenant, last_report
+from hook.world.probe import NOT_FOUND, NOT_INITIALIZED
+from sharepod.protocol import Want
+from table.render import read_table
+
+# In libc.so.6 of every glibc since 2.17 and in musl.
+ALLOWED_UNDEFINED = {
+    "dl_iterate_phdr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strrchr",
+}  # fmt: skip
+
+
+def output_of(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_hook_needs_no_library(hook_file: Path) -> None:
+    dynamic = output_of("readelf", "-dW", hook_file)
+    assert "(NEEDED)" not in dynamic
+    assert "(INIT" not in dynamic, "nothing runs when it is loaded"
+    assert "(TEXTREL)" not in dynamic
+    assert "(SYMBOLIC)" in dynamic
+
+
+def test_it_takes_only_what_every_libc_has(hook_file: Path) -> None:
+    symbols = output_of("nm", "-D", "--undefined-only", hook_file).split()
+    assert {name for name in symbols if name != "U"} <= ALLOWED_UNDEFINED
+
+
+def test_it_costs_the_loader_no_relocation_of_tables(hook_file: Path) -> None:
+    assert "_RELATIVE" not in output_of("readelf", "-rW", hook_file)
+
+
+def test_it_exports_the_table_and_nothing_else(hook_file: Path) -> None:
+    exported = set(re.findall(r" [A-Z] (\w+)$", output_of("nm", "-D", "--defined-only", hook_file), re.MULTILINE))
+    table = {row.symbol for row in read_table() if row.wrapped}
+    assert exported == table | {"dlsym", "dlvsym", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
+
+
+@pytest.mark.parametrize("bind", ["LD_BIND_NOW", "LD_BIND_LAZILY"])
+def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> None:
+    program = BUILD / "programs" / "plain"
+    alone = json.loads(output_of(program))
+    hooked = json.loads(output_of(program, LD_PRELOAD=str(tenant.directory / "libsharepod.so"), **{bind: "1"}))
+    assert alone["hook"] == 0
+    assert hooked == {**alone, "hook": 1}
+    assert hooked["threads"] == 1
+
+
+def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
+    """Two copies under two paths are two objects; only the first one acts."""
+    tenant.daemon().on_want = lambda client: None
+    copy = tenant.directory / "copy" / "libsharepod.so"
+    copy.parent.mkdir()
+    shutil.copy2(tenant.directory / "libsharepod.so", copy)
+    both = f"{tenant.directory / 'libsharepod.so'}:{copy}"
+    for resolve in ("symbol", "dlsym", "getproc"):
+        assert last_report(tenant.loop("--seconds", "0.2", "--resolve", resolve, LD_PRELOAD=both))["launches"] == 0
+
+
+def test_it_starts_with_the_first_cuda_call(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.ok("load")
+    before = probe.ok("facts")
+    assert probe.ok("symbol_file", "cuLaunchKernel").endswith("libsharepod.so")
+    assert probe.ok("symbol_file", "cuCtxGetCurrent").endswith("libcuda.so.1")
+    assert probe.ok("proc_address", "cuMemAlloc")[0].endswith("libsharepod.so")
+    after = probe.ok("facts")
+    assert "sharepod" not in after["threads"]
+    assert not any("socket" in file or "eventfd" in file for file in after["files"])
+    assert len(after["files"]) == len(before["files"])
+    assert daemon.clients == []
+    probe.ok("init")
+    daemon.client()
+    assert probe.ok("facts")["threads"].count("sharepod") == 1
+
+
+def test_its_thread_takes_no_signals(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.ok("init")
+    daemon.client()
+    blocked = int(probe.ok("signals_of_agent"), 16)
+    for number in (1, 2, 10, 12, 15, 17):
+        assert blocked >> (number - 1) & 1
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("cuLaunchKernel", "libsharepod.so"), ("cuGetProcAddress", "libsharepod.so"), ("cuEventQuery", "libcuda.so.1")],
+)
+@pytest.mark.parametrize("flags", [0, 1, 2])
+def test_proc_address_gives_wrappers_for_what_is_gated(tenant: Tenant, name: str, file: str, flags: int) -> None:
+    probe = tenant.probe()
+    found, status = probe.ok("proc_address", name, 13000, flags)
+    assert found.endswith(file)
+    assert status == 0
+
+
+def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
+    probe = tenant.probe()
+    assert probe.ok("proc_address", "cuNoSuchCall") == ["", 1]
+    assert probe.ok("proc_address", "cuLaunchKernelEx", 11000) == ["", 2]
+    old = tenant.probe(double=tenant.double.with_name("libcuda-11.8"))
+    assert old.call("proc_address_v1", "cuCtxRecordEvent", 11080).code == NOT_FOUND
+    assert old.ok("proc_address_v1", "cuCtxSynchronize", 11080) != ""
+
+
+def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
+    """An interposer asks for the next one behind itself; a dlsym that forwards would answer with the interposer."""
+    sources = {
+        "behind.c": "int answer(void) { return 40; }",
+        "before.c": """
+            #define _GNU_SOURCE
+            #include <dlfcn.h>
+            int answer(void) {
+                int (*next)(void) = (int (*)(void))dlsym(RTLD_NEXT, "answer");
+                int (*same)(void) = (int (*)(void))dlvsym(RTLD_NEXT, "answer", "NONE");
+                return next() + (same == 0 ? 2 : 100);
+            }""",
+        "main.c": """
+            #include <stdio.h>
+            int answer(void);
+            int main(void) { printf("%d\\n", answer()); }""",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).write_text(textwrap.dedent(text))
+    compiler = ["cc", "-fPIC", "-o"]
+    output_of(*compiler, tmp_path / "libbehind.so", "-shared", "-Wl,-soname,libbehind.so", tmp_path / "behind.c")
+    output_of(
+        *compiler, tmp_path / "libbefore.so", "-shared", "-Wl,-soname,libbefore.so", tmp_path / "before.c", "-ldl"
+    )
+    program = tmp_path / "main"
+    output_of(
+        *compiler, program, tmp_path / "main.c", "-Wl,--no-as-needed", f"-L{tmp_path}", "-lbefore", "-lbehind", "-ldl"
+    )
+    hook = str(tenant.directory / "libsharepod.so")
+    assert output_of(program, LD_LIBRARY_PATH=str(tmp_path)) == output_of(
+        program, LD_LIBRARY_PATH=str(tmp_path), LD_PRELOAD=hook
+    )
+
+
+def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("alloc", 10 * MIB)
+    probe.ok("launch", "noop")
+    first = daemon.client()
+    results = probe.ok("fork", ["facts"], ["init"], ["welcomed"], ["facts"])
+    (_, inherited), (initialized, _), (welcomed, _), (_, started) = results
+    assert welcomed == 0
+    assert "sharepod" not in inherited["threads"]
+    assert not any("socket" in file or "eventfd" in file for file in inherited["files"]), (
+        "the parent's connection is not kept open"
+    )
+    assert initialized == NOT_INITIALIZED, "as the driver has it for a child of a process that used CUDA"
+    assert len(started["threads"]) == len(inherited["threads"]) + 1
+    second = daemon.client(1)
+    daemon.wait(lambda: second.gone, "the child's end")
+    assert not first.gone
+    assert second.handed_over == [], "the parent's memory is not the child's"
+    probe.ok("launch", "noop")
+
+
+def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant()
+    probe = tenant.probe()
+    probe.ok("load")
+    steps = [["init"], ["context_create"], ["alloc", 4096], ["launch", "noop"], ["stream_sync"]]
+    assert [code for code, _ in probe.ok("fork", *steps)] == [0] * 5
+    probe.start_cuda()
+    probe.ok("launch", "noop")
+    assert len(daemon.frames(daemon.client(1), Want)) == 1
+
+
+def test_errno_and_output_are_left_alone(tenant: Tenant) -> None:
+    """A healthy run says nothing on standard error."""
+    tenant.daemon().on_want = lambda client: None
+    program = BUILD / "programs" / "launchloop"
+    done = subprocess.run(
+        [program, "--seconds", "0.2"], env=tenant.environment(), capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stderr == ""

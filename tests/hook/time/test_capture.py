@@ -1,0 +1,154 @@
+"""Stream capture: the hook neither gates what is only recorded nor disturbs a capture by its own calls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hook.conftest import Tenant
+from hook.world.probe import CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, NOT_READY
+from sharepod.protocol import Drained, Want
+
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
+
+
+@versions
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("capture_begin", "s", mode)
+    probe.ok("launch", "spin_us_1000", "s", 3)
+    probe.ok("capture_end", "s", "graph")
+    assert tenant.submitted() == 0
+    launched = probe.post("launch_graph", "graph", "s")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    assert tenant.submitted() == 0
+    daemon.grant(client)
+    assert launched.result(10).code == 0
+    tenant.until(lambda: tenant.read().busy_ns("tenant") == 3_000_000, "the graph's work")
+
+
+@versions
+@pytest.mark.parametrize("metered", [True, False])
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_a_capture_outlives_grants_fences_and_drains(tenant: Tenant, version: str, metered: bool, mode: int) -> None:
+    """One thread captures, another launches under grants that come and go."""
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(10, metered=metered)
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    for name in ("captured", "busy"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="busy")
+    busy = probe.post("launch", "spin_us_200", "busy", 250, thread="busy")
+    probe.ok("capture_begin", "captured", mode)
+    for _ in range(10):
+        probe.ok("launch", "spin_us_100", "captured")
+        time.sleep(0.005)
+    assert busy.result(10).code == 0
+    client = daemon.client()
+    daemon.wait(lambda: any(drained.launches > 0 for drained in daemon.frames(client, Drained)), "a drain")
+    probe.ok("capture_end", "captured", "graph")
+
+
+@versions
+def test_unfinished_work_is_drained_beside_a_capture(tenant: Tenant, version: str) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    for name in ("captured", "busy"):
+        probe.ok("stream", name)
+    launched = probe.post("launch", "spin_us_40000", "busy")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, 5)
+    assert launched.result(10).code == 0
+    probe.ok("capture_begin", "captured")
+    daemon.next_frame(client, Drained)
+    (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
+    assert usage.last_end <= daemon.times(client, Drained)[0]
+    probe.ok("capture_end", "captured", "graph")
+
+
+def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("captured", "other"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="other")
+    probe.ok("capture_begin", "captured")
+    launched = probe.post("launch", "noop", "other", thread="other")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    assert not launched.done()
+    assert tenant.submitted() == 0
+    probe.ok("launch", "noop", "captured")
+    daemon.grant(client)
+    assert launched.result(10).code == 0
+    probe.ok("capture_end", "captured", "graph")
+
+
+def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
+    """It waits for the token like any launch, and holds up nobody who begins or ends a capture meanwhile."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    for name in ("s", "t", "u"):
+        probe.ok("stream", name)
+    probe.ok("context_use", thread="other")
+    probe.ok("capture_begin", "s")
+    probe.ok("launch", "spin_us_100", "s")
+    probe.ok("capture_end", "s", "", "graph")
+    recaptured = probe.post("recapture", "s", "graph", "spin_us_200", "t")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    probe.ok("capture_begin", "u", RELAXED, thread="other")
+    probe.ok("launch", "noop", "u", thread="other")
+    probe.ok("capture_end", "u", "other graph", thread="other")
+    assert not recaptured.done()
+    assert tenant.submitted() == 0
+    daemon.grant(client)
+    assert (recaptured.result(10).code, recaptured.result(10).value) == (0, [0])
+    assert tenant.submitted() == 1
+
+
+def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("capture_begin", "s")
+    probe.ok("stream_destroy", "s")
+    probe.ok("stream", "s")
+    launched = probe.post("launch", "noop", "s")
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    assert tenant.submitted() == 0
+    daemon.grant(client)
+    assert launched.result(10).code == 0
+
+
+def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> None:
+    """What the tests above stand on: without care the hook's calls would do harm."""
+    tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("event", "e")
+    probe.ok("context_use", thread="other")
+    probe.ok("capture_begin", "s", GLOBAL)
+    assert probe.call("event_query", "e", thread="other").code == CAPTURE_UNSUPPORTED
+    assert probe.call("capture_end", "s").code == CAPTURE_INVALIDATED
+    for mode in (GLOBAL, THREAD_LOCAL, RELAXED):
+        probe.ok("capture_begin", "s", mode)
+        assert probe.call("context_sync", thread="other").code == CAPTURE_UNSUPPORTED
+        assert probe.call("capture_end", "s").code == CAPTURE_INVALIDATED
+    probe.ok("capture_begin", "s", THREAD_LOCAL)
+    assert probe.call("event_query", "e", thread="other").code in (0, NOT_READY)
+    probe.ok("capture_end", "s")

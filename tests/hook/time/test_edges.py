@@ -1,0 +1,174 @@
+"""At the edges: GPUs that are none of the tenant's, programs that wait for themselves, sandboxes, contexts that end."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from doubles.gpus import release_hung_kernels
+from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, Tenant, last_report, terms
+from sharepod.protocol import Drained, MemInfo, Release, Want
+
+
+def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> None:
+    """Every framework asks each device that it finds."""
+    tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    assert probe.ok("total_memory", 1) == 0
+    assert probe.ok("total_memory", 0) == TENANT_MEMORY
+    probe.ok("own_context", "foreign", 1)
+    assert probe.ok("memory_info") == [0, 0]
+
+
+@pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
+def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
+    """It launches behind a kernel that waits for what the program does after these launches."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    launching = probe.post("launch", "hang", "", 2)
+    client = daemon.client()
+    daemon.next_frame(client, Want)
+    daemon.grant(client, quantum_ms, metered=True)
+    assert launching.result(10).code == 0
+    assert tenant.read().client("tenant").usage[GPU_0].kernels == 0
+    if quantum_ms == 0:
+        assert probe.call("launch", "hang", "", 50).code == 0
+    release_hung_kernels(tenant.state)
+    assert daemon.next_frame(client, Drained).launches == (2 if quantum_ms else 52)
+
+
+def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None:
+    """The daemon asks for idle credits faster than it reads the answers."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("free", probe.ok("alloc", 20 * MIB))
+    client = daemon.client()
+    idle = daemon.used(0)
+    daemon.mute = True
+    deadline = time.monotonic() + 10
+    for _ in range(2000):
+        while True:
+            try:
+                daemon.recall(client, 0, 512)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    time.sleep(0.2)
+    daemon.mute = False
+    tenant.until(lambda: bool(probe.ok("memory_info") and daemon.frames(client, MemInfo)), "the daemon to read on")
+    answers = len(daemon.frames(client, Release))
+    assert 0 < answers < 2000, "the test has not filled the queue"
+    daemon.recall(client, 0, 1 << 40)
+    assert daemon.next_frame(client, Release, answers) == Release(0, idle - answers * 512, recalled=True)
+    assert daemon.used(0) == 0
+
+
+def test_without_a_daemon_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
+    """The agent replaces the file with every change and at its start: ranks from before and after run together."""
+    tenant = make_tenant(terms(request=300))
+    ranks = []
+    for rank in range(3):
+        ranks.append(tenant.loop("--seconds", "3", "--kernel-us", "1000", label=f"rank{rank}"))
+        tenant.until(lambda rank=rank: tenant.submitted(f"rank{rank}") > 0, "the rank to launch")  # type: ignore[misc]
+        for _ in range(3):
+            tenant.write_limits()
+    assert sum(last_report(rank)["share"] for rank in ranks) == pytest.approx(0.3, abs=0.06)
+
+
+def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
+    """Threads arrive at a shut gate one by one; none of them makes the tenant's debt smaller."""
+    tenant = make_tenant(terms(request=100))
+    loop = tenant.loop(
+        "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"
+    )
+    assert last_report(loop)["share"] == pytest.approx(0.1, abs=0.06)
+
+
+def test_contexts_that_end_leave_no_events_behind(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    counts = []
+    for _ in range(20):
+        probe.ok("own_context", "short-lived")
+        probe.ok("context_destroy", "short-lived")
+        probe.ok("context_use")
+        probe.ok("launch", "noop", "", 4)
+        counts.append(probe.ok("live_events"))
+    assert max(counts[2:]) <= counts[1] + 1
+
+
+def test_a_context_ends_with_its_last_reference(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("own_context", "own")
+    probe.ok("alloc", 100 * MIB)
+    probe.ok("launch", "spin_us_100", "", 10)
+    probe.ok("context_attach")
+    probe.ok("context_detach", "own")
+    assert probe.ok("memory_info")[0] == TENANT_MEMORY - 100 * MIB
+    probe.ok("context_detach", "own")
+    probe.ok("context_use")
+    assert probe.ok("memory_info")[0] == TENANT_MEMORY
+    probe.ok("launch", "spin_us_100", "", 10)
+
+
+def test_a_release_that_is_not_the_last_keeps_the_books(tenant: Tenant) -> None:
+    tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("context_create")  # a second reference
+    address = probe.ok("alloc", 100 * MIB)
+    probe.ok("context_release")
+    assert probe.ok("memory_info")[0] == TENANT_MEMORY - 100 * MIB
+    probe.ok("free", address)
+    assert probe.ok("memory_info")[0] == TENANT_MEMORY
+
+
+def test_a_sandbox_entered_after_the_start_does_not_open_the_gate(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    client = daemon.client()
+    assert probe.call("forbid_membarrier").code == 0
+    passed = 0
+    for turn in range(20):
+        launched = probe.post("launch", "spin_us_200", "", 20)
+        daemon.wait_asked(client, turn + 1)
+        daemon.grant(client, 1000)
+        assert launched.result(10).code == 0
+        passed += daemon.next_frame(client, Drained, turn).launches
+        assert tenant.submitted() == passed
+    assert passed == 400
+
+
+def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
+    """setuid and pthread_cancel of a program wait for them."""
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    daemon.client()
+    blocked = int(probe.ok("signals_of_agent"), 16)
+    assert not blocked >> 31 & 3
+    assert blocked >> 33 & 1
+
+
+def test_a_second_driver_gives_nothing_that_is_gated(tenant: Tenant, tmp_path: Path) -> None:
+    """A compatibility package beside the driver, opened by its path."""
+    tenant.daemon()
+    probe = tenant.probe()
+    probe.start_cuda()
+    (tmp_path / "compat").mkdir()
+    second = str(shutil.copy2(tenant.double / "libcuda.so.1", tmp_path / "compat" / "libcuda.so.1"))
+    assert probe.ok("symbol_of", second, "cuLaunchKernel") == ""
+    assert probe.ok("symbol_of", second, "cuEventQuery") == second
+    assert probe.ok("symbol_of", str(tenant.double / "libcuda.so.1"), "cuLaunchKernel").endswith("libsharepod.so")

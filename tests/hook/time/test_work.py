@@ -1,0 +1,141 @@
+"""Everything that makes the device work waits for the token: each gated entry point of the table, in each of its forms.
+
+The list is the table's own, and what an entry point is called with is chosen by its prototype, so that a new one is
+called too. What is only recorded by a stream capture does not wait, and the program notices nothing of the hook
+beside a capture: every call answers as it does without one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hook.conftest import Tenant
+from hook.world.probe import Probe
+from sharepod.protocol import Drained, Want
+from table.render import read_table
+
+GATED = [row for row in read_table() if row.kind == "gate"]
+HOST_COPIES = [row for row in read_table() if row.kind == "pass" and row.name.startswith("cuMemcpy")]
+INTO_STREAMS = [row for row in GATED if "CUstream" in row.parameters or "CUlaunchConfig" in row.parameters]
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+
+
+def prepare(probe: Probe) -> None:
+    """Streams `s` and `t`, memory, a graph of one kernel that does nothing."""
+    probe.start_cuda()
+    for name in ("s", "t"):
+        probe.ok("stream", name)
+    probe.ok("work_memory")
+    probe.ok("capture_begin", "s", RELAXED)
+    probe.ok("launch", "noop", "s")
+    probe.ok("capture_end", "s", "graph")
+
+
+def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
+    """Then it answers and works as without the hook (the double has no form of CUDA 2 for arrays and boxes)."""
+    bare = tenant.probe("bare", LD_PRELOAD="")
+    prepare(bare)
+    due = []
+    for row in GATED:
+        before = tenant.submitted("bare")
+        due.append((bare.call("work", row.symbol, row.parameters).code, tenant.submitted("bare") - before))
+    assert sum(worked for _, worked in due) > 80
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    prepare(probe)
+    wrong = []
+    for turn, (row, expected) in enumerate(zip(GATED, due, strict=True)):
+        before = tenant.submitted()
+        called = probe.post("work", row.symbol, row.parameters)
+        client = daemon.client()
+        daemon.wait_asked(client, turn + 1)
+        waited = not called.done() and tenant.submitted() == before
+        grant = daemon.grant(client)
+        seen = called.result(10).code, tenant.submitted() - before
+        if not waited or seen != expected:
+            wrong.append((row.symbol, waited, seen, expected))
+        daemon.revoke(client, grant)
+        daemon.next_frame(client, Drained, turn)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> None:
+    """No call waits, nothing runs, and each answers as it does without the hook."""
+    daemon = tenant.daemon()
+    answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
+    for name, seen in answers.items():
+        probe = tenant.probe(name) if name == "hooked" else tenant.probe(name, LD_PRELOAD="")
+        prepare(probe)
+        for row in INTO_STREAMS:
+            probe.ok("capture_begin", "s", mode)
+            code = probe.call("work", row.symbol, row.parameters).code
+            seen.append((row.symbol, code, probe.call("capture_end", "s").code))
+        assert tenant.submitted(name) == 0
+    assert answers["hooked"] == answers["bare"]
+    assert not daemon.frames(daemon.client(), Want)
+
+
+@pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
+def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
+    """Another thread works while one captures: as valid or invalid, call by call, as without the hook."""
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(5, metered=True)
+    answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
+    for name, seen in answers.items():
+        probe = tenant.probe(name) if name == "hooked" else tenant.probe(name, LD_PRELOAD="")
+        prepare(probe)
+        probe.ok("context_use", thread="other")
+        for row in GATED:
+            probe.ok("capture_begin", "s", mode)
+            code = probe.call("work", row.symbol, row.parameters, "t", thread="other").code
+            seen.append((row.symbol, code, probe.call("capture_end", "s").code))
+    assert answers["hooked"] == answers["bare"]
+    assert sum(valid == 0 for _, _, valid in answers["bare"]) > 20
+
+
+DESCRIBED = ("cuMemcpy2D_v2", "cuMemcpy2DAsync_v2", "cuMemcpy3D_v2_ptds", "cuMemcpy3DAsync_v2_ptsz")
+DIRECTIONS = [
+    ("cuMemcpy", "host", "device", False),
+    ("cuMemcpy_ptds", "device", "host", False),
+    ("cuMemcpyAsync", "host", "device", False),
+    ("cuMemcpyAsync_ptsz", "device", "host", False),
+    ("cuMemcpyBatchAsync_v2", "host", "device", False),
+    ("cuMemcpyBatchAsync_v2_ptsz", "device", "device", True),
+    ("cuMemcpy3DBatchAsync_v2", "device", "host", False),
+    ("cuMemcpy3DBatchAsync_v2", "device", "device", True),
+    *((symbol, "host", "device", False) for symbol in DESCRIBED),
+    *((symbol, "device", "unified host", False) for symbol in DESCRIBED),
+    *((symbol, "unified host", "unified device", False) for symbol in DESCRIBED),
+    *((symbol, "unified device", "device", True) for symbol in DESCRIBED),
+    *((symbol, "unified device", "unified device", True) for symbol in DESCRIBED),
+]
+
+
+def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
+    """Of those whose direction only the descriptor or the driver can tell."""
+    parameters = {row.symbol: row.parameters for row in GATED}
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    prepare(probe)
+    asked = 0
+    for symbol, to, source, waits in DIRECTIONS:
+        called = probe.post("work", symbol, parameters[symbol], "s", to, source)
+        if waits:
+            asked += 1
+            daemon.wait_asked(daemon.client(), asked)
+            grant = daemon.grant(daemon.client())
+        assert called.result(10).code == 0, (symbol, to, source)
+        if waits:
+            daemon.revoke(daemon.client(), grant)
+            daemon.next_frame(daemon.client(), Drained, asked - 1)
+        assert len(daemon.frames(daemon.client(), Want)) == asked, (symbol, to, source)
+
+
+def test_host_copies_pass_a_closed_gate(tenant: Tenant) -> None:
+    daemon = tenant.daemon()
+    probe = tenant.probe()
+    prepare(probe)
+    codes = [probe.call("work", row.symbol, row.parameters).code for row in HOST_COPIES]
+    assert set(codes) <= {0, 801}
+    assert codes.count(0) > 10
+    assert not daemon.frames(daemon.client(), Want)

@@ -1,0 +1,262 @@
+"""A node without Kubernetes: the real agent, standalone, on simulated GPUs; programs run under the real hook from a
+tenant's directory, as they would from the volume in their container."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from doubles.gpus import State, create_state, read_state
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+ROOT = Path(__file__).resolve().parents[3]
+HOOK = ROOT / "operator" / "sharepod" / "agent" / "hook" / "libsharepod.so"
+FAKE_CUDA = ROOT / "build" / "doubles" / "libcuda"
+FAKE_NVML = ROOT / "build" / "doubles" / "libnvml"
+PROGRAMS = ROOT / "build" / "programs"
+GI = 1 << 30
+GPUS = tuple(f"GPU-{index}0000000-0000-0000-0000-00000000000{index}" for index in range(1, 9))
+PATIENCE_S = 20.0
+
+
+def built() -> bool:
+    """Whether hook, double and programs are there."""
+    return HOOK.exists() and (FAKE_CUDA / "libcuda.so.1").exists() and (PROGRAMS / "launchloop").exists()
+
+
+def tenant(
+    tenant_id: str, request: float, limit: float = 1.0, *, gpus: Sequence[str] = GPUS[:1], **changes: Any
+) -> dict[str, Any]:
+    """A row of the tenants file; fractions as users write them."""
+    return {
+        "id": tenant_id,
+        "namespace": "default",
+        "podName": tenant_id,
+        "gpus": list(gpus),
+        "requestMilli": round(request * 1000),
+        "limitMilli": round(limit * 1000),
+        "memory": 4 * GI,
+    } | changes
+
+
+class Node:
+    """`directory` has to be short: Unix socket paths end at 107 bytes. Use `running`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str],
+        *,
+        context_bytes: int = 0,
+        known: bool = True,
+        nvml: bool = False,
+    ) -> None:
+        """`context_bytes`: what a process's contexts take of a GPU, which the agent has learnt already if it is
+        `known`. `nvml`: the agent reads the simulated devices by NVML, not from a file."""
+        self.directory = directory
+        self.state = create_state(
+            directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS], context_bytes=context_bytes
+        )
+        if context_bytes and known:
+            (directory / "state").mkdir()
+            learnt = {"bytes": {"Simulated / simulated": [context_bytes]}}
+            (directory / "state" / "contexts.json").write_text(json.dumps(learnt))
+        self._settings = dict(settings)
+        self._nvml = nvml
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._programs: list[Program] = []
+        inventory = [{"uuid": gpu, "index": i, "model": "Simulated", "memory": "16Gi"} for i, gpu in enumerate(GPUS)]
+        (directory / "inventory.yaml").write_text(yaml.safe_dump({"gpus": inventory}))
+
+    def set_tenants(self, *rows: Mapping[str, Any]) -> None:
+        """Writes the tenants file; returns when each row's limits are in force, if the agent runs."""
+        fresh = self.directory / "tenants.new"
+        fresh.write_text(yaml.safe_dump({"tenants": [dict(row) for row in rows]}))
+        fresh.rename(self.directory / "tenants.yaml")
+        if self._agent is not None:
+            for row in rows:
+                wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
+
+    def start_agent(self, *rows: Mapping[str, Any]) -> None:
+        """Starts it, with these tenants if given; returns when their sockets are there."""
+        if rows:
+            self.set_tenants(*rows)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
+        environment |= {
+            "SHAREPOD_AGENT_MODE": "standalone",
+            "SHAREPOD_AGENT_STATE_DIR": str(self.directory / "state"),
+            "SHAREPOD_AGENT_TENANTS_FILE": str(self.directory / "tenants.yaml"),
+            "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
+            "SHAREPOD_AGENT_HTTP_PORT": "0",
+        } | self._settings
+        if self._nvml:
+            environment |= {"LD_LIBRARY_PATH": str(FAKE_NVML), "FAKE_CUDA_STATE": str(self.state)}
+        else:
+            environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(self.directory / "inventory.yaml")
+        before = {path: path.stat().st_ino for path in self.directory.glob("state/tenants/*/agent.sock")}
+        with (self.directory / "agent.log").open("ab") as log:
+            self._agent = subprocess.Popen([sys.executable, "-m", "sharepod.agent.main"], env=environment, stderr=log)
+        listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
+
+        def listening() -> bool:
+            assert self._agent is not None
+            assert self._agent.poll() is None, self.log()
+            paths = [self.path(row["id"]) / "agent.sock" for row in listed]
+            return all(path.exists() and path.stat().st_ino != before.get(path) for path in paths)
+
+        wait_for(listening, "the agent's sockets")
+
+    def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ends it; its exit status."""
+        assert self._agent is not None
+        self._agent.send_signal(number)
+        try:
+            return self._agent.wait(PATIENCE_S)
+        finally:
+            self._agent = None
+
+    @property
+    def agent_pid(self) -> int:
+        """The running agent's."""
+        assert self._agent is not None
+        return self._agent.pid
+
+    def path(self, tenant_id: str) -> Path:
+        """The tenant's directory."""
+        return self.directory / "state" / "tenants" / tenant_id
+
+    def launch(
+        self,
+        tenant_id: str,
+        *arguments: str,
+        label: str | None = None,
+        gpus: Sequence[str] = GPUS[:1],
+        quiet: bool = False,
+    ) -> Program:
+        """Runs launchloop under the tenant's hook, on the tenant's GPUs. `label`: what its device time is counted
+        under. `quiet`: what it says of errors is not shown."""
+        environment = self.environment(tenant_id, label=label, gpus=gpus)
+        program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
+        self._programs.append(program)
+        return program
+
+    def environment(
+        self, tenant_id: str, *, label: str | None = None, gpus: Sequence[str] = GPUS[:1]
+    ) -> dict[str, str]:
+        """Of a program under the tenant's hook."""
+        return dict(os.environ) | {
+            "LD_LIBRARY_PATH": str(FAKE_CUDA),
+            "LD_PRELOAD": str(self.path(tenant_id) / "libsharepod.so"),
+            "FAKE_CUDA_STATE": str(self.state),
+            "FAKE_CUDA_VISIBLE": ",".join(gpus),
+            "FAKE_CUDA_LABEL": label or tenant_id,
+        }
+
+    def devices(self) -> State:
+        """What each program got, as the devices saw it."""
+        return read_state(self.state)
+
+    def shares(self, seconds: float, *labels: str, gpu: str = GPUS[0]) -> dict[str, float]:
+        """The part of a GPU's time that each label gets within the next seconds."""
+        before, begin = self.devices(), time.monotonic()
+        time.sleep(seconds)
+        after, end = self.devices(), time.monotonic()
+        return {
+            label: (after.busy_ns(label, gpu) - before.busy_ns(label, gpu)) / 1e9 / (end - begin) for label in labels
+        }
+
+    def metrics(self) -> list[Sample]:
+        """What the agent tells Prometheus."""
+        found = re.findall(r'"port": (\d+)', self.log())
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+    def log(self) -> str:
+        """What the agent has logged."""
+        return (self.directory / "agent.log").read_text()
+
+    def close(self) -> None:
+        """Ends everything."""
+        for program in self._programs:
+            program.close()
+        if self._agent is not None:
+            self.stop_agent(signal.SIGKILL)
+
+    def _in_force(self, row: Mapping[str, Any]) -> bool:
+        if row.get("state") == "Releasing":
+            return not (self.path(row["id"]) / "agent.sock").exists()
+        wanted = f"request {row['requestMilli']} limit {row['limitMilli']} memory {row['memory']} "
+        with contextlib.suppress(FileNotFoundError):
+            return wanted in (self.path(row["id"]) / "limits").read_text()
+        return False
+
+
+class Program:
+    """A program under the hook; every line that it prints is a JSON report."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> None:
+        errors = subprocess.DEVNULL if quiet else None
+        self.process = subprocess.Popen(
+            command, env=dict(environment), stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+
+    def report(self) -> dict[str, Any]:
+        """The next report, when it comes."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the program ended with {self.process.wait(PATIENCE_S)}"
+        report: dict[str, Any] = json.loads(line)
+        return report
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit status after a signal."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """Ends it, whatever its state."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path,
+    *rows: Mapping[str, Any],
+    context_bytes: int = 0,
+    known: bool = True,
+    nvml: bool = False,
+    **settings: str,
+) -> Iterator[Node]:
+    """A node with these tenants; settings of the agent by the names of the environment, without prefix."""
+    named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
+    node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml)
+    try:
+        node.start_agent(*rows)
+        yield node
+    finally:
+        node.close()
+
+
+def wait_for(condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
+    """Until it is so; AssertionError if it does not become so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.01)

@@ -1,0 +1,99 @@
+"""Runs of the program lifecycle: a test hears what it says and lets it go on, step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+from hook.conftest import BUILD, Tenant
+from hook.world.scripted_agent import Client, ScriptedDaemon
+from sharepod.protocol import Drained, Want
+
+
+class Life:
+    """A run of the program lifecycle, and what it says."""
+
+    def __init__(self, tenant: Tenant, *arguments: str, **more: str) -> None:
+        self._process = subprocess.Popen(
+            [BUILD / "programs" / "lifecycle", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=tenant.environment() | more,
+        )
+        self._said: list[str] = []
+        self._complaints: list[str] = []
+        self._readers = [
+            threading.Thread(target=self._read, args=pair, daemon=True)
+            for pair in ((self._process.stdout, self._said), (self._process.stderr, self._complaints))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        return "".join(self._complaints)
+
+    def hears(self, word: str, timeout: float = 20) -> str:
+        """The rest of the line that begins with that word, once it was said."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for line in list(self._said):
+                if line.split()[0] == word:
+                    return line.removeprefix(word).strip()
+            assert "error" not in "".join(self._said), self._said
+            assert time.monotonic() < deadline, f"{word} was not said within {timeout} s, but {self._said}"
+            assert self._process.poll() is None or any(reader.is_alive() for reader in self._readers), self._said
+            time.sleep(0.002)
+
+    def tell(self) -> None:
+        """Lets it go on."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def ends(self, timeout: float = 20) -> int:
+        code = self._process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+        assert code != 1, self._said + self._complaints
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for reader in self._readers:
+            reader.join(5)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
+
+    @staticmethod
+    def _read(stream: Iterator[str], lines: list[str]) -> None:
+        with contextlib.suppress(ValueError):  # closed while reading
+            lines.extend(stream)
+
+
+def begin(lives: list[Life], tenant: Tenant, *arguments: str, **more: str) -> Life:
+    lives.append(Life(tenant, *arguments, **more))
+    return lives[-1]
+
+
+def generous(tenant: Tenant, quantum_ms: float = 0) -> ScriptedDaemon:
+    """A daemon that grants whatever is wanted."""
+    daemon = tenant.daemon()
+    daemon.on_want = lambda client: daemon.next_grant(quantum_ms)
+    return daemon
+
+
+def asked(daemon: ScriptedDaemon, client: Client) -> int:
+    return len(daemon.frames(client, Want)) + sum(frame.wanting for frame in daemon.frames(client, Drained))

@@ -1,0 +1,183 @@
+"""A scripted client of the agent, and what a test needs around it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sharepod import protocol
+from sharepod.agent.devices.inventory import Process, Reading
+from sharepod.agent.settings import Mode, Settings
+from sharepod.agent.tenants.tenants import Tenants
+from sharepod.api.gpunode import Gpu, Tenant
+
+GPU0 = "GPU-00000000-0000-0000-0000-000000000000"
+GPU1 = "GPU-11111111-1111-1111-1111-111111111111"
+GI = 1 << 30
+TIMEOUT_S = 10.0
+
+F = TypeVar("F", bound=protocol.DaemonFrame)
+
+
+def settings_in(directory: Path, **changes: Any) -> Settings:
+    """Settings of an agent whose state is all under `directory`."""
+    hook = directory / "hook.so"
+    if not hook.exists():
+        hook.write_bytes(b"not really a hook")
+    values: dict[str, Any] = {
+        "mode": Mode.STANDALONE,
+        "state_dir": directory / "state",
+        "hook_file": hook,
+        "inventory_file": directory / "inventory.yaml",
+        "tenants_file": directory / "tenants.yaml",
+        "inventory_interval_s": 0.05,
+        "http_bind": "127.0.0.1",
+        "http_port": 0,
+    }
+    return Settings(**(values | changes))
+
+
+def row(tenant_id: str, request: int = 500, limit: int = 1000, **changes: Any) -> Tenant:
+    """A row of the ledger."""
+    values: dict[str, Any] = {
+        "id": tenant_id,
+        "namespace": "default",
+        "pod_name": tenant_id,
+        "gpus": (GPU0,),
+        "request_milli": request,
+        "limit_milli": limit,
+        "memory": 4 * GI,
+    }
+    return Tenant(**(values | changes))
+
+
+def reading(*processes: Process) -> Reading:
+    """Two GPUs, and these processes on them."""
+    gpus = tuple(
+        Gpu(uuid=uuid, index=index, model="Simulated", memory=16 * GI) for index, uuid in enumerate((GPU0, GPU1))
+    )
+    return Reading(gpus, processes)
+
+
+@asynccontextmanager
+async def tenants_with(settings: Settings, rows: Sequence[Tenant]) -> AsyncIterator[Tenants]:
+    """Started, with these rows in force; closed at the end."""
+    tenants = Tenants(settings, changed=lambda: None)
+    await tenants.start()
+    try:
+        await tenants.apply(rows)
+        yield tenants
+    finally:
+        await tenants.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what has to become so by itself."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the loop is what has to turn
+            await asyncio.sleep(0.005)
+
+
+class Client:
+    """One connection, as a hook would make it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.hints_fd: int | None = None
+        self.welcome: protocol.Welcome | None = None
+
+    @classmethod
+    async def connect(cls, directory: Path | None, *, hello: bool = True) -> Client:
+        """Connects to the socket in a tenant's directory, and says hello."""
+        assert directory is not None, "the tenant has a directory"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        fd = os.open(directory, os.O_PATH)
+        try:
+            sock.connect(f"/proc/self/fd/{fd}/agent.sock")
+        except OSError:
+            sock.close()
+            raise
+        finally:
+            os.close(fd)
+        client = cls(sock)
+        if hello:
+            client.send(protocol.Hello(1, 1, "abc123"))
+            client.welcome = await client.expect(protocol.Welcome)
+        return client
+
+    def send(self, frame: protocol.Frame) -> None:
+        self.send_raw(protocol.encode(frame))
+
+    def send_raw(self, packet: bytes) -> None:
+        self.sock.send(packet)
+
+    async def receive(self, timeout_s: float = TIMEOUT_S) -> protocol.DaemonFrame | None:
+        """The next frame; None at the end of the connection."""
+        loop = asyncio.get_running_loop()
+        readable: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not readable.done():
+                readable.set_result(None)
+
+        loop.add_reader(self.sock.fileno(), tell)
+        try:
+            await asyncio.wait_for(readable, timeout_s)
+        finally:
+            loop.remove_reader(self.sock.fileno())
+        try:
+            packet, fds, _flags, _address = socket.recv_fds(self.sock, protocol.FRAME_MAX + 1, 4)
+        except ConnectionResetError:
+            return None
+        for fd in fds:
+            if self.hints_fd is not None:
+                os.close(self.hints_fd)
+            self.hints_fd = fd
+        return protocol.parse_daemon(packet) if packet else None
+
+    async def expect(self, kind: type[F], timeout_s: float = TIMEOUT_S) -> F:
+        """The next frame, which has to be of this kind."""
+        frame = await self.receive(timeout_s)
+        assert isinstance(frame, kind), f"{frame} came, not {kind.__name__}"
+        return frame
+
+    async def nothing_comes(self, for_s: float = 0.1) -> bool:
+        """Whether no frame comes for a while."""
+        try:
+            frame = await self.receive(for_s)
+        except TimeoutError:
+            return True
+        raise AssertionError(f"{frame} came")
+
+    async def ends(self) -> bool:
+        """Whether the next thing is the end of the connection."""
+        return await self.receive() is None
+
+    async def told_to_end(self) -> int:
+        """The id of the grant that shall end soon: by new terms, or at once."""
+        frame = await self.receive(TIMEOUT_S)
+        assert isinstance(frame, protocol.Revoke) or (isinstance(frame, protocol.Grant) and frame.renews), frame
+        return frame.grant_id
+
+    async def granted(self) -> protocol.Grant:
+        """Asks for the token and gets it."""
+        self.send(protocol.Want(1))
+        return await self.expect(protocol.Grant)
+
+    async def reserve(self, size: int, gpu: int = 0, seq: int = 1, *, handover: bool = False) -> int:
+        """Asks for memory; what was credited."""
+        self.send(protocol.Reserve(seq, gpu, size, handover))
+        answer = await self.expect(protocol.Reserved)
+        assert (answer.seq, answer.gpu) == (seq, gpu)
+        return answer.bytes
+
+    def close(self) -> None:
+        self.sock.close()
+        if self.hints_fd is not None:
+            os.close(self.hints_fd)
+            self.hints_fd = None

@@ -1,0 +1,209 @@
+"""The agent's ledger follows its GPUNode, whatever the API server does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from sharepod.agent.cluster import ledger_watch as ledger
+from sharepod.agent.cluster.ledger_watch import LedgerWatch
+from sharepod.api.gpunode import Tenant
+from sharepod.kube import Connection, connection
+from unit.scripted_server import Scripted
+
+
+def gpunode(version: int, *tenants: str, generation: int | None = None, uid: str = "u") -> dict[str, Any]:
+    rows = [
+        {
+            "id": tenant,
+            "namespace": "n",
+            "podName": tenant,
+            "gpus": ["GPU-0"],
+            "requestMilli": 1,
+            "limitMilli": 1,
+            "memory": 1,
+        }
+        for tenant in tenants
+    ]
+    metadata = {"uid": uid, "name": "node-1", "generation": generation or version, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"tenants": rows}}
+
+
+class Follower:
+    """A LedgerWatch on a scripted server."""
+
+    def __init__(self, api: Connection, folder: Path) -> None:
+        self.applied: list[list[str]] = []
+        self.failures = 0
+        self.ledger = LedgerWatch(
+            api, node="node-1", apply=self.apply, checkpoint=folder / "ledger.json", on_change=lambda: None
+        )
+
+    async def apply(self, rows: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(28, "No space left on device")
+        self.applied.append([row.id for row in rows])
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        tasks = [asyncio.create_task(self.ledger.follow()), asyncio.create_task(self.ledger.enforce())]
+        try:
+            async with asyncio.timeout(15):
+                while not holds():
+                    with contextlib.suppress(TimeoutError):  # not all that is waited for is a change of the ledger
+                        await asyncio.wait_for(self.ledger.changed(), 0.05)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def plays(script: Scripted, lists: list[dict[str, Any]], watches: list[list[dict[str, Any]]]) -> None:
+    """Each list and each watch answers with the next of these; the last watch stays open."""
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            return web.json_response(lists.pop(0) if len(lists) > 1 else lists[0])
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for event in watches.pop(0) if watches else []:
+            await stream.write(json.dumps(event).encode() + b"\n")
+        if not watches:
+            await asyncio.sleep(30)
+        return stream
+
+    script.respond = respond
+
+
+def listing(version: int, *items: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": str(version)}, "items": list(items)}
+
+
+async def test_after_a_410_the_ledger_is_listed_again(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}
+    plays(
+        scripted,
+        [listing(5, gpunode(5, "a")), listing(9, gpunode(9, "a", "c"))],
+        [[{"type": "MODIFIED", "object": gpunode(6, "a", "b")}, gone], []],
+    )
+    follower = Follower(api, tmp_path)
+    await follower.until(lambda: follower.ledger.generation == 9)
+    assert follower.applied[-1] == ["a", "c"]
+
+
+async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api: Connection, tmp_path: Path) -> None:
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "40"}}}
+    plays(
+        scripted,
+        [listing(5, gpunode(5, "a"))],
+        [[bookmark], [{"type": "MODIFIED", "object": gpunode(41, "b")}], []],
+    )
+    follower = Follower(api, tmp_path)
+    await follower.until(lambda: follower.ledger.generation == 41)
+    watched = [request.query for request in scripted.asked if "watch" in request.query]
+    assert [query["resourceVersion"] for query in watched[:2]] == ["5", "40"]
+    assert {query["fieldSelector"] for query in watched} == {"metadata.name=node-1"}
+    assert all(240 <= int(query["timeoutSeconds"]) <= 300 for query in watched)
+    assert len([request for request in scripted.asked if "watch" not in request.query]) == 1
+
+
+async def test_a_watch_that_fell_silent_is_given_up(
+    scripted: Scripted, api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "WATCH_SILENCE_S", 0.1)
+    silent = asyncio.Event()
+    versions = iter([5, 6, 7, 8, 9])
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            version = next(versions)
+            return web.json_response(listing(version, gpunode(version, "a")))
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await silent.wait()
+        return stream
+
+    scripted.respond = respond
+    follower = Follower(api, tmp_path)
+    await follower.until(lambda: (follower.ledger.generation or 0) >= 6)
+    silent.set()
+
+
+async def test_a_ledger_that_cannot_be_put_in_force_is_tried_again_and_not_called_observed(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    plays(scripted, [listing(5, gpunode(5, "a"))], [[]])
+    follower = Follower(api, tmp_path)
+    follower.failures = 2
+    problems: list[str | None] = []
+
+    def holds() -> bool:
+        problems.append(follower.ledger.problem)
+        assert follower.ledger.generation is None or follower.applied
+        return follower.ledger.generation == 5
+
+    await follower.until(holds)
+    assert any("No space left on device" in (problem or "") for problem in problems)
+    assert follower.ledger.problem is None
+
+
+async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[]])
+    first = Follower(api, tmp_path)
+    await first.until(lambda: first.ledger.generation == 5 and (tmp_path / "ledger.json").exists())
+    second = Follower(api, tmp_path)
+    await second.ledger.restore()
+    assert second.applied == [["a", "b"]]
+    assert second.ledger.rows == ()
+    assert second.ledger.absent is not None
+    assert (second.ledger.uid, second.ledger.generation) == (None, None)
+    (tmp_path / "ledger.json").write_text("{ torn")
+    third = Follower(api, tmp_path)
+    await third.ledger.restore()
+    assert third.applied == []
+
+
+async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    follower = Follower(api, tmp_path)
+    seen: list[list[str]] = []
+
+    async def apply(rows: Any) -> None:
+        seen.append([row.id for row in follower.ledger.rows])
+
+    follower.ledger = LedgerWatch(
+        api, node="node-1", apply=apply, checkpoint=tmp_path / "ledger.json", on_change=lambda: None
+    )
+    releasing = gpunode(6, "a", "b")
+    releasing["spec"]["tenants"][0]["state"] = "Releasing"
+    plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[{"type": "MODIFIED", "object": releasing}], []])
+    await follower.until(lambda: follower.ledger.generation == 6)
+    assert seen in ([[], ["b"]], [[]])  # the first ledger may be overtaken before it is in force
+
+
+def test_an_unreadable_row_stays_as_it_is_in_force_and_unknown_fields_are_skipped() -> None:
+    rows = gpunode(1, "a", "b", "c")["spec"]["tenants"]
+    in_force, unreadable = ledger.read_rows(rows, ())
+    assert [row.id for row in in_force] == ["a", "b", "c"]
+    assert not unreadable
+    newer = [
+        {**rows[0], "requestMilli": 500, "limitMilli": 600, "sinceVersion2": {"x": 1}},
+        {**rows[1], "gpus": []},
+        {**rows[2], "mode": "Sliced"},
+        {"id": "d", "podName": 7},
+        "nonsense",
+    ]
+    read, unreadable = ledger.read_rows(newer, in_force)
+    assert [(row.id, row.request_milli) for row in read] == [("a", 500), ("b", 1), ("c", 1)]
+    assert len(unreadable) == 4
+    assert unreadable[0].startswith("tenant b: gpus: ")
+    assert isinstance(read[0], Tenant)

@@ -1,0 +1,432 @@
+"""Inventories: simulated from a file, and from NVML as a stand-in for its module gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sharepod.agent.devices.inventory import InventoryError, Process, Reading, SimulatedInventory
+from sharepod.agent.devices.nvml import NvmlInventory
+from sharepod.agent.devices.xids import XidListener
+from sharepod.api.gpunode import Health
+from unit.agent.client import GI, GPU0, GPU1
+
+FILE = f"""
+gpus:
+- {{uuid: {GPU1}, index: 1, model: Simulated, memory: 80Gi, numaNode: 1}}
+- {{uuid: {GPU0}, index: 0, model: Simulated, memory: 16Gi, links: [{{uuid: {GPU1}, kind: NVLINK}}]}}
+processes:
+- {{pid: 42, uuid: {GPU0}, memory: 1Gi}}
+"""
+
+
+def replace(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+async def test_a_simulated_inventory_is_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE)
+    inventory = SimulatedInventory(path)
+    reading = await inventory.read()
+    assert inventory.simulated
+    assert [(gpu.index, gpu.memory, gpu.numa_node) for gpu in reading.gpus] == [(0, 16 * GI, None), (1, 80 * GI, 1)]
+    assert reading.gpus[0].links[0].kind == "NVLINK"
+    assert reading.processes == (Process(42, GPU0, GI),)
+
+
+async def test_a_simulated_inventory_follows_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE)
+    inventory = SimulatedInventory(path)
+    await inventory.read()
+    replace(path, FILE.replace("pid: 42", "pid: 43"))
+    assert (await inventory.read()).processes[0].pid == 43
+    replace(path, "gpus: nonsense")
+    for _ in range(2):
+        with pytest.raises(InventoryError, match=r"inventory\.yaml is not valid"):
+            await inventory.read()
+    replace(path, FILE)
+    assert (await inventory.read()).processes[0].pid == 42
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("uuid: GPU-0", "uuid: GPU-x"), "is not the UUID of a GPU"),
+        (("16Gi", "16 apples"), "is not a quantity"),
+        (("index: 1", "index: 0"), "index 0 stands there twice"),
+        ((f"uuid: {GPU1}, index", f"uuid: {GPU0}, index"), "stands there twice"),
+        (("model", "colour"), "colour"),
+        (("pid: 42, uuid: GPU-0", "pid: 42, uuid: GPU-2"), "is no GPU of the file"),
+        (("gpus:", "gpus: ["), "is not valid"),
+    ],
+)
+async def test_a_wrong_file_is_refused_in_words(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    path = tmp_path / "inventory.yaml"
+    path.write_text(FILE.replace(*change))
+    with pytest.raises(InventoryError, match=words):
+        await SimulatedInventory(path).read()
+
+
+async def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(InventoryError, match="No such file"):
+        await SimulatedInventory(tmp_path / "none.yaml").read()
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int, text: str = "Unknown Error") -> None:
+        super().__init__(text)
+        self.value = value
+
+
+class FakeNvml:
+    """As much of the module `pynvml` as the inventory uses, for two GPUs. `broken`: calls that fail, by name and
+    index."""
+
+    NVMLError = NvmlError
+    NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND, NVML_ERROR_TIMEOUT = 0, 3, 6, 10
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_STATUS_OK = 0
+    NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE = 0, 10, 20
+    NVML_TOPOLOGY_HOSTBRIDGE, NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM = 30, 40, 50
+    nvmlMemory_v2 = 2  # noqa: N815
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
+
+    def __init__(self) -> None:
+        self.uuids = [GPU0, GPU1]
+        self.broken: dict[tuple[str, int], int] = {}
+        self.mig = [0, 0]
+        self.nvlink = True
+        self.processes: dict[tuple[str, int], list[Any]] = {}
+        self.busy = [0, 0]
+        self.samples: list[Any] = []
+        self.events: queue.Queue[Any] = queue.Queue()
+        self.listening = threading.Event()
+        self.hang = threading.Event()
+        self.hang.set()
+
+    def _call(self, name: str, handle: int) -> None:
+        self.hang.wait(30)
+        if (name, handle) in self.broken:
+            raise NvmlError(self.broken[name, handle], f"{name} failed")
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self._call("init", 0)
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        self._call("handle", index)
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return self.uuids[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return "NVIDIA H100"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int) -> Any:  # noqa: N802
+        self._call("memory", handle)
+        assert version == self.nvmlMemory_v2
+        return SimpleNamespace(total=80 * GI, reserved=1 * GI)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802
+        self._call("mig", handle)
+        return [self.mig[handle], 0]
+
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> list[int]:  # noqa: N802
+        self._call("rows", handle)
+        return [0, 0, 0, 0]
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        self._call("compute", handle)
+        return self.processes.get(("compute", handle), [])
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: int) -> list[Any]:  # noqa: N802
+        return self.processes.get(("compute", handle), [])
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        return self.processes.get(("graphics", handle), [])
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: int) -> list[Any]:  # noqa: N802
+        raise NvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.1"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        self._call("utilization", handle)
+        return SimpleNamespace(gpu=self.busy[handle])
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[Any]:  # noqa: N802
+        self._call("process utilization", handle)
+        if not self.samples:
+            raise NvmlError(self.NVML_ERROR_NOT_FOUND)
+        return self.samples
+
+    def nvmlEventSetCreate(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceRegisterEvents(self, handle: int, types: int, events: int) -> None:  # noqa: N802
+        self._call("events", handle)
+
+    def nvmlEventSetWait_v2(self, events: int, timeout_ms: int) -> Any:  # noqa: N802
+        self.listening.set()
+        try:
+            event = self.events.get(timeout=0.05)
+        except queue.Empty:
+            raise NvmlError(self.NVML_ERROR_TIMEOUT) from None
+        if isinstance(event, NvmlError):
+            raise event
+        return event
+
+    def nvmlEventSetFree(self, events: int) -> None:  # noqa: N802
+        self.listening.clear()
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0")
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, index: int) -> int:  # noqa: N802
+        return self.NVML_P2P_STATUS_OK if self.nvlink else 1
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: int, other: int) -> int:  # noqa: N802
+        return self.NVML_TOPOLOGY_HOSTBRIDGE
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    fake, listeners = FakeNvml(), []
+    begin = XidListener.listen
+
+    def listen(listener: XidListener) -> None:
+        listeners.append(listener)
+        begin(listener)
+
+    monkeypatch.setattr(XidListener, "listen", listen)
+    yield fake
+    fake.hang.set()
+    for listener in listeners:
+        listener.stop()
+
+
+async def test_capacity_is_the_total_less_what_the_driver_keeps(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    reading = await inventory.read()
+    assert not inventory.simulated
+    assert [gpu.memory for gpu in reading.gpus] == [79 * GI] * 2
+    assert all(gpu.health is Health.HEALTHY and gpu.shareable for gpu in reading.gpus)
+    assert reading.gpus[0].links[0].kind == "NVLINK"
+
+
+async def test_gpus_without_nvlink_are_linked_by_their_common_ancestor(nvml: FakeNvml) -> None:
+    nvml.nvlink = False
+    assert (await NvmlInventory(5, nvml).read()).gpus[1].links[0].kind == "PHB"
+
+
+async def test_a_gpu_in_mig_mode_is_not_shared(nvml: FakeNvml) -> None:
+    nvml.mig[1] = 1
+    gpu = (await NvmlInventory(5, nvml).read()).gpus[1]
+    assert (gpu.shareable, gpu.health) == (False, Health.HEALTHY)
+    assert "MIG" in gpu.reason
+
+
+async def test_what_a_gpu_does_not_support_is_no_trouble(nvml: FakeNvml) -> None:
+    nvml.broken = {("mig", 0): nvml.NVML_ERROR_NOT_SUPPORTED, ("rows", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
+    assert (await NvmlInventory(5, nvml).read()).gpus[0].health is Health.HEALTHY
+
+
+async def test_a_gpu_that_cannot_be_read_is_unhealthy_and_no_other(nvml: FakeNvml) -> None:
+    nvml.broken = {("memory", 0): 999}
+    first, second = (await NvmlInventory(5, nvml).read()).gpus
+    assert (first.health, second.health) == (Health.UNHEALTHY, Health.HEALTHY)
+    assert "cannot read its memory" in first.reason
+
+
+async def test_a_gpu_that_is_lost_stays_in_the_inventory_as_unhealthy(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.broken = {("handle", 1): 15}
+    second = (await inventory.read()).gpus[1]
+    assert (second.uuid, second.health) == (GPU1, Health.UNHEALTHY)
+
+
+async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: FakeNvml) -> None:
+    nvml.processes = {
+        ("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=5)],
+        ("graphics", 0): [SimpleNamespace(pid=8, usedGpuMemory=9)],
+    }
+    assert (await NvmlInventory(5, nvml).read()).processes == (Process(7, GPU0, 0, 0.0), Process(8, GPU0, 9, 0.0))
+
+
+async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(0.05, nvml)
+    await inventory.read()
+    nvml.hang.clear()
+    for _ in range(2):
+        assert {gpu.health for gpu in (await inventory.read()).gpus} == {Health.UNHEALTHY}
+    assert sum(thread.name == "nvml" for thread in threading.enumerate()) == 1, "no second call joins one that hangs"
+    nvml.hang.set()
+    async with asyncio.timeout(10):
+        while (await inventory.read()).gpus[0].health is not Health.HEALTHY:
+            pass
+
+
+async def test_processes_that_cannot_be_read_are_not_taken_for_none(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    assert (await inventory.read()).unread == frozenset()
+    nvml.broken = {("compute", 0): 999}
+    assert (await inventory.read()).unread == {GPU0}
+    nvml.broken = {("handle", 1): 15}
+    assert (await inventory.read()).unread == {GPU1}
+
+
+async def test_a_driver_without_the_newest_call_is_asked_by_the_one_before(nvml: FakeNvml) -> None:
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=8, usedGpuMemory=5)]}
+    nvml.broken = {("compute", 0): nvml.NVML_ERROR_FUNCTION_NOT_FOUND}
+    reading = await NvmlInventory(5, nvml).read()
+    assert reading.processes == (Process(8, GPU0, 5, 0.0),)
+    assert reading.gpus[0].health is Health.HEALTHY
+
+
+async def test_an_answer_that_nobody_expected_is_an_inventory_error_and_the_next_is_read(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    uuids, nvml.uuids = nvml.uuids, None  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(InventoryError, match="was not understood"):
+            await inventory.read()
+    nvml.uuids = uuids
+    assert len((await inventory.read()).gpus) == 2
+
+
+async def test_no_driver_is_said_so_and_tried_again(nvml: FakeNvml) -> None:
+    nvml.broken = {("init", 0): 9}
+    inventory = NvmlInventory(5, nvml)
+    with pytest.raises(InventoryError, match="is the NVIDIA driver installed"):
+        await inventory.read()
+    nvml.broken = {}
+    assert len((await inventory.read()).gpus) == 2
+
+
+async def test_a_gpu_that_does_not_tell_of_processes_is_not_taken_for_an_empty_one(nvml: FakeNvml) -> None:
+    nvml.broken = {("compute", 0): nvml.NVML_ERROR_NOT_SUPPORTED}
+    reading = await NvmlInventory(5, nvml).read()
+    assert reading.unread == {GPU0}
+    assert reading.gpus[0].health is Health.HEALTHY
+
+
+async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(nvml: FakeNvml) -> None:
+    nvml.busy = [85, 100]
+    nvml.processes = {("compute", 0): [SimpleNamespace(pid=pid, usedGpuMemory=5) for pid in (7, 8)]}
+    nvml.samples = [
+        SimpleNamespace(pid=7, timeStamp=10, smUtil=40),
+        SimpleNamespace(pid=7, timeStamp=11, smUtil=60),
+        SimpleNamespace(pid=8, timeStamp=11, smUtil=4000),
+    ]
+    inventory = NvmlInventory(5, nvml)
+    reading = await inventory.read()
+    assert reading.busy == {GPU0: 0.85, GPU1: 1.0}
+    assert [(each.pid, each.busy) for each in reading.processes] == [(7, 0.5), (8, 0.0)]
+    assert [each.busy for each in (await inventory.read()).processes] == [0.0, 0.0], "old samples are not told again"
+    nvml.broken = {("utilization", 0): 3, ("process utilization", 0): 3}
+    reading = await inventory.read()
+    assert reading.busy == {GPU1: 1.0}
+    assert [each.busy for each in reading.processes] == [None, None]
+
+
+async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
+    async with asyncio.timeout(10):
+        while True:
+            reading = await inventory.read()
+            if sum(sum(each.values()) for each in reading.xids.values()) == counted:
+                return reading
+            await asyncio.sleep(0.01)
+
+
+async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=31))
+    reading = await until_xids(inventory, 1)
+    assert {gpu.health for gpu in reading.gpus} == {Health.HEALTHY}, "a program's page fault is not the GPU's"
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
+    reading = await until_xids(inventory, 2)
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert "Xid 79" in reading.gpus[1].reason
+    assert reading.xids == {GPU1: {31: 1, 79: 1}}
+
+
+async def test_a_gpu_that_failed_stays_failed_over_a_restart_of_the_agent_but_not_of_the_node(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "state" / "xids.json"
+    inventory = NvmlInventory(5, nvml, xids_file=kept)
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=1, eventType=8, eventData=79))
+    await until_xids(inventory, 1)
+    async with asyncio.timeout(10):
+        while not kept.exists():  # noqa: ASYNC110 - another thread writes it
+            await asyncio.sleep(0.01)
+    reading = await NvmlInventory(5, nvml, xids_file=kept).read()
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    assert "xids.json" in reading.gpus[1].reason
+    monkeypatch.setattr("sharepod.agent.devices.xids.boot_id", lambda: "another start")
+    reading = await NvmlInventory(5, nvml, xids_file=kept).read()
+    assert {gpu.health for gpu in reading.gpus} == {Health.HEALTHY}
+    kept.write_text("damaged")
+    assert {gpu.health for gpu in (await NvmlInventory(5, nvml, xids_file=kept).read()).gpus} == {Health.HEALTHY}
+
+
+async def test_an_administrator_says_which_xids_are_tolerated(nvml: FakeNvml) -> None:
+    inventory = NvmlInventory(5, nvml, xids_tolerated=(79,))
+    await inventory.read()
+    nvml.events.put(SimpleNamespace(device=0, eventType=8, eventData=79))
+    assert (await until_xids(inventory, 1)).gpus[0].health is Health.HEALTHY
+
+
+async def test_a_driver_that_loses_its_events_is_listened_to_again(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.devices.xids._AGAIN_S", 0.01)
+    inventory = NvmlInventory(5, nvml)
+    await inventory.read()
+    nvml.events.put(NvmlError(999))
+    nvml.events.put(SimpleNamespace(device=0, eventType=8, eventData=48))
+    assert (await until_xids(inventory, 1)).gpus[0].health is Health.UNHEALTHY
+
+
+async def test_gpus_without_events_are_judged_by_their_readings(nvml: FakeNvml) -> None:
+    nvml.broken = {("events", 0): 3, ("events", 1): 3}
+    inventory = NvmlInventory(5, nvml)
+    assert {gpu.health for gpu in (await inventory.read()).gpus} == {Health.HEALTHY}
+
+
+async def test_a_simulated_gpu_can_be_busy_fail_and_not_tell(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yaml"
+    more = f"busy: 0.5, xids: [13, 79], processesUnread: true, uuid: {GPU1}, index"
+    path.write_text(FILE.replace(f"uuid: {GPU1}, index", more).replace("memory: 1Gi", "memory: 1Gi, busy: 0.25"))
+    reading = await SimulatedInventory(path).read()
+    assert reading.busy == {GPU1: 0.5}
+    assert reading.processes[0].busy == 0.25
+    assert reading.unread == {GPU1}
+    assert reading.xids == {GPU1: {13: 1, 79: 1}}
+    assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]
+    replace(path, FILE)
+    assert (await SimulatedInventory(path).read()).gpus[1].health is Health.HEALTHY
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a driver here")  # noqa: PTH110
+async def test_the_real_module_without_a_driver_is_an_inventory_error() -> None:
+    with pytest.raises(InventoryError, match="NVML does not start"):
+        await NvmlInventory(30).read()

@@ -1,0 +1,408 @@
+"""The driver as the kubelet meets it: over its sockets, found in the plugin registry. Mounting is left out here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from sharepod.agent.kubelet import registration as kubelet_module
+from sharepod.agent.kubelet.csi import csi_pb2 as csi
+from sharepod.agent.kubelet.csi import mounts
+from sharepod.agent.kubelet.csi import registration_pb2 as registration
+from sharepod.agent.kubelet.csi.driver import Driver, PodsUnavailableError, PodUnknownError
+from sharepod.agent.kubelet.csi.rpc import SocketError, UnixServer, service
+from sharepod.agent.kubelet.csi.volumes import Volumes
+from sharepod.agent.kubelet.registration import Kubelet, propagation_problem
+from sharepod.api.gpunode import Tenant, TenantState
+
+NODE = "node-1"
+
+
+class Ledger:
+    """Rows that the test sets."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[Tenant, ...] = ()
+        self.absent: str | None = None
+        self._moved = asyncio.Event()
+
+    async def changed(self) -> None:
+        await self._moved.wait()
+
+    def set(self, *rows: Tenant) -> None:
+        self.rows, self.absent = rows, None
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+class Bench:
+    """A driver under test and the kubelet's side of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pods_dir = root / "kubelet" / "pods"
+        self.tenants_dir = root / "tenants"
+        self.pods_dir.mkdir(parents=True)
+        self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=root)
+        self.ledger = Ledger()
+        self.pods: dict[tuple[str, str], Mapping[str, object]] = {}
+        self.troubles: dict[str, str] = {}
+        self.api_down = False
+        self.changes = 0
+        self.driver = Driver(
+            node=NODE,
+            version="1.2.3",
+            volumes=self.volumes,
+            ledger=self.ledger,
+            directory=lambda tenant_id: None if tenant_id in self.troubles else self.tenants_dir / tenant_id,
+            trouble=lambda tenant_id: self.troubles[tenant_id],
+            get_pod=self.get_pod,
+            reservation_wait_s=0.2,
+        )
+        self.kubelet = Kubelet(root / "kubelet", self.driver.services(), changed=self._count)
+        self._channels: list[Any] = []
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    async def get_pod(self, namespace: str, name: str) -> Mapping[str, object]:
+        if self.api_down:
+            raise PodsUnavailableError("connection refused")
+        try:
+            return self.pods[namespace, name]
+        except KeyError:
+            raise PodUnknownError(name) from None
+
+    def add_pod(self, name: str = "train", *, uid: str = "pod-uid", owner: str = "tenant-a", node: str = NODE) -> None:
+        self.pods["team", name] = {
+            "metadata": {"uid": uid, "ownerReferences": [{"uid": owner, "controller": True}]},
+            "spec": {"nodeName": node},
+        }
+
+    def target(self, uid: str = "pod-uid") -> Path:
+        return self.pods_dir / uid / "volumes" / "kubernetes.io~csi" / "sharepod-gpu" / "mount"
+
+    async def call(self, socket: Path, method: str, request: Any, response: Any) -> Any:
+        channel = grpc.aio.insecure_channel(f"unix:{socket}")
+        self._channels.append(channel)
+        call = channel.unary_unary(
+            method,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+        return await call(request, timeout=10)
+
+    async def publish(
+        self, *, name: str = "train", uid: str = "pod-uid", attributes: Mapping[str, str] | None = None
+    ) -> None:
+        context = {
+            **(attributes or {}),
+            "csi.storage.k8s.io/ephemeral": "true",
+            "csi.storage.k8s.io/pod.namespace": "team",
+            "csi.storage.k8s.io/pod.name": name,
+            "csi.storage.k8s.io/pod.uid": uid,
+        }
+        request = csi.NodePublishVolumeRequest(
+            volume_id="csi-1", target_path=str(self.target(uid)), volume_context=context
+        )
+        await self.call(self.socket, "/csi.v1.Node/NodePublishVolume", request, csi.NodePublishVolumeResponse)
+
+    async def unpublish(self, target: Path | None = None) -> None:
+        request = csi.NodeUnpublishVolumeRequest(volume_id="csi-1", target_path=str(target or self.target()))
+        await self.call(self.socket, "/csi.v1.Node/NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse)
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "kubelet/plugins/gpu.sharepod.dev/csi.sock"
+
+    @property
+    def registry_socket(self) -> Path:
+        return self.root / "kubelet/plugins_registry/gpu.sharepod.dev-reg.sock"
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+        await self.kubelet.stop()
+
+
+def row(**changes: Any) -> Tenant:
+    fields: dict[str, Any] = {
+        "id": "tenant-a",
+        "namespace": "team",
+        "pod_name": "train",
+        "gpus": ("GPU-0",),
+        "request_milli": 400,
+        "limit_milli": 1000,
+        "memory": 1 << 30,
+    }
+    return Tenant(**{**fields, **changes})
+
+
+@pytest.fixture
+def no_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(source: Path, target: Path, staging: Path) -> None:
+        target.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(mounts, "bind_readonly", bind)
+
+
+@pytest.fixture
+async def bench(no_mounts: None) -> AsyncIterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="shp-") as short:  # sockets' paths end at 107 bytes
+        bench = Bench(Path(short))
+        await bench.kubelet.start()
+        try:
+            yield bench
+        finally:
+            await bench.close()
+
+
+async def refused(call: Awaitable[None], code: Any, *says: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    assert error.value.code() is code, error.value.details()
+    for words in says:
+        assert words in error.value.details()
+
+
+async def test_the_kubelet_finds_the_driver_in_its_registry(bench: Bench) -> None:
+    info = await bench.call(
+        bench.registry_socket,
+        "/pluginregistration.Registration/GetInfo",
+        registration.InfoRequest(),
+        registration.PluginInfo,
+    )
+    assert (info.type, info.name, info.endpoint) == ("CSIPlugin", "gpu.sharepod.dev", str(bench.socket))
+    assert list(info.supported_versions) == ["1.0.0"]
+    for method, request, response in (
+        (
+            "Identity/GetPluginInfo",
+            csi.GetPluginInfoRequest(),
+            csi.GetPluginInfoResponse(name="gpu.sharepod.dev", vendor_version="1.2.3"),
+        ),
+        ("Identity/GetPluginCapabilities", csi.GetPluginCapabilitiesRequest(), csi.GetPluginCapabilitiesResponse()),
+        ("Node/NodeGetCapabilities", csi.NodeGetCapabilitiesRequest(), csi.NodeGetCapabilitiesResponse()),
+        ("Node/NodeGetInfo", csi.NodeGetInfoRequest(), csi.NodeGetInfoResponse(node_id=NODE)),
+    ):
+        assert await bench.call(bench.socket, f"/csi.v1.{method}", request, type(response)) == response
+    probe = await bench.call(bench.socket, "/csi.v1.Identity/Probe", csi.ProbeRequest(), csi.ProbeResponse)
+    assert probe.ready.value is True
+
+
+async def test_the_sockets_are_roots_alone_and_go_with_the_driver(bench: Bench) -> None:
+    for socket in (bench.socket, bench.registry_socket):
+        assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    await bench.kubelet.stop()
+    assert not bench.socket.exists()
+    assert not bench.registry_socket.exists()
+
+
+async def test_what_the_kubelet_says_of_the_registration_is_known(bench: Bench) -> None:
+    async def notify(**status: Any) -> None:
+        await bench.call(
+            bench.registry_socket,
+            "/pluginregistration.Registration/NotifyRegistrationStatus",
+            registration.RegistrationStatus(**status),
+            registration.RegistrationStatusResponse,
+        )
+
+    assert bench.kubelet.settling
+    assert "has not registered" in (bench.kubelet.problem or "")
+    await notify(plugin_registered=False, error="node too new")
+    assert bench.kubelet.problem == "the kubelet refused the driver: node too new"
+    await notify(plugin_registered=True)
+    assert bench.kubelet.problem is None
+    assert not bench.kubelet.settling
+    assert bench.changes == 2
+
+
+async def test_a_socket_that_is_taken_away_comes_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_module, "CHECK_INTERVAL_S", 0.01)
+    watching = asyncio.create_task(bench.kubelet.run())
+    try:
+        bench.registry_socket.unlink()
+        async with asyncio.timeout(10):
+            while not bench.registry_socket.exists():  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+        await bench.call(
+            bench.registry_socket,
+            "/pluginregistration.Registration/GetInfo",
+            registration.InfoRequest(),
+            registration.PluginInfo,
+        )
+    finally:
+        watching.cancel()
+
+
+async def test_a_reserved_pod_gets_its_tenants_directory(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.set(row())
+    for _ in range(2):
+        await bench.publish(attributes={"tenant": "tenant-b", "csi.storage.k8s.io/serviceAccount.name": "default"})
+    assert bench.volumes.published("tenant-a") == (bench.target(),)
+    assert bench.volumes.pods("tenant-a") == {"pod-uid"}
+    for _ in range(2):
+        await bench.unpublish()
+    assert bench.volumes.published("tenant-a") == ()
+    assert not bench.target().exists()
+
+
+async def test_a_row_that_comes_a_moment_later_is_waited_for(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.absent = "the agent has not read its ledger yet"
+    publishing = asyncio.create_task(bench.publish())
+    await asyncio.sleep(0.02)
+    bench.ledger.set()
+    await asyncio.sleep(0.02)
+    bench.ledger.set(row())
+    await publishing
+    assert bench.volumes.published("tenant-a") == (bench.target(),)
+
+
+async def test_a_pod_without_reservation_is_refused_within_the_bound_with_advice(bench: Bench) -> None:
+    bench.add_pod()
+    begun = asyncio.get_running_loop().time()
+    await refused(
+        bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "no share of a GPU is reserved", "create a SharePod"
+    )
+    assert asyncio.get_running_loop().time() - begun < 5
+    bench.ledger.absent = "GPUNode node-1 does not exist"
+    await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "GPUNode node-1 does not exist")
+
+
+async def test_a_tenant_that_cannot_be_served_is_refused_with_the_reason(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.set(row())
+    bench.troubles["tenant-a"] = "gpus: 'GPU-0' is not the UUID of a GPU"
+    await refused(bench.publish(), grpc.StatusCode.FAILED_PRECONDITION, "is not the UUID of a GPU", "node-1")
+
+
+async def test_who_is_not_entitled_is_refused(bench: Bench) -> None:
+    bench.ledger.set(row())
+    denied = grpc.StatusCode.PERMISSION_DENIED
+    await refused(bench.publish(), grpc.StatusCode.NOT_FOUND, "pod team/train does not exist")
+    bench.add_pod(owner="tenant-b")
+    await refused(bench.publish(), denied, "is SharePod tenant-a's")
+    bench.add_pod(uid="another")
+    await refused(bench.publish(), denied, "is now another one")
+    bench.add_pod(node="node-2")
+    await refused(bench.publish(), denied, "belongs to node node-2")
+    bench.add_pod()
+    bench.ledger.set(row(state=TenantState.RELEASING))
+    await refused(bench.publish(), denied, "is being released")
+    assert bench.volumes.tenants() == frozenset()
+
+
+async def test_a_target_of_another_pod_is_refused(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.set(row())
+    request = csi.NodePublishVolumeRequest(
+        volume_id="csi-1",
+        target_path=str(bench.target("victim")),
+        volume_context={
+            "csi.storage.k8s.io/ephemeral": "true",
+            "csi.storage.k8s.io/pod.namespace": "team",
+            "csi.storage.k8s.io/pod.name": "train",
+            "csi.storage.k8s.io/pod.uid": "pod-uid",
+        },
+    )
+    call = bench.call(bench.socket, "/csi.v1.Node/NodePublishVolume", request, csi.NodePublishVolumeResponse)
+    await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "is not one of pod team/train")
+
+
+@pytest.mark.parametrize("target", ["", "relative/path", "/var/../etc"])
+async def test_a_path_that_is_none_is_refused(bench: Bench, target: str) -> None:
+    request = csi.NodeUnpublishVolumeRequest(volume_id="csi-1", target_path=target)
+    call = bench.call(bench.socket, "/csi.v1.Node/NodeUnpublishVolume", request, csi.NodeUnpublishVolumeResponse)
+    await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "absolute path")
+    no_id = csi.NodeUnpublishVolumeRequest(target_path=str(bench.target()))
+    call = bench.call(bench.socket, "/csi.v1.Node/NodeUnpublishVolume", no_id, csi.NodeUnpublishVolumeResponse)
+    await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "volume_id")
+
+
+async def test_a_volume_outside_the_kubelets_root_is_refused_with_advice(bench: Bench) -> None:
+    await refused(bench.unpublish(Path("/var/lib/elsewhere/mount")), grpc.StatusCode.INTERNAL, "kubelet_root")
+
+
+async def test_unpublishing_needs_no_api_server_and_no_ledger(bench: Bench) -> None:
+    bench.add_pod()
+    bench.ledger.set(row())
+    await bench.publish()
+    bench.api_down = True
+    bench.ledger.set()
+    bench.ledger.absent = "GPUNode node-1 does not exist"
+    await refused(bench.publish(), grpc.StatusCode.UNAVAILABLE, "connection refused", "tries again")
+    await bench.unpublish()
+    assert bench.volumes.published("tenant-a") == ()
+
+
+async def test_what_goes_wrong_inside_is_an_answer_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    bench.add_pod()
+    bench.ledger.set(row())
+    monkeypatch.setattr(mounts, "bind_readonly", fail)
+    await refused(bench.publish(), grpc.StatusCode.INTERNAL, "No space left on device", str(bench.target()))
+
+    async def defect(namespace: str, name: str) -> Mapping[str, object]:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(bench.driver, "_get_pod", defect)
+    await refused(bench.publish(), grpc.StatusCode.INTERNAL, "NodePublishVolume", "its log says more")
+
+
+async def test_a_socket_left_by_a_killed_agent_is_replaced(bench: Bench, tmp_path: Path) -> None:
+    left = tmp_path / "left.sock"
+    left.touch()
+    server = UnixServer(left)
+    await server.start()
+    await server.stop(0)
+    assert not left.exists()
+
+
+async def test_a_socket_that_cannot_be_made_says_where_and_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SocketError, match="kubelet_root"):
+        await UnixServer(tmp_path / "file" / "csi.sock").start()
+    with pytest.raises(SocketError, match="longer than 107 bytes"):
+        await UnixServer(tmp_path / ("x" * 120) / "csi.sock").start()
+
+
+def test_a_service_must_handle_just_its_methods() -> None:
+    async def handler(request: Any) -> Any:
+        return request
+
+    with pytest.raises(ValueError, match="GetPluginCapabilities"):
+        service(csi.DESCRIPTOR, "Identity", {"Probe": handler})
+
+
+def test_missing_propagation_is_noticed_only_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on(shared: bool, *, container: bool) -> str | None:
+        mount = mounts.Mount(root="/", point=Path("/"), options=frozenset({"rw"}), shared=shared)
+        monkeypatch.setattr(mounts, "mounts", lambda: (mount,))
+        real: Callable[[Path], Path] = Path.readlink
+        answers = {"/proc/self/ns/mnt": "mnt:[1]", "/proc/1/ns/mnt": "mnt:[2]" if container else "mnt:[1]"}
+        monkeypatch.setattr(
+            Path, "readlink", lambda path: Path(answers[str(path)]) if str(path) in answers else real(path)
+        )
+        try:
+            return propagation_problem(tmp_path)
+        finally:
+            monkeypatch.undo()
+
+    assert on(True, container=True) is None
+    assert on(False, container=False) is None
+    assert "Bidirectional" in (on(False, container=True) or "")
+
+
+def test_sockets_fit_the_usual_kubelet_roots() -> None:
+    for root in ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/k0s/kubelet"):
+        assert len(os.fsencode(kubelet_module.csi_socket(Path(root)))) <= 107

@@ -1,0 +1,492 @@
+"""What a tenant's processes meet at their socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import mmap
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sharepod import protocol
+from sharepod.agent.settings import Settings
+from sharepod.agent.sockets import connection, listener
+from sharepod.agent.sockets.connection import Connection
+from sharepod.agent.tenants.tenants import Tenants
+from sharepod.api.gpunode import MemoryIsolation, TenantState
+from structlog.testing import capture_logs
+from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+    async with tenants_with(settings, [row("a", 400, 700), row("b", 600)]) as tenants:
+        yield tenants
+
+
+def open_descriptors() -> int:
+    gc.collect()  # what an earlier test left to be closed must not be closed while someone counts
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    [terms] = client.welcome.gpus if client.welcome else ()
+    assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (400, 700, 4 * GI, True)
+    assert terms.uuid.hex() in GPU0.replace("-", "").lower()
+    client.close()
+
+
+async def test_the_hints_page_tells_of_contention(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    assert a.hints_fd is not None
+    with mmap.mmap(a.hints_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+        assert int.from_bytes(page[8:12], sys.byteorder) == 0
+        await b.granted()
+        assert int.from_bytes(page[8:12], sys.byteorder) == 1
+    a.close()
+    b.close()
+
+
+async def test_one_token_goes_round(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    grant = await a.granted()
+    assert grant.metered
+    b.send(protocol.Want(1))
+    assert await b.nothing_comes(0.05)
+    a.send(protocol.Drained(grant.grant_id, wanting=True))
+    second = await b.expect(protocol.Grant)
+    assert second.grant_id != grant.grant_id
+    b.send(protocol.Drained(second.grant_id))
+    await a.expect(protocol.Grant)
+    a.close()
+    b.close()
+
+
+async def test_the_next_is_granted_before_the_last_work_of_all_the_holders_processes_ends(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    sibling = await Client.connect(tenants.directory("a"))
+    grant = await a.granted()
+    assert grant.announce
+    assert (await sibling.granted()).grant_id == grant.grant_id
+    b.send(protocol.Want(1))
+    assert await a.told_to_end() == await sibling.told_to_end() == grant.grant_id
+    sibling.send(protocol.Draining(grant.grant_id, 0))
+    a.send(protocol.Draining(grant.grant_id + 1, 0))
+    assert await b.nothing_comes(0.02)
+    a.send(protocol.Draining(grant.grant_id, 0))
+    following = await b.expect(protocol.Grant)
+    assert following.grant_id != grant.grant_id
+    a.send(protocol.Drained(grant.grant_id, wanting=True))
+    sibling.send(protocol.Drained(grant.grant_id))
+    b.send(protocol.Drained(following.grant_id))
+    assert (await a.expect(protocol.Grant)).grant_id not in (grant.grant_id, following.grant_id)
+    for client in (a, b, sibling):
+        client.close()
+
+
+async def test_a_holder_without_quantum_gets_one_when_another_wants(tenants: Tenants) -> None:
+    a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+    grant = await b.granted()
+    assert grant.quantum_ns == 0
+    a.send(protocol.Want(1))
+    assert await b.told_to_end() == grant.grant_id
+    b.send(protocol.Drained(grant.grant_id))
+    await a.expect(protocol.Grant)
+    a.close()
+    b.close()
+
+
+async def test_processes_of_one_tenant_share_the_token(tenants: Tenants) -> None:
+    first, second = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("b"))
+    other = await Client.connect(tenants.directory("a"))
+    grant = await first.granted()
+    assert (await second.granted()).grant_id == grant.grant_id
+    other.send(protocol.Want(1))
+    for client in (first, second):
+        await client.told_to_end()
+    first.send(protocol.Drained(grant.grant_id))
+    assert await other.nothing_comes(0.05), "the token is drained when every process is"
+    second.send(protocol.Drained(grant.grant_id))
+    await other.expect(protocol.Grant)
+    for client in (first, second, other):
+        client.close()
+
+
+HOLDER = (
+    "import socket,sys;from sharepod import protocol as p;"
+    "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.connect(sys.argv[1]);"
+    "s.send(p.encode(p.Hello(1,1)));s.recv(1024);"
+    "s.send(p.encode(p.Reserve(1,0,4<<30)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
+    "print('holds',flush=True);sys.stdin.read()"
+)
+"""A process that holds all of its tenant's memory, and the token."""
+
+
+async def test_a_holder_that_dies_gives_the_token_and_its_bytes_back_at_once(tenants: Tenants) -> None:
+    sibling = await Client.connect(tenants.directory("b"))
+    holder = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", HOLDER, f"{tenants.directory('b')}/agent.sock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    try:
+        assert await asyncio.to_thread(holder.stdout.readline) == b"holds\n"
+        a = await Client.connect(tenants.directory("a"))
+        a.send(protocol.Want(1))
+        assert await a.nothing_comes(0.05)
+        assert await sibling.reserve(4 * GI) == 0
+        holder.kill()
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        assert await sibling.reserve(4 * GI, seq=2) == 4 * GI
+        a.close()
+    finally:
+        holder.kill()
+        await asyncio.to_thread(holder.communicate)
+    sibling.close()
+
+
+async def test_a_lost_connection_of_a_living_process_frees_neither_memory_nor_token(tmp_path: Path) -> None:
+    rows = [row("a", 400), row("b", 600)]
+    async with tenants_with(settings_in(tmp_path, recall_ms=10), rows) as tenants:
+        a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+        assert await b.reserve(4 * GI) == 4 * GI
+        grant = await b.granted()
+        a.send(protocol.Want(1))
+        await b.told_to_end()
+        b.close()
+        assert await a.nothing_comes(0.1)
+        assert tenants.memory_used("b")[GPU0] == 4 * GI
+        again = await Client.connect(tenants.directory("b"))
+        assert await again.reserve(3 * GI, handover=True) == 3 * GI
+        assert tenants.memory_used("b")[GPU0] == 4 * GI, "it may have more to declare"
+        assert await again.reserve(1 * GI + 1) == 0, "that was all of it"
+        assert await again.reserve(1 * GI) == 1 * GI
+        again.send(protocol.Drained(grant.grant_id))
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        a.close()
+        again.close()
+
+
+async def test_a_holder_whose_connection_is_lost_is_overtaken_and_can_be_granted_again(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, grace_ms=50), [row("a", 400), row("b", 600)]) as tenants:
+        a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
+        await b.granted()
+        a.send(protocol.Want(1))
+        await b.told_to_end()
+        b.close()
+        again = await Client.connect(tenants.directory("b"))
+        again.send(protocol.Want(1))
+        grant = await a.expect(protocol.Grant)
+        a.send(protocol.Drained(grant.grant_id))
+        await again.expect(protocol.Grant)
+        a.close()
+        again.close()
+
+
+async def test_without_descriptors_accepting_pauses_and_goes_on_later(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = await Client.connect(tenants.directory("b"))
+    monkeypatch.setattr(listener, "_EXHAUSTED_PAUSE_S", 0.1)
+    kept, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_descriptors() + 2, limit))
+    try:
+        with capture_logs() as lines:
+            sock = await Client.connect(tenants.directory("a"), hello=False)
+            await good.granted()
+            await asyncio.sleep(0.3)
+        assert sum("cannot accept" in line["event"] for line in lines) == 1
+        sock.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (kept, limit))
+    again = await Client.connect(tenants.directory("a"))
+    again.close()
+    good.close()
+
+
+async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenants: Tenants) -> None:
+    [flooded] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
+    clients = [await Client.connect(tenants.directory("a")) for _ in range(8)]
+    taken: list[int] = []
+    handle = flooded.handle
+
+    def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+        taken[-1] += 1
+        handle(client, frame)
+
+    flooded.handle = counted  # type: ignore[method-assign]
+    for client in clients:
+        for seq in range(50):
+            client.send(protocol.MemInfo(seq, 0))
+    while sum(taken) < 400:
+        taken.append(0)
+        await asyncio.sleep(0)
+    assert 0 < max(taken) <= 2 * 32, "never more than what a turn has and the next one"
+    for client in clients:
+        client.close()
+
+
+async def test_a_client_that_says_nothing_is_closed(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HELLO_WITHIN_S", 0.05)
+    mute = await Client.connect(tenants.directory("a"), hello=False)
+    assert await mute.ends()
+    mute.close()
+
+
+async def test_clients_that_break_the_protocol_do_not_fill_the_log(tenants: Tenants) -> None:
+    with capture_logs() as lines:
+        for _ in range(20):
+            bad = await Client.connect(tenants.directory("a"))
+            bad.send_raw(b"nonsense")
+            assert await bad.ends()
+            bad.close()
+    assert sum(line["log_level"] == "warning" for line in lines) == 1
+
+
+@pytest.mark.parametrize("frame", [protocol.Want(1), protocol.MemInfo(1, 0), protocol.Release(0, 0)])
+async def test_nothing_is_handed_over_after_any_other_frame(tenants: Tenants, frame: protocol.ClientFrame) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    client.send(frame)
+    client.send(protocol.Reserve(1, 0, 1 * GI, handover=True))
+    while await client.receive() is not None:
+        pass
+    client.close()
+
+
+async def test_handovers_are_bounded_in_sum(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(1 << 47, handover=True) == 1 << 47
+    client.send(protocol.Reserve(2, 0, 1, handover=True))
+    assert await client.ends()
+    client.close()
+
+
+async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_its_socket(tenants: Tenants) -> None:
+    directory = tenants.directory("b")
+    program = (
+        "import os,socket,sys,time;from sharepod import protocol as p;"
+        "s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);s.connect(sys.argv[1]);"
+        "s.send(p.encode(p.Hello(1,1)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
+        "os.set_inheritable(s.fileno(),True);"
+        "c=os.fork();"
+        "(sys.stdout.write(f'{c}\\n'),sys.stdout.flush(),sys.stdin.read(),os._exit(0)) if c else time.sleep(60)"
+    )
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", program, f"{directory}/agent.sock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await asyncio.to_thread(parent.stdout.readline))
+    try:
+        a = await Client.connect(tenants.directory("a"))
+        a.send(protocol.Want(1))
+        assert await a.nothing_comes(0.05)
+        parent.kill()
+        await a.expect(protocol.Grant, timeout_s=0.5)
+        a.close()
+    finally:
+        os.kill(child, 9)
+        await asyncio.to_thread(parent.communicate)
+
+
+async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_credits(tenants: Tenants) -> None:
+    first, second = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    assert await first.reserve(3 * GI) == 3 * GI
+    second.send(protocol.Reserve(9, 0, 2 * GI))
+    recall = await first.expect(protocol.Recall)
+    assert recall.bytes == 1 * GI
+    first.send(protocol.Release(0, 1 * GI, recalled=True))
+    assert (await second.expect(protocol.Reserved)).bytes == 2 * GI
+    second.send(protocol.Reserve(10, 0, 1))
+    await first.expect(protocol.Recall)
+    assert (await second.expect(protocol.Reserved)).bytes == 0, "nobody answered within the bounded time"
+    second.send(protocol.MemInfo(3, 0, idle=1 * GI))
+    answer = await second.expect(protocol.Memory)
+    assert (answer.seq, answer.limit, answer.used) == (3, 4 * GI, 3 * GI)
+    first.close()
+    second.close()
+
+
+async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(5 * GI, handover=True) == 5 * GI, "it is in use, whatever the limit"
+    assert await client.reserve(1) == 0
+    client.send(protocol.Reserve(1, 0, 1, handover=True))
+    assert await client.ends(), "later it would be a way round the limit"
+    client.close()
+
+
+async def test_changed_terms_reach_the_clients_and_the_file(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    await tenants.apply([row("a", 300, 800, memory=2 * GI, memory_isolation=MemoryIsolation.NONE), row("b", 600)])
+    limits = await client.expect(protocol.Limits)
+    [terms] = limits.gpus
+    assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (300, 800, 2 * GI, False)
+    directory = tenants.directory("a")
+    assert directory is not None
+    assert (directory / "limits").read_text() == f"gpu {GPU0} request 300 limit 800 memory {2 * GI} enforced 0\n"
+    client.close()
+
+
+async def test_a_tenant_that_is_being_released_is_refused(tenants: Tenants) -> None:
+    holder, other = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("a"))
+    directory = tenants.directory("b")
+    await holder.granted()
+    other.send(protocol.Want(1))
+    await holder.told_to_end()
+    await tenants.apply([row("a", 400, 700), row("b", 600, state=TenantState.RELEASING)])
+    refused = await holder.expect(protocol.Refused)
+    assert refused.reason == protocol.RefusedReason.RELEASING
+    assert await holder.ends()
+    await other.expect(protocol.Grant)
+    with pytest.raises(OSError):
+        await Client.connect(directory)
+    holder.close()
+    other.close()
+
+
+async def test_a_gang_has_one_token_for_all_its_gpus(settings: Settings) -> None:
+    rows = [row("gang", 500, gpus=(GPU0, GPU1)), row("single", 500, gpus=(GPU1,))]
+    async with tenants_with(settings, rows) as tenants:
+        gang, single = (
+            await Client.connect(tenants.directory("gang")),
+            await Client.connect(tenants.directory("single")),
+        )
+        first = await single.granted()
+        gang.send(protocol.Want(3))
+        await single.told_to_end()
+        assert await gang.nothing_comes(0.02)
+        single.send(protocol.Drained(first.grant_id))
+        assert (await gang.expect(protocol.Grant)).gpu_mask == 3
+        gang.close()
+        single.close()
+
+
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "short": b"xx",
+    "huge": bytes(4096),
+    "not ours": bytes(32),
+    "someone else's gpu": protocol.encode(protocol.Want(2)),
+    "a gpu that is not there": protocol.encode(protocol.Reserve(1, 5, 10)),
+    "a second hello": protocol.encode(protocol.Hello(1, 1)),
+    "a daemon's frame": protocol.encode(protocol.Revoke(1)),
+    "more than it has": protocol.encode(protocol.Release(0, 1 << 40)),
+    "an answer to nothing": protocol.encode(protocol.Release(0, 0, recalled=True)),
+}
+
+
+@pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
+async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(tenants: Tenants, packet: bytes) -> None:
+    good, bad = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    bad.send_raw(packet)
+    assert await bad.ends()
+    await good.granted()
+    good.close()
+    bad.close()
+
+
+async def test_nothing_is_answered_before_hello(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"), hello=False)
+    client.send(protocol.Want(1))
+    assert await client.ends()
+    client.close()
+
+
+async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"), hello=False)
+    client.send(protocol.Hello(protocol.VERSION_MAX + 1, protocol.VERSION_MAX + 3))
+    refused = await client.expect(protocol.Refused)
+    assert refused.reason == protocol.RefusedReason.VERSION
+    assert "restart the pod" in refused.text
+    assert await client.ends()
+    client.close()
+
+
+async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None:
+    good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+    [deafened] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
+    asked = 0
+    while deafened.connected == 2:
+        try:
+            deaf.send(protocol.MemInfo(asked, 0))
+        except OSError:
+            break
+        asked += 1
+        if asked % 16 == 0:
+            await asyncio.sleep(0)
+        assert asked < 100_000
+    await until(lambda: deafened.connected == 1)
+    await good.granted()
+    good.close()
+    deaf.close()
+
+
+async def test_descriptors_that_a_client_sends_are_dropped(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("b"))
+    before = open_descriptors()
+    for _ in range(20):
+        socket.send_fds(client.sock, [protocol.encode(protocol.MemInfo(1, 0))], [0])
+        await client.expect(protocol.Memory)
+    assert open_descriptors() == before
+    client.close()
+
+
+async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, connections_max=2), [row("a")]) as tenants:
+        clients = [await Client.connect(tenants.directory("a")) for _ in range(2)]
+        extra = await Client.connect(tenants.directory("a"), hello=False)
+        refused = await extra.expect(protocol.Refused)
+        assert refused.reason is protocol.RefusedReason.FULL
+        assert "2 processes connected" in refused.text
+        assert "connections_max" in refused.text
+        assert await extra.ends()
+        clients[0].close()
+        [tenant] = tenants.served()
+        await until(lambda: tenant.connected == 1)
+        again = await Client.connect(tenants.directory("a"))
+        for client in (*clients, extra, again):
+            client.close()
+
+
+async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a")]) as tenants:
+        directory = tenants.directory("a")
+        assert directory is not None
+        inode, old = directory.stat().st_ino, await Client.connect(directory)
+    assert await old.ends()
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert tenants.directory("a") == directory
+        assert directory.stat().st_ino == inode, "mounts pin the directory"
+        again = await Client.connect(directory)
+        await again.granted()
+        again.close()
+    old.close()
+
+
+async def test_usage_and_processes_are_reported(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("b"))
+    await client.reserve(1 * GI)
+    grant = await client.granted()
+    await asyncio.sleep(0.2)
+    client.send(protocol.Drained(grant.grant_id))
+    client.send(protocol.MemInfo(1, 0))
+    await client.expect(protocol.Memory)
+    tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+    _, status = tenants.status()
+    assert (status.id, status.processes, status.memory, status.connected, status.enforced) == ("b", 1, GI, True, True)
+    assert 15 <= status.held_milli <= 60
+    client.close()

@@ -1,0 +1,169 @@
+"""What one tenant's programs send costs them their connections, and nobody else anything that they would notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import pytest
+from harness import floods
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod import protocol
+from sharepod.agent.sockets.connection import Connection
+from sharepod.agent.sockets.rate_limit import Pace
+from sharepod.agent.sockets.refusals import Refusal
+from sharepod.agent.tenants.served import ServedTenant
+from sharepod.agent.tenants.tenants import Tenants
+from unit.agent.client import Client, row, settings_in, tenants_with, until
+
+REFUSED = {
+    "frames": Refusal.FLOOD,
+    "questions": Refusal.UNREAD,
+    "garbage": Refusal.MALFORMED,
+    "connects": None,
+    "mute": Refusal.SILENT,
+    "stolen": None,
+    "crowd": None,
+}
+
+
+@asynccontextmanager
+async def flooding(tenants: Tenants, how: str) -> AsyncIterator[None]:
+    there = tenants.directory("bad")
+    assert there is not None
+    program = await asyncio.create_subprocess_exec(*floods.command(how), cwd=there, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert program.stdout is not None
+        assert await asyncio.wait_for(program.stdout.readline(), 20) == b"begins\n"
+        yield
+    finally:
+        program.kill()
+        await program.communicate()
+
+
+async def answer_times(client: Client, count: int) -> list[float]:
+    """How long each of so many questions took."""
+    took = []
+    for seq in range(1, count + 1):
+        begin = time.perf_counter()
+        client.send(protocol.MemInfo(seq, 0))
+        await client.expect(protocol.Memory)
+        took.append(time.perf_counter() - begin)
+        await asyncio.sleep(0.001)
+    return took
+
+
+@pytest.mark.parametrize("how", floods.KINDS)
+async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.sockets.connection._HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr("sharepod.agent.sockets.inbox._FLOOD_S", 0.2)
+    settings = settings_in(tmp_path, frames_per_s=2000, connects_per_s=200, connections_max=64)
+    async with tenants_with(settings, [row("good", 500), row("bad", 500)]) as tenants:
+        honest = await Client.connect(tenants.directory("good"))
+        alone = await answer_times(honest, 100)
+        async with flooding(tenants, how):
+            beside = await answer_times(honest, 100)
+            why = REFUSED[how]
+            async with asyncio.timeout(20):
+                while why is not None and not tenants.refusals[why]:
+                    await answer_times(honest, 10)
+            late = await Client.connect(tenants.directory("good"))
+        assert tenants.directory("good") is not None
+        [served] = [each for each in tenants.served() if each.row.id == "good"]
+        assert served.connected == 2
+        assert not served.refusals.counts
+        # The flood is a process of its own: where processors are scarce, everything is slower by that.
+        assert median(beside) <= 10 * median(alone) + 0.05
+        honest.close()
+        late.close()
+
+
+async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path, frames_per_s=500)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        [served] = tenants.served()
+        greedy, honest = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
+        begin = time.monotonic()
+        for seq in range(1, 701):
+            greedy.send(protocol.MemInfo(seq, 0))
+            await greedy.expect(protocol.Memory)
+        assert time.monotonic() - begin >= 0.75, "125 at once, then 500 a second"
+        assert served.throttled
+        assert len(await answer_times(honest, 3)) == 3
+        assert served.connected == 2
+        greedy.close()
+        honest.close()
+
+
+@given(st.lists(st.floats(0, 0.1), max_size=300), st.integers(1, 1000), st.integers(1, 50))
+def test_no_more_goes_than_the_pace_allows(pauses: list[float], per_s: int, burst: int) -> None:
+    pace, now, went = Pace(0.0, per_s=per_s, burst=burst), 0.0, 0
+    for pause in pauses:
+        now += pause
+        went += pace.take(now)
+        assert went <= burst + per_s * now + 1e-6
+
+
+async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.agent.sockets.inbox._AT_ONCE", 1 << 30)  # nobody is disconnected for it
+    settings = settings_in(tmp_path, frames_per_s=1000)
+    names = ["a", "b", "c", "d"]
+    async with tenants_with(settings, [row(name, 250) for name in names]) as tenants:
+        handled = 0
+
+        def counting(served: ServedTenant) -> None:
+            handle = served.handle
+
+            def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+                nonlocal handled
+                handled += 1
+                handle(client, frame)
+
+            served.handle = counted  # type: ignore[method-assign]
+
+        for served in tenants.served():
+            counting(served)
+        clients = [await Client.connect(tenants.directory(name)) for name in names]
+        nothing, begin = protocol.encode(protocol.Drained(99, False)), time.monotonic()
+        while (elapsed := time.monotonic() - begin) < 2.5:
+            for client in clients:
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    client.send_raw(nothing)
+            await asyncio.sleep(0)
+        assert all(served.throttled for served in tenants.served())
+        # What each has saved up, what one of them may have, and what the last turns take beyond it.
+        assert 1000 <= handled <= 4 * 250 + 1.5 * 1000 * elapsed
+        for client in clients:
+            client.close()
+
+
+async def test_a_thousand_that_are_lost_at_once_are_let_go_in_turns(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path), [row("a"), row("b")]) as tenants:
+        honest = await Client.connect(tenants.directory("b"))
+        [served] = [each for each in tenants.served() if each.row.id == "a"]
+        crowd = [await Client.connect(tenants.directory("a")) for _ in range(200)]
+        slow, let_go = served.memory.gone, 0
+
+        def gone(client: Connection, *, alive: bool) -> None:
+            nonlocal let_go
+            let_go += 1
+            time.sleep(0.001)
+            slow(client, alive=alive)
+
+        served.memory.gone = gone  # type: ignore[method-assign, assignment]
+        for client in crowd:
+            client.close()
+        honest.send(protocol.MemInfo(1, 0))
+        await honest.expect(protocol.Memory)
+        assert let_go < 100, "it did not wait for all of them"
+        await until(lambda: served.connected == 0)
+        assert let_go == 200
+        honest.close()

@@ -1,0 +1,240 @@
+"""What an agent tells Prometheus: the documented families and no others, the same names for whoever has a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from sharepod.agent.agent import Agent
+from sharepod.agent.devices.inventory import SimulatedInventory
+from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
+from sharepod.agent.kubelet.csi.rpc import UnixServer, service
+from sharepod.agent.kubelet.plugin_pods import NativePod, NativePods, by_gpu
+from sharepod.agent.telemetry.collector import FAMILIES, AgentCollector
+from sharepod.api.gpunode import Mode
+from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
+
+ROOT = Path(__file__).resolve().parents[4]
+Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def write(directory: Path, *processes: dict[str, object], **gpu0: object) -> None:
+    gpus = [
+        {"uuid": GPU0, "index": 0, "model": "Simulated", "memory": "16Gi", **gpu0},
+        {"uuid": GPU1, "index": 1, "model": "Simulated", "memory": "16Gi", "busy": 0.5},
+    ]
+    fresh = directory / "inventory.new"
+    fresh.write_text(yaml.safe_dump({"gpus": gpus, "processes": list(processes)}))
+    fresh.rename(directory / "inventory.yaml")
+
+
+@pytest_asyncio.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+    write(tmp_path)
+    agent = Agent(settings_in(tmp_path, unhooked_after_s=0), SimulatedInventory(tmp_path / "inventory.yaml"))
+    await agent.start()
+    yield agent
+    await agent.close()
+
+
+def scrape(agent: Agent) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(agent))
+    found: Samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    found = [each for key, each in samples.get(name, {}).items() if labels.items() <= dict(key).items()]
+    assert len(found) <= 1, f"{name} {labels}: {found}"
+    return found[0] if found else None
+
+
+async def until(agent: Agent, name: str, expected: float | None, **labels: str) -> Samples:
+    async with asyncio.timeout(10):
+        while value(samples := scrape(agent), name, **labels) != expected:  # noqa: ASYNC110 - the next reading tells
+            await asyncio.sleep(0.02)
+    return samples
+
+
+def test_the_documented_table_is_what_is_told() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of the agent")[2]
+    rows = re.findall(r"^\| `(sharepod_\w+)` \| (\w+) \| (.*?) \| (.+) \|$", text, re.MULTILINE)
+    documented = {
+        name.removesuffix("_total"): (kind, tuple(re.findall(r"`(\w+)`", labels)), words)
+        for name, kind, labels, words in rows
+    }
+    assert documented == {name: (each.kind, each.labels, each.help) for name, each in FAMILIES.items()}
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind, *_ in rows)
+
+
+async def test_only_documented_families_with_documented_labels_are_told(agent: Agent, tmp_path: Path) -> None:
+    await agent.tenants.apply([row("a", gpus=(GPU0, GPU1)), row("b")])
+    write(tmp_path, {"pid": 4242, "uuid": GPU0, "memory": "1Gi", "busy": 0.1}, busy=0.3, xids=[13])
+    samples = await until(agent, "sharepod_gpu_xids_total", 1, gpu=GPU0, xid="13")
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+    allowed = {
+        f"{name}{suffix}": {*family.labels, *(("le",) if suffix == "_bucket" else ())}
+        for name, family in FAMILIES.items()
+        for suffix in suffixes[family.kind]
+    }
+    for name, by_labels in samples.items():
+        assert name in allowed
+        assert all(set(dict(labels)) == allowed[name] for labels in by_labels), name
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    units = ("_seconds", "_bytes", "_ratio")
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"sharepod_(tenant|gpu|agent)_[a-z_]+", name)
+        assert not name.endswith("_total"), "the client library adds it"
+        assert not re.search(r"milli|percent|_ms|_ns|_mib", name)
+        if any(unit in name for unit in units):
+            assert name.endswith(units), f"{name}: the unit comes last"
+        assert family.kind != "histogram" or name.endswith("_seconds")
+
+
+async def test_a_shared_tenant_is_told_gpu_by_gpu_and_its_series_end_with_it(agent: Agent) -> None:
+    await agent.tenants.apply([row("a", 400, 700, gpus=(GPU0, GPU1))])
+    client = await Client.connect(agent.tenants.directory("a"))
+    assert await client.reserve(GI, gpu=1) == GI
+    assert await client.reserve(8 * GI, gpu=0, seq=2) == 0
+    await client.granted()
+    samples = await until(agent, "sharepod_tenant_memory_used_bytes", GI, tenant="a", gpu=GPU1)
+    assert value(samples, "sharepod_tenant_memory_used_bytes", tenant="a", gpu=GPU0) == 0
+    for gpu in (GPU0, GPU1):
+        about = {"tenant": "a", "namespace": "default", "pod": "a", "mode": "Shared", "gpu": gpu}
+        assert value(samples, "sharepod_tenant_request_ratio", **about) == 0.4
+        assert value(samples, "sharepod_tenant_limit_ratio", **about) == 0.7
+        assert value(samples, "sharepod_tenant_memory_limit_bytes", **about) == 4 * GI
+        assert value(samples, "sharepod_tenant_grants_total", **about) == 1
+        assert value(samples, "sharepod_gpu_free_ratio", gpu=gpu) == 0.6
+        assert value(samples, "sharepod_gpu_free_memory_bytes", gpu=gpu) == 12 * GI
+        assert value(samples, "sharepod_gpu_tenants", gpu=gpu) == 1
+    assert value(samples, "sharepod_tenant_denied_allocations_total", tenant="a", gpu=GPU0) == 1
+    assert value(samples, "sharepod_tenant_denied_allocations_total", tenant="a", gpu=GPU1) == 0
+    assert value(samples, "sharepod_tenant_enforced", tenant="a") == 1
+    client.close()
+    await agent.tenants.apply([])
+    samples = scrape(agent)
+    assert not [labels for by_labels in samples.values() for labels in by_labels if ("tenant", "a") in labels]
+    assert value(samples, "sharepod_gpu_free_ratio", gpu=GPU0) == 1
+
+
+async def test_a_process_without_the_hook_is_counted(agent: Agent, tmp_path: Path) -> None:
+    await agent.tenants.apply([row("a")])
+    agent.owner_of = lambda pid: "a"
+    write(tmp_path, {"pid": 4242, "uuid": GPU0, "memory": "1Gi"})
+    samples = await until(agent, "sharepod_tenant_enforced", 0, tenant="a")
+    assert value(samples, "sharepod_tenant_unhooked_processes", tenant="a") == 1
+    assert value(samples, "sharepod_tenant_memory_gap_bytes", tenant="a") == GI
+
+
+async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(agent: Agent, tmp_path: Path) -> None:
+    whole = row("whole", 1000, 1000, gpus=(GPU1,), mode=Mode.EXCLUSIVE, memory=16 * GI)
+    await agent.tenants.apply([whole])
+    agent.know_native({GPU0: NativePod("team", "trainer")})
+    processes = [{"pid": 4242 + i, "uuid": uuid, "memory": f"{i + 1}Gi"} for i, uuid in enumerate((GPU0, GPU1))]
+    write(tmp_path, *processes, busy=0.25)
+    await until(agent, "sharepod_tenant_memory_used_bytes", GI, mode="Native")
+    async with asyncio.timeout(10):
+        while (value(scrape(agent), "sharepod_tenant_usage_ratio", mode="Native") or 0) < 0.1:  # noqa: ASYNC110 - the next reading tells
+            await asyncio.sleep(0.02)
+    samples = scrape(agent)
+    native = {"tenant": "", "namespace": "team", "pod": "trainer", "mode": "Native", "gpu": GPU0}
+    exclusive = {"tenant": "whole", "mode": "Exclusive", "gpu": GPU1}
+    assert value(samples, "sharepod_tenant_memory_used_bytes", **exclusive) == 2 * GI
+    for about, busy in ((native, 0.25), (exclusive, 0.5)):
+        assert value(samples, "sharepod_tenant_request_ratio", **about) == 1
+        assert value(samples, "sharepod_tenant_memory_limit_bytes", **about) == 16 * GI
+        ratio = value(samples, "sharepod_tenant_usage_ratio", **about)
+        assert ratio is not None
+        assert 0 < ratio <= busy + 1e-6
+        assert (value(samples, "sharepod_tenant_held_seconds_total", **about) or 0) > 0
+        assert value(samples, "sharepod_tenant_grants_total", **about) is None, "nothing is granted to it"
+    agent.know_native({})
+    assert value(scrape(agent), "sharepod_tenant_request_ratio", mode="Native") is None
+
+
+def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
+    answer = podresources.ListPodResourcesResponse()
+    for pod, device in gpus.items():
+        container = answer.pod_resources.add(name=pod, namespace="team").containers.add(name="main")
+        container.devices.add(resource_name="nvidia.com/gpu", device_ids=[device])
+        container.devices.add(resource_name="example.com/nic", device_ids=[GPU1])
+    return answer
+
+
+def test_only_whole_gpus_of_nvidias_plugin_belong_to_a_pod() -> None:
+    assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: NativePod("team", "one")}
+
+
+async def test_the_kubelet_is_asked_who_has_which_gpu_and_believed_while_it_is_away() -> None:
+    with tempfile.TemporaryDirectory(prefix="shp-") as root:
+        native = NativePods(Path(root))
+        await native.ask()
+        assert native.by_gpu == {}, "no socket, no such pods"
+        answers = [listed(one=GPU0)]
+
+        async def answer(_: object) -> podresources.ListPodResourcesResponse:
+            if not answers:
+                raise RuntimeError("no answer")
+            return answers.pop()
+
+        lister = service(podresources.DESCRIPTOR, "PodResourcesLister", {"List": answer})
+        server = UnixServer(Path(root) / "pod-resources" / "kubelet.sock", lister)
+        await server.start()
+        await native.ask()
+        assert native.by_gpu == {GPU0: NativePod("team", "one")}
+        await native.ask()
+        assert native.by_gpu == {GPU0: NativePod("team", "one")}, "a failure is not an answer"
+        await server.stop(0)
+        await native.ask()
+        assert native.by_gpu == {}
+
+
+def test_the_kubelets_numbers_are_spoken() -> None:
+    # pod resources v1: PodResources name 1, namespace 2, containers 3; ContainerDevices resource_name 1, device_ids 2
+    raw = (
+        b"\x0a\x17" + b"\x0a\x01p\x12\x01n" + b"\x1a\x0f" + b"\x0a\x01c" + b"\x12\x0a\x0a\x01r\x12\x01x\x1a\x02\x0a\x00"
+    )
+    [pod] = podresources.ListPodResourcesResponse.FromString(raw).pod_resources
+    assert (pod.name, pod.namespace, list(pod.containers[0].devices[0].device_ids)) == ("p", "n", ["x"])
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_says_what_it_is(name: str) -> None:
+    assert FAMILIES[name].help[0].isupper() or FAMILIES[name].help[0].isdigit()
+    assert not FAMILIES[name].help.endswith(".")
+
+
+def test_the_example_of_alerts_asks_for_what_is_told() -> None:
+    example = ROOT / "examples" / "monitoring" / "prometheus-operator.yaml"
+    monitor, rules = yaml.safe_load_all(example.read_text())
+    pods = [*yaml.safe_load_all((ROOT / "manifests/operator/deployment.yaml").read_text())]
+    pods += [*yaml.safe_load_all((ROOT / "manifests/agent/daemonset.yaml").read_text())]
+    names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    watched = [pod for pod in pods if pod["kind"] in ("Deployment", "DaemonSet")]
+    for pod in (each["spec"]["template"] for each in watched):
+        assert pod["metadata"]["labels"]["app.kubernetes.io/name"] in names
+        [container] = pod["spec"]["containers"]
+        assert endpoint["port"] in [port["name"] for port in container["ports"]]
+    assert len(watched) == len(names) == 2
+    operators = set(re.findall(r"`(sharepod_operator_\w+)`", (ROOT / "docs/settings.md").read_text()))
+    told = {name + ("_total" if family.kind == "counter" else "") for name, family in FAMILIES.items()} | operators
+    for rule in rules["spec"]["groups"][0]["rules"]:
+        asked = re.findall(r"sharepod_\w+", rule["expr"])
+        assert asked
+        assert set(asked) <= told, rule["alert"]

@@ -1,0 +1,374 @@
+"""What becomes of the node's ledger on the node: directories, files, and what is reported back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from sharepod import protocol
+from sharepod.agent.devices.inventory import Process
+from sharepod.agent.settings import Settings
+from sharepod.agent.state.directory import StateDir, StateDirError
+from sharepod.agent.tenants.tenants import Tenants
+from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
+from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return settings_in(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+    async with tenants_with(settings, [row("a", 400, 700)]) as tenants:
+        yield tenants
+
+
+def observe(tenants: Tenants, *processes: Process, residue: str | None = None, owner: str | None = None) -> None:
+    tenants.observe(reading(*processes), residue=lambda _: residue, owner_of=lambda _: owner)
+
+
+def status_of(tenants: Tenants, tenant_id: str) -> TenantStatus:
+    return next(status for status in tenants.status() if status.id == tenant_id)
+
+
+async def directory_goes(directory: Path) -> None:
+    async with asyncio.timeout(10):
+        while directory.exists():  # noqa: ASYNC110, ASYNC240 - removed by another task
+            await asyncio.sleep(0.005)
+
+
+async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenants: Tenants) -> None:
+    directory = tenants.directory("a")
+    assert directory is not None
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "agent.sock",
+        "ld.so.preload",
+        "libsharepod.so",
+        "limits",
+    ]
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert (directory / "agent.sock").stat().st_mode & 0o777 == 0o666
+    assert (directory / "ld.so.preload").read_text() == "/run/sharepod/libsharepod.so\n"
+    assert (directory / "limits").read_text() == f"gpu {GPU0} request 400 limit 700 memory {4 * GI} enforced 1\n"
+
+
+async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with_the_tenant(settings: Settings) -> None:
+    def marked(tenants: Tenants) -> bool:
+        directory = tenants.directory("a")
+        assert directory is not None
+        return (directory / "fail-open").exists()
+
+    lenient = settings.model_copy(update={"fail_open": True})
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert not marked(tenants)
+    async with tenants_with(lenient, [row("a")]) as tenants:
+        assert marked(tenants)
+        directory = tenants.directory("a")
+        await tenants.apply([row("a", state=TenantState.RELEASING)])
+        assert directory is not None
+        assert not (directory / "fail-open").exists()
+    async with tenants_with(lenient, [row("a")]) as tenants:
+        assert marked(tenants)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert not marked(tenants)
+
+
+async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
+        directory = tenants.directory("whole")
+        assert directory is not None
+        assert [path.name for path in directory.iterdir()] == ["ld.so.preload"]
+        assert (directory / "ld.so.preload").read_bytes() == b""
+
+
+async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: Settings) -> None:
+    def pinned(tenants: Tenants) -> tuple[int, ...]:
+        directory = tenants.directory("a")
+        assert directory is not None
+        return tuple(
+            path.stat().st_ino for path in (directory, directory / "ld.so.preload", directory / "libsharepod.so")
+        )
+
+    async with tenants_with(settings, [row("a")]) as tenants:
+        before = pinned(tenants)
+    async with tenants_with(settings, [row("a")]) as tenants:
+        assert pinned(tenants) == before
+
+
+async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobody_has_it(settings: Settings) -> None:
+    hooks = settings.state_dir / "hooks"
+    async with tenants_with(settings, [row("a")]) as tenants:
+        directory = tenants.directory("a")
+        assert directory is not None
+        [old] = hooks.iterdir()
+        assert (directory / "libsharepod.so").samefile(old)
+        content = old.read_bytes()
+    with (directory / "libsharepod.so").open("rb") as running:
+        settings.hook_file.write_bytes(b"a newer hook")
+        async with tenants_with(settings, [row("a")]):
+            assert (directory / "libsharepod.so").read_bytes() == b"a newer hook"
+            assert running.read() == content, "who has it open keeps what it had"
+        async with tenants_with(settings, [row("a")]):
+            assert len(list(hooks.iterdir())) == 1
+
+
+async def test_a_damaged_hook_is_put_right_at_the_start(settings: Settings) -> None:
+    async with tenants_with(settings, []):
+        [installed] = (settings.state_dir / "hooks").iterdir()
+    installed.write_bytes(b"half")
+    async with tenants_with(settings, []):
+        assert installed.read_bytes() == settings.hook_file.read_bytes()
+
+
+async def test_a_hook_that_was_not_built_is_said_so(settings: Settings) -> None:
+    settings.hook_file.unlink()
+    with pytest.raises(StateDirError, match="make shim"):
+        await Tenants(settings, changed=lambda: None).start()
+
+
+async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    assert tenants.directory("a") is None
+    [alive] = [status.processes for status in tenants.status()]
+    assert alive == 1, "this very process has connected and runs"
+    observe(tenants)
+    assert not status_of(tenants, "a").drained
+    client.close()
+
+
+async def test_residue_keeps_a_tenant_from_being_drained(tenants: Tenants) -> None:
+    releasing = row("a", 400, 700, state=TenantState.RELEASING)
+    await tenants.apply([releasing])
+    assert not status_of(tenants, "a").drained, "nobody has looked yet"
+    observe(tenants, residue="volume still published at /pods/x")
+    assert not status_of(tenants, "a").drained
+    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    assert not status_of(tenants, "a").drained
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+    await tenants.apply([releasing])
+    assert status_of(tenants, "a").drained, "once seen it stays so"
+
+
+async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: Tenants) -> None:
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
+    assert not status_of(tenants, "a").drained
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+
+
+async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(tenants: Tenants) -> None:
+    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    blind = replace(reading(), unread=frozenset({GPU0}))
+    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    assert status_of(tenants, "a").memory == 3 * GI
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    assert not status_of(tenants, "a").drained
+    assert "cannot be read" in (tenants.trouble("a") or "")
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+
+
+async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = StateDir.create
+
+    def full(state: StateDir, tenant_id: str, limits: str | None) -> Path:
+        if tenant_id == "bad":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create(state, tenant_id, limits)
+
+    async with tenants_with(settings, [row("gone")]) as tenants:
+        rows = [row("bad"), row("good"), row("gone", state=TenantState.RELEASING)]
+        monkeypatch.setattr(StateDir, "create", full)
+        with pytest.raises(OSError, match=r"No space left on device \(tenant bad, 1 of 3 rows\)"):
+            await tenants.apply(rows)
+        (await Client.connect(tenants.directory("good"))).close()
+        assert tenants.directory("gone") is None
+        monkeypatch.setattr(StateDir, "create", create)
+        await tenants.apply(rows)
+        (await Client.connect(tenants.directory("bad"))).close()
+
+
+async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: Tenants) -> None:
+    directory = tenants.directory("a")
+    assert directory is not None
+    await tenants.apply([])
+    assert tenants.status() == ()
+    observe(tenants, residue="volume still published")
+    await asyncio.sleep(0)
+    assert directory.exists()
+    observe(tenants)
+    await directory_goes(directory)
+
+
+async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_removed(settings: Settings) -> None:
+    async with tenants_with(settings, [row("old"), row("kept")]) as tenants:
+        old, kept = tenants.directory("old"), tenants.directory("kept")
+    assert old is not None
+    assert kept is not None
+    async with tenants_with(settings, [row("kept")]) as tenants:
+        observe(tenants)
+        await directory_goes(old)
+        assert kept.exists()
+
+
+async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has_one(tenants: Tenants) -> None:
+    for _ in range(20):
+        await tenants.apply([])
+        observe(tenants)
+        await tenants.apply([row("a")])
+        client = await Client.connect(tenants.directory("a"))
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (row("../etc"), "is not a name"),
+        (row("x" * 200), "is not a name"),
+        (row("a", gpus=("GPU-7",)), "not the UUID of a GPU"),
+        (row("a", gpus=(GPU0, GPU0)), "twice"),
+        (row("a", 600, 500), "more than limitMilli"),
+    ],
+)
+async def test_a_row_that_cannot_be_served_harms_no_other(settings: Settings, bad: Tenant, words: str) -> None:
+    async with tenants_with(settings, [bad, row("good")]) as tenants:
+        assert tenants.directory(bad.id) is None
+        assert words in (tenants.trouble(bad.id) or "")
+        client = await Client.connect(tenants.directory("good"))
+        client.close()
+        assert [status.id for status in tenants.status()] == [bad.id, "good"]
+
+
+async def test_a_row_that_was_mended_is_served(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
+        await tenants.apply([row("a", 500, 500)])
+        client = await Client.connect(tenants.directory("a"))
+        client.close()
+
+
+async def test_a_bad_row_can_still_be_released(settings: Settings) -> None:
+    async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
+        await tenants.apply([row("a", 600, 500, state=TenantState.RELEASING)])
+        observe(tenants)
+        assert status_of(tenants, "a").drained
+
+
+async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        assert status_of(tenants, "a").enforced is None
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        status = status_of(tenants, "a")
+        assert (status.enforced, status.processes, status.connected) == (False, 1, False)
+        assert [finding.reason for finding in status.findings] == [FindingReason.PROCESS_WITHOUT_HOOK]
+        observe(tenants)
+        status = status_of(tenants, "a")
+        assert (status.enforced, status.findings) == (None, ())
+
+
+async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        [served] = tenants.served()
+        silent = await Client.connect(tenants.directory("a"), hello=False)
+        looking = await Client.connect(tenants.directory("a"), hello=False)
+        looking.send(protocol.Hello(1, 1, observes=True))
+        await looking.expect(protocol.Welcome)
+        assert os.getpid() in served.processes
+        observe(tenants, Process(os.getpid(), GPU0, GI))
+        assert status_of(tenants, "a").enforced is False
+        hook = await Client.connect(tenants.directory("a"))
+        hook.close()
+        silent.close()
+        looking.close()
+        await until(lambda: served.connected == 0)
+        observe(tenants, Process(os.getpid(), GPU0, GI))
+        assert status_of(tenants, "a").enforced is True, "a hook that has lost its connection is still one"
+
+
+async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        found = status_of(tenants, "a").findings
+    async with tenants_with(settings_in(tmp_path, unhooked_after_s=60), [row("a")]) as tenants:
+        assert status_of(tenants, "a").enforced is False
+        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        assert status_of(tenants, "a").findings == found
+        observe(tenants)
+        assert status_of(tenants, "a").findings == ()
+
+
+async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: Tenants) -> None:
+    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    assert status_of(tenants, "a").enforced is None
+
+
+async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: Tenants) -> None:
+    client = await Client.connect(tenants.directory("a"))
+    observe(tenants)
+    assert status_of(tenants, "a").enforced is True
+    tenants.observe(replace(reading(), unread=frozenset({GPU0})), residue=lambda _: None, owner_of=lambda _: None)
+    status = status_of(tenants, "a")
+    assert status.enforced is None
+    assert [finding.reason for finding in status.findings] == [FindingReason.PROCESSES_NOT_TOLD]
+    client.close()
+
+
+async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
+        for _ in range(2):
+            tenants.observe(
+                replace(reading(Process(4242, GPU0, 3 * GI)), busy={GPU0: 0.5}),
+                residue=lambda _: None,
+                owner_of=lambda _: None,
+            )
+        status = status_of(tenants, "whole")
+        assert (status.memory, status.held_milli, status.processes) == (3 * GI, 500, 1)
+        assert (status.enforced, status.findings) == (None, ())
+
+
+async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) -> None:
+    async with tenants_with(settings_in(tmp_path, memory_gap_mib=100), [row("a")]) as tenants:
+        watch = tenants._entries["a"].watch
+        watch._config = replace(watch._config, gap_after_s=0)
+        observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+        [finding] = status_of(tenants, "a").findings
+        assert finding.reason is FindingReason.MEMORY_BEYOND_TRACKED
+        assert "3072 MiB" in finding.message
+
+
+async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants) -> None:
+    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    assert status_of(tenants, "a").memory == 3 * GI
+    client = await Client.connect(tenants.directory("a"))
+    assert await client.reserve(2 * GI) == 0
+    assert await client.reserve(1 * GI) == 1 * GI
+    client.close()
+
+
+async def test_a_process_of_nobodys_is_known_as_such(settings: Settings) -> None:
+    async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
+        seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
+        sightings = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
+        assert sightings.foreign == {GPU0: (4242,)}
+        assert sightings.of("whole").pids == {4243}, "on a GPU of an Exclusive tenant it can only be the tenant's"
+
+
+async def test_a_long_state_directory_is_no_obstacle(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90) / ("e" * 90)
+    deep.mkdir(parents=True)
+    async with tenants_with(settings_in(deep), [row("a")]) as tenants:
+        client = await Client.connect(tenants.directory("a"))
+        client.close()

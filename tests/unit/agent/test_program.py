@@ -1,0 +1,393 @@
+"""`sharepod-agent` as a program, standalone: start, follow its files, serve, end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from sharepod import protocol
+from sharepod.agent.agent import Agent
+from sharepod.agent.devices.inventory import SimulatedInventory
+from sharepod.agent.telemetry import endpoints as metrics
+from sharepod.api.gpunode import Tenant, TenantState
+from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
+
+
+def write_inventory(directory: Path, *processes: dict[str, Any]) -> None:
+    gpus = [{"uuid": uuid, "index": i, "model": "Simulated", "memory": "16Gi"} for i, uuid in enumerate((GPU0, GPU1))]
+    replace(directory / "inventory.yaml", yaml.safe_dump({"gpus": gpus, "processes": list(processes)}))
+
+
+def write_tenants(directory: Path, rows: Sequence[Tenant]) -> None:
+    replace(directory / "tenants.yaml", yaml.safe_dump({"tenants": [tenant.dump() for tenant in rows]}))
+
+
+def replace(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.rename(path)
+
+
+class Program:
+    """The agent in a process of its own; its log is kept by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        self._more = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, directory: Path, **changes: str) -> Program:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
+        environment |= {
+            "SHAREPOD_AGENT_MODE": "standalone",
+            "SHAREPOD_AGENT_STATE_DIR": str(directory / "state"),
+            "SHAREPOD_AGENT_HOOK_FILE": str(directory / "hook.so"),
+            "SHAREPOD_AGENT_INVENTORY_FILE": str(directory / "inventory.yaml"),
+            "SHAREPOD_AGENT_TENANTS_FILE": str(directory / "tenants.yaml"),
+            "SHAREPOD_AGENT_INVENTORY_INTERVAL_S": "0.05",
+            "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
+            "SHAREPOD_AGENT_HTTP_PORT": "0",
+        } | changes
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "sharepod.agent.main", env=environment, stderr=asyncio.subprocess.PIPE
+        )
+        return cls(process)
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._more:
+                text = line.decode()
+                self.log.append(json.loads(text) if text.startswith("{") else {"event": text})
+                self._more.notify_all()
+        async with self._more:
+            self._more.notify_all()
+
+    async def says(self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
+        """The first line of the log with this event, now or when it comes."""
+
+        def found() -> dict[str, Any] | None:
+            return next((line for line in self.log if event in line["event"] and matching(line)), None)
+
+        async with self._more, asyncio.timeout(20):
+            await self._more.wait_for(lambda: found() is not None or self._reading.done())
+        line = found()
+        assert line is not None, f"{event!r} is not in {self.log}"
+        return line
+
+    async def get(self, path: str) -> tuple[int, str]:
+        port = (await self.says("serving metrics"))["port"]
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+            return response.status, await response.text()
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        code = await asyncio.wait_for(self.process.wait(), 20)
+        await self._reading
+        return code
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path, **changes: str) -> AsyncIterator[Program]:
+    program = await Program.start(directory, **changes)
+    try:
+        yield program
+    finally:
+        if program.process.returncode is None:
+            await program.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    settings_in(tmp_path)
+    write_inventory(tmp_path)
+    write_tenants(tmp_path, [row("a", 400, 700)])
+    return tmp_path
+
+
+def tenant_directory(directory: Path, tenant_id: str) -> Path:
+    return directory / "state" / "tenants" / tenant_id
+
+
+def value(told: str, name: str, **labels: str) -> float:
+    for line in told.splitlines():
+        if line.startswith(f"{name}{{") and all(f'{key}="{text}"' in line for key, text in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} with {labels}")
+
+
+async def test_it_serves_tenants_metrics_and_health_until_it_is_told_to_end(directory: Path) -> None:
+    async with running(directory) as program:
+        await program.says("tenant", lambda line: line.get("tenant") == "a")
+        client = await Client.connect(tenant_directory(directory, "a"))
+        grant = await client.granted()
+        client.send(protocol.Drained(grant.grant_id))
+        assert await client.reserve(1 * GI) == 1 * GI
+        assert await program.get("/healthz") == (200, "ok\n")
+        status, told = await program.get("/metrics")
+        assert status == 200
+        assert value(told, "sharepod_tenant_grants_total", tenant="a", namespace="default", pod="a") == 1
+        assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a", gpu=GPU0) == GI
+        assert value(told, "sharepod_tenant_request_ratio", tenant="a") == 0.4
+        assert value(told, "sharepod_gpu_memory_bytes", gpu=GPU1) == 16 * GI
+        assert re.search(r"^sharepod_agent_inventory_simulated 1\.0$", told, re.MULTILINE)
+        assert {line["event"] for line in program.log} >= {"the inventory is simulated: there is no GPU behind it"}
+        assert await program.end() == 0
+        assert await client.ends()
+        client.close()
+
+
+async def test_it_may_have_as_many_descriptors_as_the_node_allows(directory: Path) -> None:
+    async with running(directory) as program:
+        line = await program.says("limit of open files")
+        assert line["now"] == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+async def test_it_follows_its_tenants_file_and_keeps_what_it_has_when_that_is_wrong(directory: Path) -> None:
+    async with running(directory) as program:
+        await program.says("tenant", lambda line: line.get("tenant") == "a")
+        write_tenants(directory, [row("a", 500, 700), row("b", 400)])
+        await program.says("tenant", lambda line: line.get("tenant") == "b")
+        await program.says("tenant changed", lambda line: line["request"] == 500)
+        replace(directory / "tenants.yaml", "tenants: [{id: x}]")
+        await program.says("keeping the tenants as they were", lambda line: "podName" in line["error"])
+        client = await Client.connect(tenant_directory(directory, "a"))
+        client.close()
+        write_tenants(directory, [row("a", 500, 700), row("b", 400, state=TenantState.RELEASING)])
+        program.process.send_signal(signal.SIGHUP)
+        await program.says("tenant is drained", lambda line: line["tenant"] == "b")
+        write_tenants(directory, [row("a", 500, 700)])
+        await program.says("tenant's directory removed", lambda line: line["tenant"] == "b")
+        assert await program.end() == 0
+
+
+async def test_a_killed_agent_leaves_its_tenants_in_place_and_the_next_one_goes_on(directory: Path) -> None:
+    async with running(directory) as program:
+        await program.says("tenant", lambda line: line.get("tenant") == "a")
+        client = await Client.connect(tenant_directory(directory, "a"))
+        assert await client.reserve(3 * GI) == 3 * GI
+        await program.end(signal.SIGKILL)
+        assert await client.ends()
+        client.close()
+    async with running(directory) as program:
+        await program.says("tenant", lambda line: line.get("tenant") == "a")
+        client = await Client.connect(tenant_directory(directory, "a"))
+        assert await client.reserve(3 * GI, handover=True) == 3 * GI
+        assert await client.reserve(2 * GI) == 0
+        client.close()
+        assert await program.end() == 0
+
+
+@contextlib.asynccontextmanager
+async def started(directory: Path, **changes: Any) -> AsyncIterator[Agent]:
+    settings = settings_in(directory, **changes)
+    agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.close()
+
+
+async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: Path) -> None:
+    write_inventory(directory, {"pid": 4242, "uuid": GPU0, "memory": "1Gi"})
+    async with started(directory) as agent:
+        await asyncio.sleep(0.2)
+        assert all(gpu.shareable for gpu in agent.facts().gpus)
+        await agent.tenants.apply([])
+        async with asyncio.timeout(10):
+            while agent.facts().gpus[0].shareable:  # noqa: ASYNC110 - the next reading tells
+                await asyncio.sleep(0.01)
+
+
+async def test_a_crowd_of_processes_is_put_together_into_few_reports(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, asked = asyncio.get_running_loop(), 0
+    facts = Agent.facts
+
+    def counted(agent: Agent) -> Any:
+        nonlocal asked
+        asked += 1
+        return facts(agent)
+
+    async with started(directory, inventory_interval_s=60) as agent:
+        await agent.tenants.apply([row("a")])
+        monkeypatch.setattr(Agent, "facts", counted)
+        begun = loop.time()
+        agent.changed.clear()
+        for _ in range(50):
+            (await Client.connect(agent.tenants.directory("a"))).close()
+        await asyncio.wait_for(agent.changed.wait(), 10)
+        assert 1 <= asked <= (loop.time() - begun) / 0.05 + 1
+
+
+@asynccontextmanager
+async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
+    """What asks over HTTP: the whole answer to a request, nothing if it is closed unanswered."""
+    http = await metrics.serve(agent)
+
+    async def ask(request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        try:
+            writer.write(request)
+            return await asyncio.wait_for(reader.read(), 20)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    try:
+        yield ask
+    finally:
+        await http.close()
+
+
+async def test_many_who_ask_for_metrics_cost_no_more_than_one(directory: Path) -> None:
+    async with started(directory) as agent, served_http(agent) as ask:
+        await agent.tenants.apply([row("a")])
+        first = await ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'tenant="a"' in first
+        await agent.tenants.apply([])
+        text = first.split(b"\r\n\r\n", 1)[1]
+        for _ in range(3):
+            answer = await ask(2 * b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert answer.split(b"\r\n\r\n", 1)[1] == text, "one connection is one question"
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK"),
+        (b"GET /secrets HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 404 Not Found"),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", b"HTTP/1.1 405 Method Not Allowed"),
+        (b"\x16\x03\x01\x02\r\n\r\n", b"HTTP/1.0 400 Bad Request"),
+        (b"GET /" + 10_000 * b"x" + b" HTTP/1.1\r\n\r\n", b"HTTP/1.0 400 Bad Request"),
+    ],
+)
+async def test_what_is_no_question_is_told_so_and_closed(directory: Path, request_: bytes, answer: bytes) -> None:
+    async with started(directory) as agent, served_http(agent) as ask:
+        assert (await ask(request_)).split(b"\r\n")[0] == answer
+
+
+async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_no_place_for_long(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_AT_ONCE", 30.0)
+    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_PER_S", 5.0)
+    monkeypatch.setattr("sharepod.agent.telemetry.http._WITHIN_S", 0.3)
+    question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with started(directory) as agent, served_http(agent) as ask:
+        async with asyncio.timeout(20):
+            silent = await asyncio.gather(*(ask(b"GET /he") for _ in range(12)))
+        assert silent == [b""] * 12, "four of them at once, for there were eight"
+        answers = [await ask(question) for _ in range(60)]
+        assert answers[0].endswith(b"ok\n")
+        assert answers.count(b"") >= 20
+        async with asyncio.timeout(20):
+            while not await ask(question):  # noqa: ASYNC110 - in time it is answered again
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"SHAREPOD_AGENT_GRACE_MS": "soon"}, 2, "grace_ms"),
+        ({"SHAREPOD_AGENT_HOOK_FILE": "/none.so"}, 1, "make shim"),
+        ({"SHAREPOD_AGENT_INVENTORY_FILE": "/none.yaml"}, 1, "cannot read the inventory file /none.yaml"),
+        ({"SHAREPOD_AGENT_TENANTS_FILE": "/none.yaml"}, 1, "cannot read the tenants file /none.yaml"),
+        ({"SHAREPOD_AGENT_HTTP_BIND": "192.0.2.1"}, 1, "192.0.2.1"),
+    ],
+)
+async def test_what_is_missing_ends_it_with_words(
+    directory: Path, changes: dict[str, str], code: int, words: str
+) -> None:
+    async with running(directory, **changes) as program:
+        assert await asyncio.wait_for(program.process.wait(), 20) == code
+        await program._reading
+        assert words in json.dumps(program.log)
+
+
+async def test_facts_tell_of_changes_and_not_of_usage(directory: Path) -> None:
+    settings = settings_in(directory)
+    agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
+    await agent.start()
+    try:
+        await agent.tenants.apply([row("a")])
+        await asyncio.wait_for(agent.changed.wait(), 5)
+        agent.changed.clear()
+        client = await Client.connect(agent.tenants.directory("a"))
+        await asyncio.wait_for(agent.changed.wait(), 5)
+        assert [status.connected for status in agent.facts().tenants] == [True]
+        async with asyncio.timeout(10):
+            while agent.changed.is_set():  # the process was seen before its hello, perhaps
+                agent.changed.clear()
+                await asyncio.sleep(4 * settings.inventory_interval_s)
+        await client.reserve(1 * GI)
+        grant = await client.granted()
+        client.send(protocol.Drained(grant.grant_id))
+        await asyncio.sleep(4 * settings.inventory_interval_s)
+        assert not agent.changed.is_set(), "usage alone is no change"
+        assert [status.memory for status in agent.facts().tenants] == [GI]
+        client.close()
+        assert agent.unhealthy() is None
+    finally:
+        await agent.close()
+    assert agent.unhealthy() is not None
+
+
+async def test_a_foreign_process_makes_a_gpu_unfit_to_be_shared_and_a_tenants_own_does_not(directory: Path) -> None:
+    agent = Agent(settings_in(directory), SimulatedInventory(directory / "inventory.yaml"))
+    await agent.start()
+    try:
+        await agent.tenants.apply([row("a")])
+        client = await Client.connect(agent.tenants.directory("a"))
+        agent.changed.clear()
+        write_inventory(
+            directory, {"pid": os.getpid(), "uuid": GPU0, "memory": "1Gi"}, {"pid": 1, "uuid": GPU1, "memory": "1Gi"}
+        )
+        async with asyncio.timeout(10):
+            while agent.facts().gpus[1].shareable:
+                await agent.changed.wait()
+                agent.changed.clear()
+        first, second = agent.facts().gpus
+        assert first.shareable
+        assert "process 1 on the node uses it" in second.reason
+        agent.owner_of = lambda pid: "a"
+        await asyncio.wait_for(agent.changed.wait(), 10)
+        assert agent.facts().gpus[1].shareable
+        client.close()
+    finally:
+        await agent.close()
+
+
+async def test_an_inventory_that_cannot_be_read_any_more_makes_the_agent_unhealthy(directory: Path) -> None:
+    settings = settings_in(directory, nvml_timeout_s=0.1)
+    agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
+    await agent.start()
+    try:
+        replace(directory / "inventory.yaml", "gpus: nonsense")
+        async with asyncio.timeout(10):
+            while agent.unhealthy() is None:  # noqa: ASYNC110 - it becomes so by time passing
+                await asyncio.sleep(0.02)
+        assert "is not valid" in (agent.unhealthy() or "")
+        assert len(agent.facts().gpus) == 2, "the last reading stands"
+    finally:
+        await agent.close()

@@ -1,0 +1,140 @@
+"""The generated schemas: structural, without what a CRD cannot hold, and in step with the models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sharepod.api.crd.generate import gpu_schema, gpunode_crd, sharepod_crd
+from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
+from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
+from sharepod.api.sharepod import GpuSpec, SharePodStatus
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every schema within a schema, with its path."""
+    yield path, schema
+    for name, field in schema.get("properties", {}).items():
+        yield from nodes(field, f"{path}.{name}")
+    for part in ("items", "additionalProperties"):
+        if isinstance(schema.get(part), dict):
+            yield from nodes(schema[part], f"{path}[{part}]")
+
+
+def schema_of(crd: dict[str, Any]) -> dict[str, Any]:
+    schema: dict[str, Any] = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+@pytest.fixture(scope="module")
+def checked_in() -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    crd: dict[str, Any] = yaml.load((ROOT / "crds" / "sharepods.yaml").read_text(), Loader=loader)
+    return crd
+
+
+def test_checked_in_files_are_what_the_models_make() -> None:
+    command = [sys.executable, str(ROOT / "crds" / "generate.py"), "--check"]
+    check = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert check.returncode == 0, check.stderr
+
+
+def test_a_stale_file_is_named(tmp_path: Path) -> None:
+    document = tmp_path / "v1.json"
+    document.write_text('{"components": {"schemas": {}}}')
+    command = [sys.executable, str(ROOT / "crds" / "generate.py"), "--check", "--openapi", str(document)]
+    check = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert check.returncode == 1
+    assert "it must be what an API server serves at /openapi/v3/api/v1" in check.stderr
+
+
+def test_schemas_are_structural(checked_in: dict[str, Any]) -> None:
+    for path, node in [*nodes(schema_of(checked_in)), *nodes(schema_of(gpunode_crd()))]:
+        typed = "type" in node or "x-kubernetes-int-or-string" in node or "x-kubernetes-preserve-unknown-fields" in node
+        assert typed, f"{path} has no type"
+        assert not {"$ref", "anyOf", "oneOf", "allOf", "title", "nullable", "x-kubernetes-patch-strategy"} & set(
+            node
+        ), path
+
+
+def test_pod_fields_have_no_descriptions_and_keep_what_they_do_not_know(checked_in: dict[str, Any]) -> None:
+    spec = schema_of(checked_in)["properties"]["spec"]
+    pod = {name: field for name, field in spec["properties"].items() if name != "gpu"}
+    assert {"containers", "volumes", "affinity", "tolerations", "resourceClaims"} <= set(pod)
+    for name, field in pod.items():
+        for path, node in nodes(field, name):
+            assert "description" not in node, path
+            if node.get("type") == "object" and "additionalProperties" not in node:
+                assert node["x-kubernetes-preserve-unknown-fields"] is True, path
+    for path, node in nodes(spec["properties"]["gpu"]):
+        assert "x-kubernetes-preserve-unknown-fields" not in node, path
+
+
+def test_the_gpu_block_has_the_fields_of_its_model_with_its_defaults() -> None:
+    properties = gpu_schema()["properties"]
+    assert set(properties) == {field.alias for field in GpuSpec.model_fields.values()}
+    model = GpuSpec()
+    for name, field in GpuSpec.model_fields.items():
+        if "default" in properties[field.alias]:
+            assert properties[field.alias]["default"] == getattr(model, name), name
+
+
+def test_every_rule_has_a_message_that_stands_alone() -> None:
+    rules = [rule for _, node in nodes(gpu_schema()) for rule in node.get("x-kubernetes-validations", [])]
+    assert len(rules) >= 15
+    for rule in rules:
+        assert rule["message"], rule["rule"]
+
+
+@pytest.mark.parametrize("model", [GPUNodeSpec, GPUNodeStatus, SharePodStatus])
+def test_a_model_has_the_fields_of_its_schema(model: type[Any]) -> None:
+    assert set(model_schema(model)["properties"]) == {field.alias for field in model.model_fields.values()}
+
+
+def test_only_list_keys_keep_their_defaults() -> None:
+    item = {
+        "type": "object",
+        "properties": {
+            "port": {"type": "integer"},
+            "protocol": {"type": "string", "default": "TCP"},
+            "note": {"type": "string", "default": ""},
+        },
+        "required": ["port"],
+    }
+    ports = {
+        "type": "array",
+        "items": item,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["port", "protocol"],
+    }
+    document = {
+        "components": {"schemas": {"io.k8s.api.core.v1.PodSpec": {"type": "object", "properties": {"ports": ports}}}}
+    }
+    fields = pod_spec_schema(document)["properties"]["ports"]["items"]["properties"]
+    assert fields["protocol"]["default"] == "TCP"
+    assert "default" not in fields["note"]
+
+
+def test_another_document_is_refused() -> None:
+    with pytest.raises(SchemaError, match="PodSpec; it must be what an API server serves"):
+        pod_spec_schema({"components": {"schemas": {}}})
+
+
+def test_the_pod_spec_goes_in_as_it_is_and_is_not_changed() -> None:
+    pod_spec = {
+        "type": "object",
+        "properties": {"containers": {"type": "array", "items": {"type": "object"}}},
+        "required": ["containers"],
+    }
+    crd = sharepod_crd(pod_spec)
+    spec = schema_of(crd)["properties"]["spec"]
+    assert list(spec["properties"]) == ["gpu", "containers"]
+    assert spec["required"] == ["containers"]
+    assert list(pod_spec["properties"]) == ["containers"]

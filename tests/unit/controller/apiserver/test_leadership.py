@@ -1,0 +1,146 @@
+"""Leadership: at most one acts, whatever the clocks, the delays and the losses are."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import pytest
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.leadership import Leadership
+from unit.controller.fakes import FakeServer, unavailable
+
+DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
+
+
+class World:
+    """One server, true time, and processes that read it through clocks with an offset of their own."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.server = FakeServer()
+        self.gained: list[str] = []
+        self.lost: list[str] = []
+
+    def process(self, identity: str, offset: float = 0.0) -> Leadership:
+        return Leadership(
+            cast(Client, self.server),
+            namespace="n",
+            identity=identity,
+            duration=DURATION,
+            renew_deadline=DEADLINE,
+            retry_period=RETRY,
+            on_gained=lambda: self.gained.append(identity),
+            on_lost=lambda: self.lost.append(identity),
+            clock=lambda: self.now + offset,
+        )
+
+
+async def test_the_first_leads_and_the_second_stands_by() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two", offset=500.0)
+    for _ in range(20):
+        await one.step()
+        await two.step()
+        world.now += RETRY
+        assert one.acting()
+        assert not two.acting()
+    assert world.gained == ["one"]
+
+
+async def test_another_takes_over_only_after_the_lease_was_not_renewed_for_its_duration() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two")
+    await one.step()
+    silent = world.now
+    while not two.acting():
+        assert world.now < silent + DURATION + 3 * RETRY
+        await two.step()
+        world.now += 0.5
+    assert world.now > silent + DURATION
+    await one.step()
+    assert world.lost == ["one"]
+
+
+async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends() -> None:
+    world = World()
+    one = world.process("one")
+    await one.step()
+
+    async def down(_: str) -> None:
+        raise unavailable()
+
+    world.server.before = down
+    world.now += DEADLINE - 0.1
+    await one.step()
+    assert one.acting()
+    world.now += 0.2
+    assert not one.acting()  # without any task having run
+    await one.step()
+    assert world.lost == ["one"]
+
+
+async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two")
+    running = asyncio.create_task(one.run())
+    while not one.acting():  # noqa: ASYNC110  in steps of the event loop
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not one.acting()
+    await two.step()
+    assert two.acting()
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_never_two_act_at_once(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World()
+    processes = [world.process(name, offset=chance.uniform(-1e6, 1e6)) for name in ("one", "two", "three")]
+    acted: set[str] = set()
+
+    def check() -> None:
+        acting = [process.identity for process in processes if process.acting()]
+        assert len(acting) <= 1, acting
+        acted.update(acting)
+
+    async def pass_time(_call: str) -> None:
+        """A call takes a while, and now and then is lost: before it took effect, or after."""
+        for _ in range(chance.choice((0, 0, 1, 4))):
+            world.now += chance.uniform(0.0, 2.0)
+            check()
+            await asyncio.sleep(0)
+        if chance.random() < 0.1:
+            raise unavailable()
+
+    world.server.before = world.server.after = pass_time
+
+    async def live(process: Leadership) -> None:
+        for _ in range(60):
+            await process.step()
+            check()
+            if chance.random() < 0.05:  # stopped, as by SIGSTOP
+                for _ in range(chance.randrange(40)):
+                    await asyncio.sleep(0)
+            for _ in range(3):
+                world.now += chance.uniform(0.0, RETRY / 3)
+                check()
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(live(process) for process in processes))
+    assert acted
+
+
+async def test_the_lease_says_who_holds_it_and_how_often_it_changed_hands() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two")
+    await one.step()
+    for _ in range(20):
+        await two.step()
+        world.now += RETRY
+    spec: Any = world.server.objects[("leases", "n", "sharepod-operator")]["spec"]
+    assert spec["holderIdentity"] == "two"
+    assert spec["leaseTransitions"] == 1
+    assert spec["leaseDurationSeconds"] == 15

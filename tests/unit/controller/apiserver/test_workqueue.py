@@ -1,0 +1,110 @@
+"""The queue of keys: no key twice at a time, none forgotten, failures tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from sharepod.controller.apiserver import workqueue
+from sharepod.controller.apiserver.client import NotLeadingError
+from sharepod.controller.apiserver.workqueue import Queue
+from sharepod.kube import UnavailableError
+
+
+@asynccontextmanager
+async def running(work: Callable[[str], Awaitable[None]], workers: int = 4) -> AsyncIterator[Queue[str]]:
+    queue: Queue[str] = Queue("test", work, workers)
+    task = asyncio.create_task(queue.run())
+    try:
+        yield queue
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  in steps of the event loop
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_no_key_is_worked_on_twice_at_a_time_and_each_addition_is_seen(seed: int) -> None:
+    chance = random.Random(seed)
+    state: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    busy: set[str] = set()
+
+    async def work(key: str) -> None:
+        assert key not in busy
+        assert len(busy) < 4
+        busy.add(key)
+        known = state[key]
+        for _ in range(chance.randrange(5)):
+            await asyncio.sleep(0)
+        seen[key] = known
+        busy.remove(key)
+
+    async with running(work) as queue:
+        for _ in range(300):
+            key = f"k{chance.randrange(10)}"
+            state[key] += 1
+            queue.add(key)
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+        await until(lambda: seen == state)
+
+
+async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workqueue, "_FIRST_DELAY", 0.01)
+    times: list[float] = []
+
+    async def work(_: str) -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) < 4:
+            raise UnavailableError("GET", 503, "", "away") if len(times) % 2 else RuntimeError("a defect")
+
+    async with running(work) as queue:
+        queue.add("k")
+        await until(lambda: len(times) == 4)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps[0] >= 0.009
+    assert gaps[1] >= 0.019
+    assert gaps[2] >= 0.039
+
+
+async def test_who_leads_no_more_is_not_asked_again() -> None:
+    calls = 0
+
+    async def work(_: str) -> None:
+        nonlocal calls
+        calls += 1
+        raise NotLeadingError("PATCH")
+
+    async with running(work) as queue:
+        queue.add("k")
+        await until(lambda: calls == 1 and not len(queue))
+        assert not queue._timers
+
+
+async def test_the_earlier_of_two_times_counts_and_now_is_earlier_than_both() -> None:
+    done = asyncio.Event()
+
+    async def work(_: str) -> None:
+        done.set()
+
+    async with running(work) as queue:
+        queue.add_after("k", 60)
+        queue.add_after("k", 0.01)
+        queue.add_after("k", 30)
+        await asyncio.wait_for(done.wait(), 5)
+        done.clear()
+        queue.add_after("k", 60)
+        queue.add("k")
+        await asyncio.wait_for(done.wait(), 5)
+        assert not queue._timers

@@ -1,0 +1,295 @@
+"""What is done next for a tenant, in every situation that can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sharepod.api.objects import Condition
+from sharepod.api.sharepod import Phase
+from sharepod.controller.decisions.lifecycle import (
+    BeginRelease,
+    ClearPod,
+    CreatePod,
+    DeletePod,
+    Finish,
+    Forget,
+    Held,
+    Place,
+    Remove,
+    TakeBack,
+    Unreserve,
+    View,
+    Wait,
+    decide,
+)
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from unit.controller.objects import held, pod, row, sharepod
+
+EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicted"}
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+
+
+def step(own: SharePodFacts | None, its_pod: PodFacts | None = None, *reservations: Held, **known: Any) -> object:
+    return decide(View(sharepod=own, pod=its_pod, held=reservations, **known))
+
+
+def made(**fields: Any) -> SharePodFacts:
+    """A SharePod whose Pod was made."""
+    return sharepod(status={"podUID": "pod-1", **fields})
+
+
+# From nothing to a Pod
+
+
+def test_without_a_reservation_it_asks_for_a_place() -> None:
+    assert step(sharepod()) == Place()
+
+
+def test_an_invalid_one_is_not_placed_and_gives_back_what_it_has() -> None:
+    invalid = sharepod(spec={"gpu": {"request": 1.4}})
+    assert step(invalid) == Wait()
+    assert step(invalid, None, held(written=False)) == Unreserve("node-a")
+    assert isinstance(step(invalid, None, held()), Remove)
+
+
+def test_its_pod_is_made_only_once_the_ledger_says_reserved() -> None:
+    assert step(sharepod(), None, held(written=False)) == Wait()
+    assert step(sharepod(), None, held()) == CreatePod("node-a", row())
+    assert step(sharepod(), None, held(releasing=True)) == Wait()
+
+
+def test_of_two_reservations_without_a_pod_the_same_one_is_kept_by_everybody() -> None:
+    one, two = held("node-a"), held("node-b")
+    for order in ((one, two), (two, one)):
+        assert step(sharepod(), None, *order) == Remove("node-b", "no Pod of it was bound")
+    assert step(sharepod(), None, held("node-a", written=False), two) == Unreserve("node-a")
+
+
+def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> None:
+    there = pod(pin="node-b")
+    assert step(made(), there, held("node-a"), held("node-b")) == Remove("node-a", "its Pod is on node-b")
+    assert step(made(), there, held("node-a", written=False), held("node-b")) == Unreserve("node-a")
+
+
+def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back_in_the_end() -> None:
+    assert step(sharepod(), None, held(), now=1.0, blocked_until=5.0) == Wait(5.0)
+    assert step(sharepod(), None, held(), now=5.0, blocked_until=5.0) == CreatePod("node-a", row())
+    assert isinstance(step(sharepod(), None, held(), give_back=True), Remove)
+
+
+# Pods that are not bound
+
+
+def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
+    refused = pod(conditions=[REFUSED])
+    assert step(made(), refused, held(), unbound_since=10.0, now=20.0) == Wait(70.0)
+    assert step(made(), refused, held(), unbound_since=10.0, now=70.0) == TakeBack(refused, "0/3 nodes")
+
+
+def test_a_bound_pod_is_never_taken_back() -> None:
+    assert step(made(), pod(node="node-a"), held(), unbound_since=0.0, now=1e6) == Wait()
+
+
+def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
+    assert step(made(), None, held(), returned=frozenset({"pod-1"})) == ClearPod()
+    lost = step(made(), None, held())
+    assert isinstance(lost, Finish)
+    assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
+
+
+# Ends
+
+
+@pytest.mark.parametrize(
+    ("ended", "phase", "reason"),
+    [
+        (pod(phase="Succeeded", node="node-a"), Phase.SUCCEEDED, "Completed"),
+        (pod(phase="Failed", node="node-a"), Phase.FAILED, "PodFailed"),
+        (pod(phase="Failed", node="node-a", status={"reason": "Evicted"}), Phase.FAILED, "Evicted"),
+        (pod(phase="Failed", node="node-a", status={"reason": "OutOfcpu"}), Phase.FAILED, "OutOfcpu"),
+        (pod(phase="Failed", node="node-a", conditions=[EVICTION], deleting=True), Phase.FAILED, "Evicted"),
+        (pod(phase="Failed", node="node-a", deleting=True), Phase.FAILED, "PodLost"),
+        (pod(phase="Succeeded", node="node-a", deleting=True), Phase.SUCCEEDED, "Completed"),
+        # A server that ends with 0 when it is told to stop has not done its work.
+        (pod(phase="Succeeded", node="node-a", deleting=True, restart="Always"), Phase.FAILED, "PodLost"),
+    ],
+)
+def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase, reason: str) -> None:
+    found = step(made(), ended, held())
+    assert isinstance(found, Finish)
+    assert (found.phase, found.reason) == (phase, reason)
+    # The same, where it is only known from what was last seen of it.
+    gone = step(made(), None, held(), lost=ended)
+    assert gone == found
+
+
+def test_an_eviction_that_was_shown_is_remembered_after_a_restart() -> None:
+    shown = made(conditions=[{"type": "PodReady", "status": "False", "reason": "Evicted", "message": "drained"}])
+    assert step(shown, None, held()) == Finish(Phase.FAILED, "Evicted", "drained")
+
+
+def test_a_share_is_released_in_two_steps_and_not_while_the_pod_is_there() -> None:
+    ending = pod(node="node-a", phase="Running", deleting=True)
+    assert step(None, pod(node="node-a", phase="Running"), held()) == DeletePod(pod(node="node-a", phase="Running"))
+    assert step(None, ending, held()) == Wait()
+    assert step(None, None, held()) == BeginRelease("node-a")
+    assert step(None, None, held(ending=True)) == Wait()
+    assert step(None, None, held(releasing=True)) == Wait()
+    assert step(None, None, held(releasing=True, drained=True)) == Remove("node-a", "drained")
+    assert step(None) == Forget()
+
+
+def test_an_override_stands_in_for_the_agent_but_not_for_the_pod() -> None:
+    assert step(None, None, held(releasing=True, override="the Node is gone")) == Remove("node-a", "the Node is gone")
+    ending = pod(node="node-a", phase="Running", deleting=True)
+    assert step(None, ending, held(override="the Node is gone")) == Wait()
+
+
+def test_force_release_ends_what_hangs_and_not_what_lives() -> None:
+    hanging = pod(node="node-a", phase="Running", deleting=True)
+    assert step(None, hanging, held(forced=True)) == Remove("node-a", "force-release")
+    assert step(made(), pod(node="node-a", phase="Running"), held(forced=True)) == Wait()
+
+
+def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
+    found = step(made(), pod(node="node-a", phase="Running"))
+    assert isinstance(found, Finish)
+    assert found.reason == "ReservationLost"
+    assert isinstance(step(made(phase="Failed"), pod(node="node-a", phase="Running")), DeletePod)
+
+
+# Whatever happens
+
+_PODS = st.none() | st.builds(
+    pod,
+    pin=st.sampled_from(["node-a", "node-b"]),
+    node=st.sampled_from([None, "node-a", "node-b"]),
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+    deleting=st.booleans(),
+    conditions=st.sampled_from([[], [REFUSED], [EVICTION]]),
+)
+_HELD = st.lists(
+    st.builds(
+        held,
+        st.sampled_from(["node-a", "node-b", "node-c"]),
+        written=st.booleans(),
+        releasing=st.booleans(),
+        drained=st.booleans(),
+        override=st.sampled_from([None, "the Node is gone"]),
+        forced=st.booleans(),
+    ),
+    max_size=3,
+    unique_by=lambda item: item.node,
+)
+_SHAREPODS = st.none() | st.builds(
+    lambda phase, uid, valid, deleting: sharepod(
+        status={"phase": phase, **({"podUID": uid} if uid else {})},
+        spec={} if valid else {"gpu": {"request": 1.4}},
+        metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {},
+    ),
+    st.sampled_from(["Pending", "Placed", "Running", "Succeeded", "Failed"]),
+    st.sampled_from([None, "pod-1"]),
+    st.booleans(),
+    st.booleans(),
+)
+_VIEWS = st.builds(
+    lambda own, its_pod, reservations, returned, unbound, now, give_back: View(
+        sharepod=own,
+        pod=its_pod,
+        held=tuple(reservations),
+        returned=frozenset({"pod-1"}) if returned else frozenset(),
+        unbound_since=unbound,
+        now=now,
+        give_back=give_back,
+    ),
+    _SHAREPODS,
+    _PODS,
+    _HELD,
+    st.booleans(),
+    st.none() | st.floats(0, 100),
+    st.floats(0, 200),
+    st.booleans(),
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(_VIEWS)
+def test_promises_that_hold_in_every_situation(view: View) -> None:
+    found = decide(view)
+    own, its_pod = view.sharepod, view.pod
+    rows = {item.node: item for item in view.held}
+    alive = own is not None and not own.deleting and not own.ended
+    if isinstance(found, CreatePod):
+        assert alive
+        assert own is not None
+        assert own.status.pod_uid is None, "no work runs twice"
+        assert its_pod is None
+        assert not rows[found.node].releasing
+        assert rows[found.node].written == found.row
+    if isinstance(found, Place):
+        assert alive
+        assert its_pod is None
+        assert not view.held
+    if isinstance(found, TakeBack):
+        assert found.pod.node is None
+    if isinstance(found, BeginRelease):
+        assert not alive
+        assert its_pod is None or its_pod.ended
+    if isinstance(found, Unreserve):
+        assert rows[found.node].written is None
+    if isinstance(found, Remove):
+        item = rows[found.node]
+        confirmed = item.releasing and (item.drained or item.override is not None)
+        elsewhere = its_pod is not None and (its_pod.node or its_pod.pin) != found.node
+        never_bound = alive and own is not None and its_pod is None and own.status.pod_uid is None
+        assert confirmed or item.forced or elsewhere or never_bound
+        if its_pod is not None and its_pod.node == found.node and not its_pod.ended:
+            assert item.forced
+            assert its_pod.deleting
+    if isinstance(found, Finish):
+        assert alive
+    if isinstance(found, Forget):
+        assert not view.held
+        assert its_pod is None
+
+
+@given(st.text(max_size=2000))
+def test_whatever_reason_a_pod_ends_for_can_be_written(reason: str) -> None:
+    failed = pod(phase="Failed", node="node-a", status={"reason": reason})
+    finish = step(made(), failed, held())
+    assert isinstance(finish, Finish)
+    assert Condition(type="PodReady", status="False", reason=finish.reason).reason == finish.reason
+    assert len(finish.reason) <= 128
+
+
+def test_a_kubelets_lack_of_a_resource_ends_with_its_reason() -> None:
+    failed = pod(phase="Failed", node="node-a", status={"reason": "OutOfephemeral-storage"})
+    finish = step(made(), failed, held())
+    assert isinstance(finish, Finish)
+    assert finish.reason == "OutOfephemeral_storage"
+
+
+def test_nothing_is_concluded_while_a_row_cannot_be_read() -> None:
+    running = pod(node="node-a", phase="Running")
+    for its_pod in (None, running):
+        assert step(sharepod(), its_pod, unclear=True) == Wait()
+        assert step(None, its_pod, held(releasing=True, drained=True), unclear=True) == Wait()
+
+
+def test_a_pod_that_was_bound_and_is_gone_is_not_made_again_though_its_uid_was_never_written() -> None:
+    gone = pod(node="node-a", phase="Running")
+    finish = step(sharepod(), None, held(), lost=gone)
+    assert isinstance(finish, Finish)
+    assert finish.reason == "PodLost"
+    assert step(sharepod(), None, held(), lost=pod()) == CreatePod("node-a", row())
+
+
+def test_force_release_ends_a_sharepod_whose_pod_hangs_in_its_deletion() -> None:
+    hanging = pod(node="node-a", phase="Running", deleting=True)
+    finish = step(made(phase="Running"), hanging, held(forced=True))
+    assert isinstance(finish, Finish)
+    assert (finish.phase, finish.reason) == (Phase.FAILED, "PodLost")
+    assert step(made(phase="Failed"), hanging, held(forced=True)) == Remove("node-a", "force-release")

@@ -1,0 +1,167 @@
+"""What a SharePod's status says, and when it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.gpunode import Finding, FindingReason, Gpu, GPUNodeStatus, Health, TenantStatus
+from sharepod.api.sharepod import Phase, SharePodStatus
+from sharepod.controller.decisions.lifecycle import Finish, View
+from sharepod.controller.decisions.status import Picture, compose, difference
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.placement.state.types import Obstacle, Outlook, Refusal
+from unit.controller.objects import TENANT, pod, row, sharepod
+
+GPUS = (Gpu(uuid="GPU-0", index=0, model="T", memory=1 << 34),)
+
+
+def picture(own: SharePodFacts, its_pod: PodFacts | None = None, **fields: Any) -> Picture:
+    values: dict[str, Any] = {
+        "view": View(sharepod=own, pod=its_pod, held=()),
+        "node": None,
+        "row": None,
+        "report": None,
+        "refusal": None,
+        "resize_refusal": None,
+        "resizing": False,
+        "blocked": None,
+        "usage_due": True,
+        "now": "2026-01-01T00:00:00Z",
+    }
+    return Picture(**values | fields)
+
+
+def placed(own: SharePodFacts, its_pod: PodFacts | None, **fields: Any) -> Picture:
+    report = GPUNodeStatus(gpus=GPUS, tenants=(TenantStatus(id=TENANT, **fields.pop("seen", {})),))
+    return picture(own, its_pod, **{"node": "node-a", "row": row(), "report": report} | fields)
+
+
+def says(status: SharePodStatus, kind: str) -> tuple[str, str]:
+    found = next(item for item in status.conditions if item.type == kind)
+    return found.status, found.reason
+
+
+def again(status: SharePodStatus) -> SharePodFacts:
+    return sharepod(status=status.dump())
+
+
+def test_what_was_written_is_not_written_again() -> None:
+    running = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    first = compose(sharepod(), placed(sharepod(), running, seen={"connected": True, "held_milli": 5}))
+    own = again(first)
+    second = compose(own, placed(own, running, seen={"connected": True, "held_milli": 5}, now="2026-02-02T00:00:00Z"))
+    assert difference(own.raw_status, second) == {}
+
+
+def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
+    waiting = pod(node="node-a")
+    own = again(compose(sharepod(), placed(sharepod(), waiting)))
+    later = "2026-02-02T00:00:00Z"
+    same = compose(own, placed(own, waiting, now=later))
+    ready = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    turned = compose(own, placed(own, ready, now=later))
+
+    def since(status: SharePodStatus) -> str | None:
+        return next(item.last_transition_time for item in status.conditions if item.type == "PodReady")
+
+    assert since(same) == "2026-01-01T00:00:00Z"
+    assert since(turned) == later
+
+
+def test_what_is_gone_is_taken_out() -> None:
+    own = again(compose(sharepod(), placed(sharepod(), None)))
+    changes = difference(own.raw_status, compose(own, picture(own)))
+    assert changes["node"] is None
+    assert changes["granted"] is None
+    assert changes["phase"] == "Pending"
+
+
+def test_usage_is_kept_as_it_was_until_it_is_due() -> None:
+    running = pod(node="node-a", phase="Running")
+    own = again(compose(sharepod(), placed(sharepod(), running, seen={"connected": True, "held_milli": 5})))
+    kept = compose(own, placed(own, running, seen={"connected": True, "held_milli": 9}, usage_due=False))
+    assert kept.usage is not None
+    assert kept.usage.held_milli == 5
+    due = compose(own, placed(own, running, seen={"connected": True, "held_milli": 9}))
+    assert due.usage is not None
+    assert due.usage.held_milli == 9
+
+
+def test_why_it_waits_is_what_placement_said() -> None:
+    refusal = Refusal(
+        outlook=Outlook.NEVER,
+        headline="0/1 nodes can take it",
+        obstacles=(Obstacle("TooSmall", "node", 1, "too small"),),
+        advice="Grow.",
+    )
+    status = compose(sharepod(), picture(sharepod(), refusal=refusal))
+    assert says(status, "Placed") == ("False", "NeverFits")
+    assert next(item.message for item in status.conditions if item.type == "Placed") == refusal.message
+
+
+def test_a_terminal_phase_stays_with_what_it_had() -> None:
+    running = pod(node="node-a", phase="Running")
+    own = again(compose(sharepod(), placed(sharepod(), running)))
+    ended = compose(own, placed(own, running), Finish(Phase.SUCCEEDED, "Completed", "done"))
+    assert says(ended, "PodReady") == ("False", "Completed")
+    after = again(ended)
+    assert difference(after.raw_status, compose(after, picture(after))) == {}
+    assert after.status.node == "node-a"
+    assert after.status.usage is None
+
+
+def test_a_share_that_is_not_the_one_asked_for_says_so_until_it_is() -> None:
+    running = pod(node="node-a", phase="Running")
+    own = again(compose(sharepod(), placed(sharepod(), running)))
+    refusal = Refusal(
+        outlook=Outlook.WAITING, headline="keeps request 0.4", obstacles=(Obstacle("Time", "GPU", 1, "too little"),)
+    )
+    refused = compose(own, placed(own, running, resizing=True, resize_refusal=refusal))
+    assert says(refused, "Resized") == ("False", "NoRoom")
+    own = again(refused)
+    granted = compose(own, placed(own, running, row=row(request_milli=900)))
+    assert says(granted, "Resized") == ("True", "Granted")
+    assert granted.granted is not None
+    assert granted.granted.request_milli == 900
+
+
+def found(*reasons: FindingReason) -> tuple[Finding, ...]:
+    return tuple(Finding(reason=reason, message=f"{reason} here") for reason in reasons)
+
+
+def test_enforcement_is_what_the_agent_found_out() -> None:
+    running = pod(node="node-a", phase="Running")
+    unhooked, busy = FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD
+    untold, gap = FindingReason.PROCESSES_NOT_TOLD, FindingReason.MEMORY_BEYOND_TRACKED
+    for seen, findings, expected in (
+        (None, (), ("Unknown", "NoCudaCall")),
+        (None, (untold,), ("Unknown", "ProcessesNotTold")),
+        (True, (), ("True", "HookConnected")),
+        (True, (gap,), ("True", "HookConnected")),
+        (False, (), ("False", "ProcessWithoutHook")),
+        (False, (busy, gap), ("False", "BusyBeyondHeld")),
+        (False, (unhooked, busy), ("False", "ProcessWithoutHook")),
+    ):
+        status = compose(sharepod(), placed(sharepod(), running, seen={"enforced": seen, "findings": found(*findings)}))
+        assert says(status, "Enforced") == expected
+        message = next(item.message for item in status.conditions if item.type == "Enforced")
+        assert all(f"{reason} here" in message for reason in findings)
+
+
+def test_a_gpu_that_fails_is_told_to_its_tenants_and_to_nobody_else() -> None:
+    running = pod(node="node-a", phase="Running")
+
+    def report(health: Health) -> GPUNodeStatus:
+        sick = GPUS[0].model_copy(update={"health": health, "reason": "the driver reported Xid 79"})
+        return GPUNodeStatus(gpus=(sick, GPUS[0].model_copy(update={"uuid": "GPU-1", "index": 1})))
+
+    own = sharepod()
+    well = compose(own, placed(own, running, report=report(Health.HEALTHY)))
+    assert "GPUHealthy" not in {item.type for item in well.conditions}
+    sick = compose(own, placed(own, running, report=report(Health.UNHEALTHY)))
+    assert says(sick, "GPUHealthy") == ("False", "GpuFailed")
+    assert "Xid 79" in next(item.message for item in sick.conditions if item.type == "GPUHealthy")
+    other = compose(own, placed(own, running, report=report(Health.UNHEALTHY), row=row(gpus=("GPU-1",))))
+    assert "GPUHealthy" not in {item.type for item in other.conditions}
+    own = again(sick)
+    assert says(compose(own, placed(own, running, report=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"

@@ -1,0 +1,113 @@
+"""SharePods, Pods and GPUNodes as the API server would give them, for tests of what the operator makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.api.objects import TENANT_LABEL
+from sharepod.api.pod import PodSettings
+from sharepod.controller.decisions.lifecycle import Held
+from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
+from sharepod.kube import Json
+from sharepod.placement.state.types import Reservation
+
+TENANT = "tenant-1"
+PODS = PodSettings()
+
+
+def sharepod_object(*, uid: str = TENANT, version: int = 1, name: str = "one", **fields: Any) -> Json:
+    """A SharePod that asks for 0.4. `status`, `metadata`, `spec`: merged in."""
+    spec = {"gpu": {"request": 0.4}, "containers": [{"name": "main", "image": "test"}], **fields.get("spec", {})}
+    metadata = {
+        "name": name,
+        "namespace": "n",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "generation": 1,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        **fields.get("metadata", {}),
+    }
+    return {"metadata": metadata, "spec": spec, "status": fields.get("status", {})}
+
+
+def sharepod(**fields: Any) -> SharePodFacts:
+    return sharepod_facts(sharepod_object(**fields), PODS)
+
+
+def pod_object(
+    *,
+    uid: str = "pod-1",
+    version: int = 1,
+    pin: str = "node-a",
+    node: str | None = None,
+    phase: str = "Pending",
+    owner: str = TENANT,
+    restart: str = "Never",
+    status: Json | None = None,
+    deleting: bool = False,
+    conditions: list[Json] | None = None,
+) -> Json:
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    metadata: Json = {
+        "name": "one",
+        "namespace": "n",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "labels": {TENANT_LABEL: owner},
+        "ownerReferences": [{"kind": "SharePod", "uid": owner, "controller": True}],
+    }
+    if deleting:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return {
+        "metadata": metadata,
+        "spec": {
+            "affinity": {"nodeAffinity": required},
+            "restartPolicy": restart,
+            "containers": [{"name": "main"}],
+            **({"nodeName": node} if node else {}),
+        },
+        "status": {"phase": phase, "conditions": conditions or [], **(status or {})},
+    }
+
+
+def pod(**fields: Any) -> PodFacts:
+    return pod_facts(pod_object(**fields))
+
+
+def row(*, state: TenantState = TenantState.RESERVED, tenant: str = TENANT, **fields: Any) -> Tenant:
+    values: dict[str, Any] = {
+        "id": tenant,
+        "namespace": "n",
+        "pod_name": "one",
+        "state": state,
+        "gpus": ("GPU-0",),
+        "request_milli": 400,
+        "limit_milli": 1000,
+        "memory": 1 << 32,
+    }
+    return Tenant(**values | fields)
+
+
+def held(
+    node: str = "node-a",
+    *,
+    written: bool = True,
+    releasing: bool = False,
+    ending: bool = False,
+    drained: bool = False,
+    override: str | None = None,
+    forced: bool = False,
+) -> Held:
+    """A reservation. `releasing`: the row says so; `ending`: that is only decided."""
+    state = TenantState.RELEASING if releasing else TenantState.RESERVED
+    wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state))
+    return Held(
+        node=node,
+        wanted=wanted,
+        written=row(state=state) if written else None,
+        drained=drained,
+        override=override,
+        forced=forced,
+    )

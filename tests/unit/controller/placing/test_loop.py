@@ -1,0 +1,194 @@
+"""The placement loop: who is tried when, and what is kept for one who has waited long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from sharepod.api.units import Bytes, TenantId
+from sharepod.controller.placing import loop as loop_module
+from sharepod.placement.state.types import Taint
+from unit.controller.loop_world import KEEP_AFTER, World
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    task = asyncio.create_task(world.loop.run())
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        world.node(name)
+    for tenant in ("t1", "t2", "t3"):
+        await world.want(tenant, 0.9)
+    for tenant, request in (("large", 0.8), ("huge", 1.0), ("named", 0.5)):
+        uuids = {"uuids": ["GPU-c-0"]} if tenant == "named" else {}
+        await world.want(tenant, request, **uuids)
+    tried: list[str] = []
+    find = loop_module.find
+    monkeypatch.setattr(
+        loop_module, "find", lambda cluster, request: tried.append(request.name) or find(cluster, request)
+    )
+    await world.settle()
+    assert tried == [], "nothing has changed"
+    world.model.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
+    at = next(row for row in world.model.cluster.pending("a") if row.tenant == "t1")
+    world.model.cluster.confirm("a", at, 2)
+    await world.settle()
+    assert tried == ["large"], "0.8 of node a are free: neither enough for huge nor the GPU that is named"
+    assert world.placed["large"] == "a"
+
+
+async def test_a_new_node_wakes_who_waits_in_the_order_of_the_queue(world: World) -> None:
+    world.node("a")
+    await world.want("first", 0.6)
+    await world.want("older", 0.7)
+    await world.want("younger", 0.7)
+    assert set(world.placed) == {"first"}
+    world.node("b")
+    await world.settle()
+    assert world.placed["older"] == "b"
+    assert "younger" not in world.placed
+    assert "0/2 nodes" in world.why("younger") or await _after_a_while(world, "younger", "0/2 nodes")
+
+
+async def _after_a_while(world: World, tenant: str, text: str) -> bool:
+    await world.later(6)
+    return text in world.why(tenant)
+
+
+async def test_followers_are_tried_when_their_group_begins(world: World) -> None:
+    world.node("a")
+    world.node("b")
+    await world.want("full-a", 0.8)
+    await world.want("full-b", 0.8)
+    await world.want("first", 0.5, affinity="g")
+    await world.want("second", 0.2, affinity="g")
+    assert world.placed["second"] in ("a", "b")
+    await world.leaves("full-a")
+    assert "first" not in world.placed or world.placed["first"] == world.placed["second"]
+
+
+async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(world: World) -> None:
+    world.node("a")
+    await world.want("small-1", 0.5)
+    await world.want("whole", 1.0)
+    await world.later(KEEP_AFTER - 1)
+    await world.want("small-2", 0.3)
+    assert world.placed["small-2"] == "a"
+    assert "whole" not in world.placed
+
+
+async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(world: World) -> None:
+    world.node("a")
+    world.node("b", 2)
+    for number, request in enumerate((0.9, 0.9, 0.9)):
+        await world.want(f"t{number}", request)
+    await world.want("pair", 0.5, count=2)
+    await world.want("late", 0.5)
+    await world.long_wait()
+    kept = world.model.cluster.kept
+    assert kept is not None
+    assert (kept.tenant, kept.node, len(kept.gpus)) == ("pair", "b", 2)
+    assert "are kept for it" in world.why("pair")
+    on_b = [tenant for tenant, node in world.placed.items() if node == "b"]
+    await world.leaves(on_b[0])
+    assert "late" not in world.placed, "its room is kept"
+    on_a = [tenant for tenant, node in world.placed.items() if node == "a"]
+    await world.leaves(on_a[0])
+    assert world.placed["late"] == "a", "what is not kept is for everybody"
+    await world.leaves(on_b[1])
+    assert world.placed["pair"] == "b"
+    assert world.model.cluster.kept is None
+    await world.want("after", 0.5)
+    assert "after" in world.placed
+
+
+async def test_what_is_kept_is_let_go_when_its_owner_leaves(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    await world.want("waits", 0.5)
+    assert "waits" not in world.placed
+    world.loop.leave("whole")
+    await world.settle()
+    assert world.placed["waits"] == "a"
+
+
+async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("never", 0.5, count=2)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    kept = world.model.cluster.kept
+    assert kept is not None
+    assert kept.tenant == "whole"
+
+
+async def test_what_is_kept_on_a_node_that_goes_away_is_kept_elsewhere(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    world.node("b")
+    await world.settle()
+    assert world.placed["whole"] == "b", "what is kept keeps nobody from better places"
+
+
+async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: World) -> None:
+    for name in ("a", "b"):
+        world.node(name)
+        await world.want(f"on-{name}", 0.5)
+    await world.want("full", 0.2)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    kept = world.model.cluster.kept
+    assert kept is not None
+    node = world.model.cluster.node(kept.node)
+    assert node is not None
+    assert node.state is not None
+    world.model.cluster.upsert_node(replace(node.state, taints=(Taint("node.kubernetes.io/unschedulable"),)))
+    await world.later(1)
+    await world.later(1)
+    now_kept = world.model.cluster.kept
+    assert now_kept is not None
+    assert (now_kept.tenant, now_kept.node) == ("whole", {"a": "b", "b": "a"}[kept.node])
+
+
+async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    assert world.model.cluster.kept is not None
+    await world.want("late", 0.3)
+    assert "late" not in world.placed
+    await world.want("urgent", 0.3, priority=10)
+    assert world.placed["urgent"] == "a"
+    kept = world.model.cluster.kept
+    assert kept is not None
+    assert kept.tenant == "whole"
+
+
+async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world: World) -> None:
+    world.node("a")
+    world.node("b")
+    await world.want("first", 0.5, affinity="g")
+    await world.want("other", 0.6)
+    await world.want("member", 0.6, affinity="g")
+    await world.want("whole", 1.0)
+    world.model.cluster.remove_node(world.placed["first"])
+    await world.later(KEEP_AFTER)
+    await world.later(6)
+    await world.later(1)
+    kept = world.model.cluster.kept
+    assert kept is not None, world.why("member")
+    assert kept.tenant == "whole"

@@ -1,0 +1,189 @@
+"""Eviction of pods whose share is not enforced: by policy, after a while, at a bounded rate, against any budget."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
+from sharepod.controller.apiserver.client import Client, Resource
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.settings import Settings
+from sharepod.controller.state.notes import Note
+from sharepod.controller.tenants.evictor import Allowance, Evictor
+from sharepod.kube import UnavailableError
+from unit.controller.objects import TENANT, pod, sharepod
+
+UNHOOKED = TenantStatus(
+    id=TENANT,
+    enforced=False,
+    findings=(Finding(reason=FindingReason.PROCESS_WITHOUT_HOOK, message="process 7 uses the GPU without the hook"),),
+)
+BUSY = TenantStatus(
+    id=TENANT, enforced=False, findings=(Finding(reason=FindingReason.BUSY_BEYOND_HELD, message="busy"),)
+)
+RUNNING = pod(node="node-a", phase="Running")
+
+
+@dataclass
+class World:
+    """An evictor with a clock that the test turns, and an API server that counts."""
+
+    policy: str = "Evict"
+    budget: bool = False
+    now: float = 1000.0
+    evicted: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = Settings.model_validate(
+            {
+                "unenforced_policy": self.policy,
+                "unenforced_grace": 30,
+                "evictions_per_minute": 6,
+                "eviction_patience": 120,
+            }
+        )
+        self.evictor = Evictor(cast(Client, self), cast(Events, self), settings, lambda: self.now)
+
+    async def evict(self, name: str, namespace: str, *, uid: str) -> None:
+        if self.budget:
+            raise UnavailableError("evict", 429, "TooManyRequests", "violates the disruption budget")
+        self.evicted.append(uid)
+
+    async def delete(self, resource: Resource, name: str, namespace: str, *, uid: str) -> None:
+        self.deleted.append(uid)
+
+    def warning(self, kind: str, about: Any, reason: str, action: str, note: str) -> None:
+        self.told.append((reason, note))
+
+    async def look(self, note: Note, seen: TenantStatus | None = UNHOOKED, its_pod: Any = RUNNING) -> float | None:
+        return await self.evictor.look(sharepod(), its_pod, seen, note)
+
+
+async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_enough() -> None:
+    world, note = World(), Note()
+    assert await world.look(note) == 30
+    world.now += 29
+    assert await world.look(note) == 1
+    assert not world.evicted
+    world.now += 1
+    assert await world.look(note) is None
+    assert world.evicted == ["pod-1"]
+    assert note.eviction is not None
+    assert "process 7 uses the GPU without the hook" in (note.eviction.done or "")
+    assert [reason for reason, _ in world.told] == ["Evicting"]
+    world.now += 600
+    assert await world.look(note) is None
+    assert world.evicted == ["pod-1"], "once"
+
+
+async def test_who_connects_in_time_starts_anew() -> None:
+    world, note = World(), Note()
+    await world.look(note)
+    world.now += 29
+    await world.look(note, TenantStatus(id=TENANT, enforced=True))
+    world.now += 29
+    assert await world.look(note) == 30
+
+
+@pytest.mark.parametrize(
+    ("seen", "its_pod"),
+    [
+        (None, RUNNING),
+        (TenantStatus(id=TENANT, enforced=None), RUNNING),
+        (BUSY, RUNNING),
+        (UNHOOKED, None),
+        (UNHOOKED, pod()),
+        (UNHOOKED, pod(node="node-a", phase="Running", deleting=True)),
+        (UNHOOKED, pod(node="node-a", phase="Succeeded")),
+    ],
+)
+async def test_nobody_else_is_evicted(seen: TenantStatus | None, its_pod: Any) -> None:
+    world, note = World(), Note()
+    for _ in range(20):
+        await world.look(note, seen, its_pod)
+        world.now += 60
+    assert not world.evicted
+    assert not world.deleted
+
+
+async def test_the_default_policy_only_reports() -> None:
+    world, note = World(policy="Report"), Note()
+    assert Settings().unenforced_policy == "Report"
+    for _ in range(20):
+        assert await world.look(note) is None
+        world.now += 60
+    assert not world.evicted
+
+
+async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate() -> None:
+    world = World()
+    notes = {f"pod-{number}": Note() for number in range(30)}
+    begun = None
+    while len(world.evicted) < len(notes):
+        for uid, note in notes.items():
+            if note.eviction is None or note.eviction.done is None:
+                await world.look(note, its_pod=pod(uid=uid, node="node-a", phase="Running"))
+        if begun is None and world.evicted:
+            begun = world.now
+        if begun is not None:
+            assert len(world.evicted) <= (world.now - begun) / 10 + 1
+        world.now += 1
+    assert begun is not None
+    assert world.now - begun <= 30 * 12, "and hardly slower"
+
+
+async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
+    world, note = World(budget=True), Note()
+    wait: float | None = await world.look(note)
+    begun = world.now
+    while wait is not None:
+        world.now += wait
+        wait = await world.look(note)
+        assert world.now - begun < 300
+    assert world.now - begun >= 120
+    assert not world.evicted
+    assert world.deleted == ["pod-1"]
+    assert "EvictionRefused" in {reason for reason, _ in world.told}
+
+
+def test_an_allowance_gives_one_at_a_time() -> None:
+    now = 0.0
+    allowance = Allowance(6, lambda: now)
+    assert allowance.take() == 0
+    assert allowance.take() == 10
+    now = 9.5
+    assert allowance.take() == 0.5
+    now = 1000.0
+    assert [allowance.take(), allowance.take()] == [0, 10], "what was not used is not saved up"
+
+
+class Recorder:
+    """An API server that takes Events."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    async def create(self, resource: Resource, body: Any, namespace: str | None = None) -> None:
+        self.notes.append(body["note"])
+
+
+async def test_an_object_that_changes_its_mind_each_second_makes_few_events() -> None:
+    now = 0.0
+    recorder = Recorder()
+    events = Events(cast(Client, recorder), "test", lambda: now)
+    writing = asyncio.create_task(events.run())
+    for second in range(600):
+        now = float(second)
+        events.warning("SharePod", sharepod(), "Flutters", "Watch", f"figure {second}")
+        events.warning("SharePod", sharepod(), "Other", "Watch", "the same")
+        await asyncio.sleep(0)
+    while events._waiting.qsize():  # noqa: ASYNC110 - what is written is the server's
+        await asyncio.sleep(0)
+    writing.cancel()
+    assert 10 <= sum(note.startswith("figure") for note in recorder.notes) <= 20
+    assert recorder.notes.count("the same") == 1

@@ -1,0 +1,139 @@
+"""What Binpack keeps room for, once it has seen what comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sharepod.api.units import TenantId
+from sharepod.placement.binpack.demand import HALF_LIFE, Demand, class_of
+from sharepod.placement.engine import find
+from sharepod.placement.state.accounts import GpuAccount
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import PodNeeds, Request, Resources
+from unit.placement.world import GI, ask, cluster_of, gpu, node, put
+
+
+def learn(cluster: Cluster, requests: Sequence[Request]) -> None:
+    """As if these had come, again and again, and gone."""
+    for _ in range(100):
+        for request in requests:
+            cluster.packing.arrived(request)
+    cluster.packing.renew()
+
+
+def place_of(cluster: Cluster, request: Request) -> str:
+    answer = find(cluster, request)
+    assert answer is not None
+    return answer.gpus[0]
+
+
+def test_a_scarce_model_is_left_to_those_who_ask_for_it() -> None:
+    cluster = cluster_of(
+        node("node-a", [gpu("node-a", 0, model="H100")]), node("node-b", [gpu("node-b", 0, model="T4")])
+    )
+    any_model = ask("any", 1000)
+    assert place_of(cluster, any_model) == "GPU-node-a-0"
+    learn(cluster, [ask("picky", 1000, models=["H100"]), any_model])
+    assert place_of(cluster, any_model) == "GPU-node-b-0"
+
+
+def test_gpus_whose_cpu_is_used_up_go_to_those_who_need_little_cpu() -> None:
+    cluster = cluster_of(node("node-a", 1, cpu=32_000), node("node-b", 1, cpu=4_000))
+    light = ask("light", 500, pod=PodNeeds(resources=Resources(1_000)))
+    assert place_of(cluster, light) == "GPU-node-a-0"
+    learn(cluster, [ask("heavy", 500, pod=PodNeeds(resources=Resources(16_000))), light])
+    assert place_of(cluster, light) == "GPU-node-b-0"
+
+
+def test_time_that_nobodys_memory_fits_beside_is_used_up_first() -> None:
+    cluster = cluster_of(node("node-a"), node("node-b"))
+    put(cluster, ask("a", 400, memory=30 * GI, uuids=["GPU-node-a-0"]))
+    put(cluster, ask("b", 400, memory=72 * GI, uuids=["GPU-node-b-0"]))
+    small = ask("small", 200, memory=4 * GI)
+    learn(cluster, [ask("common", 500, memory=40 * GI), small])
+    assert place_of(cluster, small) == "GPU-node-b-0"
+
+
+def test_memory_that_nobodys_time_fits_beside_is_used_up_first() -> None:
+    cluster = cluster_of(node("node-a"), node("node-b"))
+    put(cluster, ask("a", 400, memory=10 * GI, uuids=["GPU-node-a-0"]))
+    put(cluster, ask("b", 800, memory=10 * GI, uuids=["GPU-node-b-0"]))
+    small = ask("small", 100, memory=20 * GI)
+    learn(cluster, [ask("common", 600, memory=30 * GI), small])
+    assert place_of(cluster, small) == "GPU-node-b-0"
+
+
+def test_a_changed_workload_outweighs_the_old_one_within_two_half_lives() -> None:
+    demand = Demand()
+    old, new = class_of(ask("old", 300)), class_of(ask("new", 700))
+    assert old is not None
+    assert new is not None
+    for known in (old, new):
+        for _ in range(2 * HALF_LIFE):
+            demand.count(known)
+    shares = demand.shares()
+    assert shares[new] > 3 * shares[old]
+
+
+def test_what_is_learned_takes_a_bounded_amount_of_memory() -> None:
+    demand = Demand()
+    for number in range(3000):
+        request = ask("t", 1 + number % 1000, pod=PodNeeds(resources=Resources(number)))
+        demand.count(class_of(request))
+        if demand.due:
+            demand.shares()
+    assert len(demand.shares()) <= 1024
+
+
+def test_a_cluster_without_gpus_has_no_place_and_learns_all_the_same() -> None:
+    cluster = cluster_of(node("node-a", 0))
+    learn(cluster, [ask("t", 500, models=["T4"]), ask("u", 500, memory=GI)])
+    assert find(cluster, ask("t", 500, models=["T4"])) is None
+
+
+def test_nodes_that_come_and_go_are_seen_by_the_next_decision() -> None:
+    cluster = cluster_of(node("node-b"))
+    learn(cluster, [ask("t", 500)])
+    put(cluster, ask("first", 1000))
+    assert find(cluster, ask("second", 500)) is None
+    cluster.upsert_node(node("node-a", 2))
+    assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
+    cluster.remove_node("node-a")
+    assert find(cluster, ask("second", 500)) is None
+    cluster.upsert_node(node("node-a", 2))
+    assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
+
+
+def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_the_same() -> None:
+    """Most nodes are only guessed at then; none that has room is overlooked."""
+    chance = random.Random(3)
+    names = [f"node-{number:03}" for number in range(300)]
+    cluster = cluster_of(*(node(name, 4) for name in names))
+    kinds = [
+        ask(f"kind-{number}", milli, memory=memory * GI, count=count)
+        for number, (milli, memory, count) in enumerate(
+            ((100, 1, 1), (250, 9, 1), (300, 30, 1), (500, 20, 2), (950, 1, 1))
+        )
+    ]
+    pods = [PodNeeds(resources=Resources(cpu)) for cpu in range(0, 9000, 300)]
+    learn(cluster, [replace(kind, pod=pod) for kind in kinds for pod in pods])
+    for name in names:
+        for index in range(4):
+            share, memory = chance.randrange(100, 1001), chance.randrange(1, 81)
+            put(cluster, ask(f"{name}-{index}", share, memory=memory * GI, uuids=[f"GPU-{name}-{index}"]))
+    refused = 0
+    for number, kind in enumerate(kinds * 50):
+        asked = replace(kind, tenant=TenantId(f"tenant-{number}"))
+        answer = find(cluster, asked)
+        most = max(sum(fits(gpu, asked) for gpu in account.gpus) for account in cluster.nodes())
+        assert (answer is None) == (most < asked.gpu.count)
+        refused += answer is None
+        if answer is not None:
+            cluster.reserve(answer.node, answer.reservation(asked))
+    assert 0 < refused < 200
+
+
+def fits(gpu: GpuAccount, request: Request) -> bool:
+    return gpu.free_milli >= request.gpu.request and gpu.free_memory >= (request.gpu.memory or 0)

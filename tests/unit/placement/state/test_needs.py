@@ -1,0 +1,143 @@
+"""What a PodSpec asks of its node, counted as kube-scheduler counts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
+from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, Resources, Taint, Toleration
+
+GI = 1 << 30
+
+
+def container(cpu: str | None = None, memory: str | None = None, **more: Any) -> dict[str, Any]:
+    requests = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value is not None}
+    return {"name": "c", "resources": {"requests": requests}, **more}
+
+
+def test_containers_add_up() -> None:
+    spec = {"containers": [container("500m", "1Gi"), container("1", "512Mi"), {"name": "bare"}]}
+    assert pod_resources(spec) == Resources(1_500, GI * 3 // 2)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "milli"),
+    [("1", 1_000), (2, 2_000), (0.5, 500), ("0.1", 100), ("1500m", 1_500), ("100u", 1), ("1n", 1), ("2e3", 2_000_000)],
+)
+def test_cpu_is_read_in_all_its_spellings_and_rounded_up(cpu: object, milli: int) -> None:
+    assert pod_resources({"containers": [{"resources": {"requests": {"cpu": cpu}}}]}).cpu_milli == milli
+
+
+def test_a_limit_without_a_request_is_a_request() -> None:
+    spec = {"containers": [{"resources": {"limits": {"cpu": "1", "memory": "500Mi"}, "requests": {"cpu": "250m"}}}]}
+    assert pod_resources(spec) == Resources(250, 500 << 20)
+
+
+def test_the_largest_init_container_counts_where_it_is_larger() -> None:
+    spec = {
+        "containers": [container("1", "1Gi")],
+        "initContainers": [container("3", "100Mi"), container("2", "2Gi")],
+    }
+    assert pod_resources(spec) == Resources(3_000, 2 * GI)
+
+
+def test_sidecars_run_beside_the_containers_and_beside_later_init_containers() -> None:
+    sidecar = container("1", restartPolicy="Always")
+    assert pod_resources({"containers": [container("2")], "initContainers": [sidecar]}).cpu_milli == 3_000
+    before = {"containers": [container("2")], "initContainers": [sidecar, container("4")]}
+    assert pod_resources(before).cpu_milli == 5_000
+    after = {"containers": [container("2")], "initContainers": [container("4"), sidecar]}
+    assert pod_resources(after).cpu_milli == 4_000
+
+
+def test_requests_at_pod_level_stand_in_place_of_the_containers() -> None:
+    spec = {"containers": [container("1", "1Gi")], "resources": {"requests": {"cpu": "4"}}}
+    assert pod_resources(spec) == Resources(4_000, GI)
+
+
+def test_a_pod_level_limit_counts_only_where_no_container_asks() -> None:
+    spec = {"containers": [container("1")], "resources": {"limits": {"cpu": "4", "memory": "2Gi"}}}
+    assert pod_resources(spec) == Resources(1_000, 2 * GI)
+
+
+def test_overhead_comes_on_top() -> None:
+    spec = {"containers": [container("1", "1Gi")], "overhead": {"cpu": "250m", "memory": "1Gi"}}
+    assert pod_resources(spec) == Resources(1_250, 2 * GI)
+
+
+def test_other_resources_are_counted_by_name() -> None:
+    spec = {"containers": [{"resources": {"limits": {"rdma/hca": 1, "hugepages-2Mi": "4Mi"}}}] * 2}
+    assert pod_resources(spec) == Resources(0, 0, {"rdma/hca": 2, "hugepages-2Mi": 8 << 20})
+
+
+def test_selector_affinity_and_tolerations_are_read() -> None:
+    term = {
+        "matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}],
+        "matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-x"]}],
+    }
+    required = {"nodeSelectorTerms": [term]}
+    needs = parse_needs(
+        {
+            "nodeSelector": {"disk": "ssd"},
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+            "tolerations": [{"operator": "Exists"}, {"key": "k", "value": "v", "effect": "NoSchedule"}],
+        }
+    )
+    assert needs.node_selector == {"disk": "ssd"}
+    assert needs.node_affinity_terms == (
+        NodeSelectorTerm(
+            expressions=(NodeRequirement("zone", "In", ("a", "b")),),
+            fields=(NodeRequirement("metadata.name", "NotIn", ("node-x",)),),
+        ),
+    )
+    assert needs.tolerations == (Toleration("", "Exists"), Toleration("k", "Equal", "v", "NoSchedule"))
+
+
+def test_a_preference_is_not_a_requirement() -> None:
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
+    assert parse_needs({"affinity": {"nodeAffinity": preferred}}).node_affinity_terms == ()
+
+
+def _required(**requirement: object) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [requirement]}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"containers": [container("lots")]}, "spec.containers[0].resources.requests.cpu"),
+        ({"containers": [container("-1")]}, "spec.containers[0].resources.requests.cpu"),
+        ({"containers": [container(memory="1GB")]}, "spec.containers[0].resources.requests.memory"),
+        ({"initContainers": [container("x")]}, "spec.initContainers[0].resources.requests.cpu"),
+        ({"containers": "none"}, "spec.containers"),
+        ({"containers": [{"resources": ["cpu"]}]}, "spec.containers[0].resources"),
+        ({"nodeSelector": ["a"]}, "spec.nodeSelector"),
+        ({"tolerations": [{"key": "k", "operator": "Like"}]}, "spec.tolerations[0].operator"),
+        (_required(key="k", operator="Near"), "matchExpressions[0].operator"),
+        (_required(key="k", operator="Gt", values=["a"]), "matchExpressions[0].values"),
+        (_required(key="k", operator="In", values=[]), "matchExpressions[0].values"),
+        (_required(key="k", operator="In", values="a"), "matchExpressions[0].values"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_its_field(spec: dict[str, Any], field: str) -> None:
+    with pytest.raises(NeedsError) as caught:
+        parse_needs(spec)
+    assert field in caught.value.field
+
+
+def test_a_cordoned_node_is_tainted_before_the_controller_says_so() -> None:
+    cordon = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
+    assert parse_taints({"unschedulable": True}) == (cordon,)
+    told = {"key": cordon.key, "effect": "NoSchedule"}
+    assert parse_taints({"unschedulable": True, "taints": [told]}) == (cordon,)
+    assert parse_taints({"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}) == (
+        Taint("k", "v", "NoExecute"),
+    )
+
+
+def test_allocatable_is_read_with_the_number_of_pods() -> None:
+    status = {"allocatable": {"cpu": "7910m", "memory": "31Gi", "pods": "250", "rdma/hca": "1"}}
+    assert parse_allocatable(status) == (Resources(7_910, 31 * GI, {"rdma/hca": 1}), 250)
+    assert parse_allocatable({}) == (Resources(), 110)

@@ -1,0 +1,68 @@
+"""GPUs that are kept for the one who has waited longest: who may have them, who may not, and whether they are the right
+ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
+from sharepod.placement.engine import serves
+from sharepod.placement.state.cluster import Cluster, Kept
+from sharepod.placement.state.types import Refusal, Reservation
+from unit.placement.world import GI, ask, cluster_of, node, put, refused
+
+A0, A1 = GpuUuid("GPU-node-a-0"), GpuUuid("GPU-node-a-1")
+
+
+def keep(cluster: Cluster, *gpus: GpuUuid, tenant: str = "oldest") -> None:
+    cluster.keep(Kept(TenantId(tenant), "node-a", frozenset(gpus)))
+
+
+def test_of_gpus_that_were_alike_only_those_are_kept_that_are_named() -> None:
+    cluster = cluster_of(node(gpus=2))
+    assert serves(cluster, ask("before", 500), ["node-a"]), "the node was looked at while its GPUs were alike"
+    moment = cluster.now
+    keep(cluster, A0)
+    assert serves(cluster, ask("t", 500), cluster.grown_since(moment)), "GPU 1 is kept for nobody"
+    refused(cluster, ask("pair", 500, count=2))
+    assert put(cluster, ask("t", 500)).gpus == (A1,)
+
+
+def test_what_was_kept_is_for_everybody_once_it_is_let_go() -> None:
+    cluster = cluster_of(node(gpus=2))
+    keep(cluster, A0, A1)
+    refused(cluster, ask("t", 500))
+    moment = cluster.now
+    cluster.keep(None)
+    assert serves(cluster, ask("t", 500), cluster.grown_since(moment))
+    put(cluster, ask("t", 500, count=2))
+
+
+def test_what_is_kept_is_not_kept_from_one_of_higher_priority() -> None:
+    cluster = cluster_of(node(gpus=1), node("node-b", 1))
+    keep(cluster, A0)
+    urgent = [replace(ask(name, 800), priority=1) for name in ("first", "second")]
+    assert put(cluster, urgent[0]).node == "node-b", "what is kept comes last"
+    refused(cluster, ask("t", 800))
+    assert put(cluster, urgent[1]).gpus == (A0,)
+
+
+def test_its_owner_may_have_what_is_kept_and_any_other() -> None:
+    cluster = cluster_of(node(gpus=2), node("node-b", 2))
+    keep(cluster, A0)
+    assert put(cluster, ask("oldest", 500, count=2)).gpus == (A0, A1)
+    cluster = cluster_of(node(gpus=2), node("node-b", 2))
+    keep(cluster, A0)
+    assert put(cluster, ask("oldest", 500, uuids=["GPU-node-b-1"])).node == "node-b"
+
+
+def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None:
+    cluster = cluster_of(node())
+    put(cluster, ask("t", 500, memory=GI))
+    keep(cluster, A0)
+    answer = cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI))
+    assert isinstance(answer, Refusal)
+    assert "1 GPU is kept for the SharePod that has waited longest" in answer.message
+    assert isinstance(cluster.resize(TenantId("t"), request=Milli(400), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)
+    keep(cluster, A0, tenant="t")
+    assert isinstance(cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)

@@ -1,0 +1,134 @@
+"""Small clusters and requests for the tests of placement; a test writes only the values that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sharepod.api.gpunode import Mode, SchedulingLabels
+from sharepod.api.sharepod import GpuRequest, PlacementPolicy
+from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
+from sharepod.placement.engine import place
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import (
+    Assignment,
+    GpuState,
+    NodeState,
+    PodNeeds,
+    Refusal,
+    Request,
+    Reservation,
+    Resources,
+    Taint,
+)
+
+GI = 1 << 30
+
+
+def gpu(node: str, index: int, *, memory: int = 80 * GI, model: str = "A100", broken: str | None = None) -> GpuState:
+    return GpuState(
+        uuid=GpuUuid(f"GPU-{node}-{index}"),
+        index=index,
+        model=model,
+        memory=Bytes(memory),
+        available=broken is None,
+        reason=broken or "",
+    )
+
+
+def node(
+    name: str = "node-a",
+    gpus: int | Sequence[GpuState] = 1,
+    *,
+    labels: Mapping[str, str] | None = None,
+    taints: tuple[Taint, ...] = (),
+    unavailable: str | None = None,
+    cpu: int = 64_000,
+    memory: int = 512 * GI,
+    extended: Mapping[str, int] | None = None,
+    pods: int = 110,
+) -> NodeState:
+    return NodeState(
+        name=name,
+        labels=labels or {},
+        taints=taints,
+        unavailable=unavailable,
+        allocatable=Resources(cpu, memory, extended or {}),
+        pods=pods,
+        gpus=tuple(gpu(name, index) for index in range(gpus)) if isinstance(gpus, int) else tuple(gpus),
+    )
+
+
+def cluster_of(*nodes: NodeState) -> Cluster:
+    cluster = Cluster()
+    for state in nodes:
+        cluster.upsert_node(state)
+    return cluster
+
+
+def ask(
+    tenant: str = "t",
+    request: int = 500,
+    *,
+    memory: int | None = None,
+    count: int = 1,
+    mode: Mode = Mode.SHARED,
+    affinity: str | None = None,
+    anti_affinity: str | None = None,
+    exclusion: str | None = None,
+    placement: PlacementPolicy = PlacementPolicy.BINPACK,
+    uuids: Sequence[str] = (),
+    models: Sequence[str] = (),
+    namespace: str = "team",
+    owner: str | None = None,
+    pod: PodNeeds | None = None,
+    avoid: Mapping[str, str] | None = None,
+) -> Request:
+    exclusive = mode is Mode.EXCLUSIVE
+    return Request(
+        tenant=TenantId(tenant),
+        namespace=namespace,
+        name=tenant,
+        owner=owner,
+        gpu=GpuRequest(
+            request=WHOLE_GPU if exclusive else Milli(request),
+            limit=WHOLE_GPU,
+            memory=None if memory is None else Bytes(memory),
+            count=count,
+            mode=mode,
+            labels=SchedulingLabels(affinity=affinity, anti_affinity=anti_affinity, exclusion=exclusion),
+            placement=placement,
+            uuids=tuple(uuids),
+            models=tuple(models),
+        ),
+        pod=pod or PodNeeds(),
+        avoid=avoid or {},
+    )
+
+
+def put(cluster: Cluster, request: Request) -> Assignment:
+    """Places and reserves; the test counts on a place."""
+    answer = place(cluster, request)
+    assert isinstance(answer, Assignment), answer.message
+    cluster.reserve(answer.node, answer.reservation(request))
+    return answer
+
+
+def refused(cluster: Cluster, request: Request) -> Refusal:
+    """The refusal that the test counts on."""
+    answer = place(cluster, request)
+    assert isinstance(answer, Refusal), answer
+    return answer
+
+
+def row(
+    tenant: str = "t", request: int = 500, *, gpus: Sequence[str] = ("GPU-node-a-0",), memory: int = 4 * GI
+) -> Reservation:
+    return Reservation(
+        tenant=TenantId(tenant),
+        namespace="team",
+        pod_name=tenant,
+        gpus=tuple(GpuUuid(uuid) for uuid in gpus),
+        request=Milli(request),
+        limit=WHOLE_GPU,
+        memory=Bytes(memory),
+    )
