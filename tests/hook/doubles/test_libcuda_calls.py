@@ -48,9 +48,10 @@ def state(tmp_path: Path, double: Path) -> Path:
 
 def program(state: Path, script: str, *, folder: str = "libcuda", **more: str) -> State:
     """Runs the calls in a process of their own; its output is shown if it fails."""
+    double = str(BUILD / "doubles" / folder)
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + script],
-        env={"LD_LIBRARY_PATH": str(BUILD / folder), "FAKE_CUDA_STATE": str(state), "FAKE_CUDA_LABEL": "p", **more},
+        env={"LD_LIBRARY_PATH": double, "FAKE_CUDA_STATE": str(state), "FAKE_CUDA_LABEL": "p", **more},
         capture_output=True,
         text=True,
         check=False,
