@@ -73,7 +73,7 @@ endif
 lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator/sharepod tests/harness benchmarks demo
+	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
 	$(BIN)/lint-imports
 
 docs: shim ## docs/settings.md, from the code that reads the settings

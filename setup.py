@@ -24,7 +24,7 @@ SHIM = ROOT / "shim"
 HOOK = Path("sharepod", "agent", "hook", "libsharepod.so")
 
 sys.path.insert(0, str(SHIM))
-from cuda_headers import include_dir  # type: ignore[import-not-found]  # noqa: E402
+from cuda_headers import include_dir  # noqa: E402
 
 # __CUDA_API_VERSION_INTERNAL: cuda.h declares every form of every function under its own name.
 # No startup files and no libraries: the hook has no NEEDED entry, and takes memcpy and the like from whatever libc is

@@ -112,7 +112,7 @@ def _binding(target: Path) -> None:
     """The cffi module of the wire format for every CPython from this one's oldest on: cffi's own header takes
     the limited API unless it is told not to."""
     sys.path.insert(0, str(ROOT / "shim"))
-    from wire_build import ffi  # type: ignore[import-not-found]
+    from wire_build import ffi
 
     with tempfile.TemporaryDirectory() as made:
         source = Path(made) / "_wire.c"

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,8 +161,10 @@ class Tenant:
         self.daemons.append(daemon)
         return daemon
 
-    def probe(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> Probe:
-        probe = Probe(self.environment(label, double=double, **more))
+    def probe(
+        self, label: str = "tenant", *, double: Path | None = None, more: Mapping[str, str] | None = None, **named: str
+    ) -> Probe:
+        probe = Probe(self.environment(label, double=double, **named) | dict(more or {}))
         self._ends.append(probe.close)
         return probe
 

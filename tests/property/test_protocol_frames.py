@@ -22,7 +22,7 @@ mask = st.integers(1, (1 << protocol.MAX_GPUS) - 1)
 text = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=30)
 rates = st.tuples(st.integers(0, 1000), st.integers(0, 1000)).map(sorted)
 terms = st.builds(
-    lambda uuid, rate, memory, enforced, context: protocol.GpuTerms(uuid, *rate, memory, enforced, context),
+    lambda uuid, rate, memory, enforced, context: protocol.GpuTerms(uuid, rate[0], rate[1], memory, enforced, context),
     st.binary(min_size=16, max_size=16),
     rates,
     st.integers(0, 1 << 62),

@@ -15,7 +15,7 @@ from hook.world.probe import Probe
 
 READ = """
 import asyncio, json, pathlib, sys
-from sharepod.agent.nvml import NvmlInventory
+from sharepod.agent.devices.nvml import NvmlInventory
 reading = asyncio.run(NvmlInventory(20.0).read())
 pathlib.Path(sys.argv[1]).write_text(json.dumps({
     "gpus": [[gpu.uuid, gpu.memory, gpu.health, gpu.model] for gpu in reading.gpus],

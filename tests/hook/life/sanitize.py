@@ -86,7 +86,8 @@ def race(folder: Path, hook: Path, seed: int) -> dict[str, int]:
 
 
 def _side_by_side(commands: Sequence[list[str]]) -> None:
-    waiting, running = list(commands), []
+    waiting = list(commands)
+    running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
             running.append(subprocess.Popen(waiting.pop()))

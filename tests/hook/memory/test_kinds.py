@@ -21,7 +21,7 @@ class Ledgers:
 
     def __init__(self, tenant: Tenant, **environment: str) -> None:
         self.tenant, self.daemon = tenant, tenant.daemon()
-        self.probe = tenant.probe(**environment)
+        self.probe = tenant.probe(more=environment)
         self.probe.start_cuda()
 
     def taken(self, kind: str = "") -> int:

@@ -77,7 +77,7 @@ def test_leave_to_go_on_ends_with_the_first_limits(make_tenant: MakeTenant) -> N
 @pytest.mark.parametrize("name", ["FAIL_OPEN", "SHAREPOD_FAIL_OPEN", "SHAREPOD_AGENT_FAIL_OPEN", "SHAREPOD_LIMITS"])
 def test_no_variable_gives_that_leave(make_tenant: MakeTenant, name: str) -> None:
     tenant = make_tenant(hasty=True, limits=False)
-    probe = tenant.probe(**{name: "1"})
+    probe = tenant.probe(more={name: "1"})
     assert probe.call("init").code == SYSTEM_NOT_READY
 
 

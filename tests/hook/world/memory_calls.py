@@ -215,8 +215,8 @@ class MemoryCalls:
             code = code or self.cuda("cuGraphAddChildGraphNode", byref(node), parent, None, c_size_t(0), graph)
             graph = parent
         if uploaded:
-            parameters = _Instantiate(2, None, None, 0)  # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
-            code = code or self.cuda("cuGraphInstantiateWithParams", byref(executable), graph, byref(parameters))
+            upload = _Instantiate(2, None, None, 0)  # CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+            code = code or self.cuda("cuGraphInstantiateWithParams", byref(executable), graph, byref(upload))
         else:
             code = code or self.cuda("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
         self.handles[name] = executable

@@ -173,7 +173,7 @@ class Calls(MemoryCalls, WorkCalls):
         """Records a kernel into a graph of one that differs; called back for that, it launches into `other`."""
         answers = []
 
-        @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)
+        @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)  # type: ignore[untyped-decorator]
         def mismatch(*_: Any) -> int:
             answers.append(self.launch("noop", other)[0])
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sharepod.api.gpunode import Mode
-from sharepod.api.units import GpuUuid, TenantId
+from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE, place_or_hold
 from sharepod.placement.state.types import Assignment, NewHolder, NodeState, Refusal, Resources
 from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
@@ -43,7 +43,7 @@ def test_a_dedicated_gpu_comes_before_a_new_holder() -> None:
 def test_a_new_holder_is_asked_for_where_the_plugin_has_a_free_gpu() -> None:
     cluster = cluster_of(plugin_node(held=1))
     put(cluster, ask("first", 700))
-    assert place_or_hold(cluster, ask("second", 500)) == NewHolder(node="node-p", count=1, memory=40 * GI)
+    assert place_or_hold(cluster, ask("second", 500)) == NewHolder(node="node-p", count=1, memory=Bytes(40 * GI))
 
 
 def test_what_is_not_held_is_never_given_to_a_tenant() -> None:
@@ -55,7 +55,9 @@ def test_what_is_not_held_is_never_given_to_a_tenant() -> None:
 def test_of_several_gpus_only_the_missing_ones_need_holders() -> None:
     cluster = cluster_of(plugin_node(held=2))
     put(cluster, ask("first", 700))
-    assert place_or_hold(cluster, ask("three", 500, count=3)) == NewHolder(node="node-p", count=2, memory=40 * GI)
+    assert place_or_hold(cluster, ask("three", 500, count=3)) == NewHolder(
+        node="node-p", count=2, memory=Bytes(40 * GI)
+    )
 
 
 def test_the_node_with_the_fewest_gpus_left_to_give_gets_the_holder() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sharepod.api.units import Bytes, TenantId
 from sharepod.controller.placing import loop as loop_module
-from sharepod.placement.state.types import Taint
+from sharepod.placement.engine import find
+from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.types import Assignment, Request, Taint
 from unit.controller.loop_world import KEEP_AFTER, World
 
 
@@ -28,13 +31,15 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
     for tenant in ("t1", "t2", "t3"):
         await world.want(tenant, 0.9)
     for tenant, request in (("large", 0.8), ("huge", 1.0), ("named", 0.5)):
-        uuids = {"uuids": ["GPU-c-0"]} if tenant == "named" else {}
-        await world.want(tenant, request, **uuids)
+        gpu: dict[str, Any] = {"uuids": ["GPU-c-0"]} if tenant == "named" else {}
+        await world.want(tenant, request, **gpu)
     tried: list[str] = []
-    find = loop_module.find
-    monkeypatch.setattr(
-        loop_module, "find", lambda cluster, request: tried.append(request.name) or find(cluster, request)
-    )
+
+    def counted(cluster: Cluster, request: Request) -> Assignment | None:
+        tried.append(request.name)
+        return find(cluster, request)
+
+    monkeypatch.setattr(loop_module, "find", counted)
     await world.settle()
     assert tried == [], "nothing has changed"
     world.model.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
