@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
-from sharepod.timeshare import Config
+from sharepod.timeshare import Parameters
 
 WARM_UP = 20 * S
 SOME = settings(
@@ -89,10 +89,10 @@ def test_after_any_history_all_that_are_busy_get_what_they_were_guaranteed_withi
                 simulation.now, first.id, first.gpus, request_milli=request, limit_milli=1000
             ),
         )
-    owed = 10 * S + Config().debt_ns + Config().assured_burst_ns
+    owed = 10 * S + Parameters().debt_ns + Parameters().assured_burst_ns
     simulation.run(owed + 30 * S)
     for program in programs:
-        kernel = 2 * program.kernel_ns + Config().target_latency_ns + sum(other.kernel_ns for other in programs)
+        kernel = 2 * program.kernel_ns + Parameters().target_latency_ns + sum(other.kernel_ns for other in programs)
         for begin in range(owed, owed + 20 * S, 2 * S):
             assert program.held(begin, begin + 10 * S) >= program.request * 10 * S // 1000 - kernel - 100 * MS
 
@@ -112,11 +112,11 @@ def test_one_that_returns_delays_nobodys_request_by_more_than_the_second_it_can_
     returning = programs[0]
     returning.start_ns = back = WARM_UP + pause
     Simulation(programs, announces=True).run(back + 10 * S)
-    config = Config()
+    parameters = Parameters()
     for program in programs:
         for window in (1 * S, 2 * S, 5 * S, 10 * S):
-            due = program.request * (window - config.assured_burst_ns) // 1000
-            assert program.held(back, back + window) >= due - 2 * config.quantum_max_ns
+            due = program.request * (window - parameters.assured_burst_ns) // 1000
+            assert program.held(back, back + window) >= due - 2 * parameters.quantum_max_ns
 
 
 @FEW
@@ -130,10 +130,10 @@ def test_who_wakes_seldom_waits_for_the_least_quantum_and_costs_the_busy_one_not
     service = Program("service", request=100 * request, burst_ns=burst * MS, pause_ns=pause * MS, kernel_ns=1 * MS)
     busy = Program("busy", request=1000 - 100 * request, kernel_ns=kernel * MS)
     Simulation([service, busy], gap_ns=200 * US, announces=True).run(60 * S)
-    config = Config()
+    parameters = Parameters()
     waits = sorted(service.waits[5:])
-    assert waits[len(waits) // 2] <= config.quantum_min_ns + 2 * kernel * MS
-    assert max(waits) <= config.quantum_max_ns + 2 * kernel * MS
+    assert waits[len(waits) // 2] <= parameters.quantum_min_ns + 2 * kernel * MS
+    assert max(waits) <= parameters.quantum_max_ns + 2 * kernel * MS
     assert busy.share(10 * S, 60 * S) >= busy.request / 1000 - 0.01
     assert busy.share(10 * S, 60 * S) + service.share(10 * S, 60 * S) >= 0.98
 
@@ -176,11 +176,11 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
     ]
     end = WARM_UP + 120 * S
     Simulation(programs).run(end)
-    config = Config()
+    parameters = Parameters()
     for program in programs:
         share, limit = program.share(WARM_UP, end), program.limit / 1000
         assert program.request / 1000 - 0.01 <= share <= limit + 0.01
-        burst = config.quantum_max_ns + (1 - limit) * program.kernel_ns
+        burst = parameters.quantum_max_ns + (1 - limit) * program.kernel_ns
         assert peak_share(program, S) <= limit + burst / S + 1e-6
     used = sum(program.share(WARM_UP, end) for program in programs)
     assert used >= min(1.0, sum(limit for _, limit in rates) / 1000) - 0.02
@@ -205,7 +205,7 @@ def test_one_alone_without_limit_is_never_interrupted() -> None:
 def test_shares_converge_although_one_runs_kernels_of_five_seconds(overtaking: bool) -> None:
     slow = Program("slow", request=100, kernel_ns=5 * S)
     quick = Program("quick", request=900)
-    Simulation([slow, quick], Config(grace_ns=1 * S if overtaking else 10 * S)).run(600 * S)
+    Simulation([slow, quick], Parameters(grace_ns=1 * S if overtaking else 10 * S)).run(600 * S)
     assert slow.share(0, 600 * S) == pytest.approx(0.1, abs=0.01)
     assert quick.share(0, 600 * S) >= 0.89
 
@@ -230,7 +230,7 @@ def test_who_wakes_with_credit_goes_next() -> None:
     others = [Program(f"busy{i}", request=175) for i in range(4)]
     Simulation([sporadic, *others]).run(60 * S)
     with_credit = sporadic.waits[1:]  # both buckets start empty
-    assert max(with_credit) <= Config().quantum(5) + 1 * MS
+    assert max(with_credit) <= Parameters().quantum(5) + 1 * MS
 
 
 @FEW
@@ -246,7 +246,7 @@ def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[in
     ] + [Program(f"b{i}", request=1000 // count) for i in range(busy)]
     Simulation(programs).run(60 * S)
     for program in programs:
-        assert max(program.waits) <= (count + 1) * (Config().assured_burst_ns // 2 + Config().quantum_max_ns)
+        assert max(program.waits) <= (count + 1) * (Parameters().assured_burst_ns // 2 + Parameters().quantum_max_ns)
 
 
 @FEW
@@ -261,7 +261,9 @@ def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: i
     busy = Program("busy", request=1000 - 50 * request)
     end = WARM_UP + 60 * S
     Simulation([thinker, busy]).run(end)
-    most = burst * MS / (burst * MS + Config().quantum_min_ns + busy.kernel_ns)  # in each pause another has its turn
+    most = (
+        burst * MS / (burst * MS + Parameters().quantum_min_ns + busy.kernel_ns)
+    )  # in each pause another has its turn
     assert thinker.share(WARM_UP, end) >= min(thinker.request / 1000, 0.9 * most) - 0.02
     assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 
@@ -281,7 +283,7 @@ def test_a_hung_holder_is_overtaken_and_pays_for_all_the_time_it_held() -> None:
     simulation = Simulation([hung, other])
     simulation.run(120 * S)
     assert simulation.overdue_seen == 1
-    assert max(other.waits) <= Config().grace_ns + Config().quantum_max_ns + 1 * MS
+    assert max(other.waits) <= Parameters().grace_ns + Parameters().quantum_max_ns + 1 * MS
     charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
     assert sum(charged) <= 120 * S  # each second of the GPU once
     assert hung.share(0, 120 * S) == pytest.approx(other.share(0, 120 * S), abs=0.02)
@@ -421,7 +423,7 @@ def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
     end = steady + 20 * S
     simulation.run(end)
     owing = any(program.kernel_ns > 1 * MS for program, _, _ in programs)  # what lasts beyond a quantum is debt
-    longest = GANG_WAIT_NS + (Config().debt_ns if owing else 0)
+    longest = GANG_WAIT_NS + (Parameters().debt_ns if owing else 0)
     for program, life, _ in programs:
         assert max(program.waits, default=0) <= longest, f"{life} {program.id}"
         assert program.wanted_at is None or end - program.wanted_at <= longest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
 
 MS = 1_000_000
 GPUS = ("g0", "g1", "g2")
@@ -27,8 +27,8 @@ class Books:
     """Drives a scheduler and keeps its own account of who holds what."""
 
     def __init__(self) -> None:
-        self.config = Config()
-        self.scheduler = Scheduler(self.config)
+        self.parameters = Parameters()
+        self.scheduler = Scheduler(self.parameters)
         self.now = 0
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
@@ -50,14 +50,14 @@ class Books:
 
     def carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
-            if isinstance(action, Grant):
+            if isinstance(action, TokenGrant):
                 assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.overdue
                 self.overdue.discard(action.tenant)
-                assert 0 <= action.quantum_ns <= self.config.quantum_max_ns + self.config.renew_ahead_ns
+                assert 0 <= action.quantum_ns <= self.parameters.quantum_max_ns + self.parameters.renew_ahead_ns
                 self.holds[action.tenant] = action.grant_id
-            elif isinstance(action, Revoke | Overdue):
+            elif isinstance(action, TokenRevocation | Preemption):
                 assert self.holds[action.tenant] == action.grant_id
-                if isinstance(action, Overdue):
+                if isinstance(action, Preemption):
                     self.overdue.add(action.tenant)
         holding = [gpu for name in self.holds if name not in self.overdue for gpu in self.gpus[name]]
         assert len(holding) == len(set(holding)), "a GPU has one holder that is not overdue"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, count
 
-from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
 
 US = 1_000
 MS = 1_000_000
@@ -42,7 +42,7 @@ class Program:
     hang_until_ns: int = 0
 
     work_ns: int = 0
-    grant: Grant | None = None
+    grant: TokenGrant | None = None
     granted_at: int = 0
     ends_at: int | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -66,14 +66,14 @@ class Simulation:
     def __init__(
         self,
         programs: list[Program],
-        config: Config | None = None,
+        parameters: Parameters | None = None,
         *,
         hand_off_ns: int = 0,
         gap_ns: int = 0,
         announces: bool = False,
         guess: float = 1.0,
     ) -> None:
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(parameters)
         self.programs = {program.id: program for program in programs}
         self.hand_off_ns = hand_off_ns
         """How much longer than its kernels a hold lasts."""
@@ -169,17 +169,17 @@ class Simulation:
     def _carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
             program = self.programs[action.tenant]
-            if isinstance(action, Grant):
+            if isinstance(action, TokenGrant):
                 self._granted(program, action)
-            elif isinstance(action, Revoke):
+            elif isinstance(action, TokenRevocation):
                 if program.grant is not None and program.grant.grant_id == action.grant_id:
                     self._end(program, self.now)
-            elif isinstance(action, Overdue):
+            elif isinstance(action, Preemption):
                 self.overdue.add(program.id)
                 self.overdue_seen += 1
         self._check()
 
-    def _granted(self, program: Program, grant: Grant) -> None:
+    def _granted(self, program: Program, grant: TokenGrant) -> None:
         if program.grant is not None and program.grant.grant_id == grant.grant_id:
             self.renewals += 1
             program.ends_at = None
@@ -254,7 +254,7 @@ class Simulation:
         for program in self.programs.values():
             if program.grant is None or program.id in self.overdue or program.announced:
                 continue
-            assert self.scheduler.holding(program.id) == program.grant.grant_id
+            assert self.scheduler.held_grant_id(program.id) == program.grant.grant_id
             for gpu in program.gpus:
                 assert gpu not in holders, f"{holders[gpu]} and {program.id} both hold {gpu} at {self.now}"
                 holders[gpu] = program.id

@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from sharepod.agent.devices.inventory import XIDS_TOLERATED
 from sharepod.agent.findings.rules import WatchConfig
-from sharepod.timeshare import Config as TimeShareConfig
+from sharepod.timeshare import Parameters
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"
@@ -158,10 +158,10 @@ class Settings(BaseSettings):
             raise ValueError("mode standalone has no cluster to learn its tenants from; set tenants_file")
         return self
 
-    def timeshare(self) -> TimeShareConfig:
+    def timeshare(self) -> Parameters:
         """What the token scheduler is set to."""
         ms = 1_000_000
-        return TimeShareConfig(
+        return Parameters(
             target_latency_ns=self.target_latency_ms * ms,
             quantum_min_ns=self.quantum_min_ms * ms,
             quantum_max_ns=self.quantum_max_ms * ms,

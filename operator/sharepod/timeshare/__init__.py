@@ -4,9 +4,19 @@ A *tenant* holds a *token* for its GPUs, and may launch work until its *quantum*
 reads a clock.
 """
 
-from .account import Account, AccountState, Usage
-from .actions import Action, Grant, Overdue, Revoke
-from .config import Config
+from .account import Account, AccountSnapshot, TimeUsage
+from .actions import Action, Preemption, TokenGrant, TokenRevocation
+from .parameters import Parameters
 from .scheduler import Scheduler
 
-__all__ = ["Account", "AccountState", "Action", "Config", "Grant", "Overdue", "Revoke", "Scheduler", "Usage"]
+__all__ = [
+    "Account",
+    "AccountSnapshot",
+    "Action",
+    "Parameters",
+    "Preemption",
+    "Scheduler",
+    "TimeUsage",
+    "TokenGrant",
+    "TokenRevocation",
+]

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .config import Config
+from .parameters import Parameters
 
 _SLOTS = 100
 
@@ -27,7 +27,7 @@ class Charge(Enum):
 
 
 @dataclass(frozen=True)
-class Usage:
+class TimeUsage:
     """What a tenant used. Times in nanoseconds of one GPU; a gang's are those of each of its GPUs."""
 
     held_milli: int
@@ -43,12 +43,12 @@ class Usage:
     """The part of it beyond the end of its quanta, until it had drained or was overtaken."""
 
     grants: int
-    overdue: int
-    """Grants that it was overtaken in."""
+    preemptions: int
+    """Grants that it was preempted in: it had not drained when the grace period expired."""
 
 
 @dataclass(frozen=True)
-class AccountState:
+class AccountSnapshot:
     """All that an account needs to go on in another process of the same clock."""
 
     at: int
@@ -59,6 +59,7 @@ class AccountState:
     late_ns: int
     grants: int
     overdue: int
+    """Preemptions. The names of the fields are part of the layout of the agent's hand-over file."""
     window_ns: int
     """Held within the last window."""
 
@@ -66,8 +67,8 @@ class AccountState:
 class Account:
     """Buckets and usage of one tenant. The assured bucket starts empty, the ceiling one with what one quantum takes."""
 
-    def __init__(self, now: int, config: Config, *, request_milli: int, limit_milli: int) -> None:
-        self._config = config
+    def __init__(self, now: int, parameters: Parameters, *, request_milli: int, limit_milli: int) -> None:
+        self._parameters = parameters
         self.at = now
         self.assured = 0
         self.ceiling = 0
@@ -75,16 +76,16 @@ class Account:
         self.borrowed_ns = 0
         self.late_ns = 0
         self.grants = 0
-        self.overdue = 0
-        self._slot_ns = max(1, config.window_ns // _SLOTS)
+        self.preemptions = 0
+        self._slot_ns = max(1, parameters.window_ns // _SLOTS)
         self._slots: deque[tuple[int, int]] = deque()
         self.request_milli = request_milli
         self.limit_milli = limit_milli
-        self.ceiling = config.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
+        self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
-    def state(self) -> AccountState:
+    def snapshot(self) -> AccountSnapshot:
         """As of `at`."""
-        return AccountState(
+        return AccountSnapshot(
             self.at,
             self.assured,
             self.ceiling,
@@ -92,11 +93,11 @@ class Account:
             self.borrowed_ns,
             self.late_ns,
             self.grants,
-            self.overdue,
+            self.preemptions,
             self._window_held_ns(),
         )
 
-    def resume(self, state: AccountState) -> None:
+    def resume(self, state: AccountSnapshot) -> None:
         """Goes on from an earlier account. In between nobody gave out time, and the tenant is taken to have had what it
         was guaranteed: it is owed as much as before, and its ceiling bucket filled by the rest."""
         then = min(state.at, self.at)
@@ -105,7 +106,7 @@ class Account:
         filled = state.ceiling + away * (self.limit_milli - self.request_milli)
         self.ceiling = min(filled, self._ceiling_cap())
         self.held_ns, self.borrowed_ns, self.late_ns = state.held_ns, state.borrowed_ns, state.late_ns
-        self.grants, self.overdue = state.grants, state.overdue
+        self.grants, self.preemptions = state.grants, state.overdue
         window = self._slot_ns * _SLOTS
         held = min(state.window_ns, window)
         if held and away < window:
@@ -156,8 +157,8 @@ class Account:
 
     def settle_debt(self, hold_ns: int) -> None:
         """At the end of a hold that was charged `hold_ns`: forgives what goes beyond the most that can be owed."""
-        self.assured = max(self.assured, -max(self._config.debt_ns * self.request_milli, hold_ns * 1000))
-        self.ceiling = max(self.ceiling, -max(self._config.debt_ns * self.limit_milli, hold_ns * 1000))
+        self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
+        self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
     def owed_ns(self) -> int:
         """How long ago the tenant should have had what its assured bucket holds: level over request."""
@@ -181,16 +182,16 @@ class Account:
             return None
         return self.at - (-missing // self.limit_milli)
 
-    def usage(self) -> Usage:
+    def usage(self) -> TimeUsage:
         """As of `at`."""
         held = self._window_held_ns()
-        return Usage(
+        return TimeUsage(
             held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
             held_ns=self.held_ns,
             borrowed_ns=self.borrowed_ns,
             late_ns=self.late_ns,
             grants=self.grants,
-            overdue=self.overdue,
+            preemptions=self.preemptions,
         )
 
     def _window_held_ns(self) -> int:
@@ -205,10 +206,10 @@ class Account:
         return held
 
     def _assured_cap(self) -> int:
-        return self._config.assured_burst_ns * self.request_milli
+        return self._parameters.assured_burst_ns * self.request_milli
 
     def _ceiling_cap(self) -> int:
-        burst, quantum = self._config.ceiling_burst_ns * self.limit_milli, self._config.quantum_max_ns * 1000
+        burst, quantum = self._parameters.ceiling_burst_ns * self.limit_milli, self._parameters.quantum_max_ns * 1000
         return burst if burst > quantum or not self.limit_milli else quantum
 
     def _record(self, start: int, end: int, held_ns: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Grant:
+class TokenGrant:
     """Tell the tenant that it holds the token. `quantum_ns` 0: until it is revoked. `metered`: others wait, or its
     ceiling binds. With the id of the grant that it has: that one goes on, from now, for the quantum said."""
 
@@ -17,7 +17,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Revoke:
+class TokenRevocation:
     """Tell the holder to drain now: its quantum became shorter than it was told."""
 
     tenant: str
@@ -25,11 +25,11 @@ class Revoke:
 
 
 @dataclass(frozen=True)
-class Overdue:
+class Preemption:
     """The holder was overtaken, a grace period after its quantum ended. To be reported, nothing to be sent."""
 
     tenant: str
     grant_id: int
 
 
-Action = Grant | Revoke | Overdue
+Action = TokenGrant | TokenRevocation | Preemption

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .state import Tenant
+from .tenant import TokenTenant
 
 
 @dataclass(frozen=True)
 class Turn:
     """`lent`: the GPUs are kept for another, who is due when the quantum ends at the latest."""
 
-    tenant: Tenant
+    tenant: TokenTenant
     quantum_ns: int
     lent: bool
 
 
-def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> list[Tenant]:
+def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
     """Who waits for one of these GPUs, or for one together with it, through gangs. `sharing`: all tenants by GPU."""
-    found: dict[str, Tenant] = {}
+    found: dict[str, TokenTenant] = {}
     pending, seen = sorted(gpus), set[str]()
     if len(pending) == 1 and all(len(tenant.gpus) == 1 for tenant in sharing.get(pending[0], ())):
         return [t for t in sharing.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
@@ -38,17 +38,17 @@ def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> li
     return list(found.values())
 
 
-def crowds(gpus: Iterable[str], sharing: Mapping[str, Sequence[Tenant]]) -> dict[str, int]:
+def crowds(gpus: Iterable[str], sharing: Mapping[str, Sequence[TokenTenant]]) -> dict[str, int]:
     """How many compete for each of these GPUs: those that wait for it and nothing else, and those that hold it."""
     return {gpu: sum(1 for tenant in sharing[gpu] if tenant.runnable or tenant.holding) for gpu in gpus}
 
 
 def plan(
-    ordered: Sequence[Tenant],
+    ordered: Sequence[TokenTenant],
     free_at: Mapping[str, int],
     *,
     now: int,
-    quantum: Callable[[Tenant], int],
+    quantum: Callable[[TokenTenant], int],
     shortest_ns: int,
 ) -> list[Turn]:
     """The turns that begin at `now`. `free_at`: when each GPU that is held is expected to be free; others are free

@@ -19,32 +19,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .account import Account, AccountState, Usage
-from .actions import Action, Grant
-from .config import Config
-from .holds import Holds
+from .account import Account, AccountSnapshot, TimeUsage
+from .actions import Action, TokenGrant
 from .occupancy import Occupancy
+from .parameters import Parameters
 from .plan import Turn, affected
-from .state import Hold, Tenant
+from .tenant import Hold, TokenTenant
+from .transitions import Holds
 from .turns import Turns
 
 
 class Scheduler:
     """The one scheduler of a node. Not thread-safe."""
 
-    def __init__(self, config: Config | None = None) -> None:
-        self._config = config or Config()
-        self._tenants: dict[str, Tenant] = {}
+    def __init__(self, parameters: Parameters | None = None) -> None:
+        self._parameters = parameters or Parameters()
+        self._tenants: dict[str, TokenTenant] = {}
         self._gpus = Occupancy()
-        self._turns = Turns(self._config, self._gpus)
+        self._turns = Turns(self._parameters, self._gpus)
         self._grants = 0
         self._stale: set[str] = set()
         """GPUs for which it may be someone's turn."""
-        self._holds = Holds(self._config, self._gpus, self._turns, self._stale)
-        self._stuck: dict[str, Tenant] = {}
+        self._holds = Holds(self._parameters, self._gpus, self._turns, self._stale)
+        self._stuck: dict[str, TokenTenant] = {}
         """Those that are overdue and wait: what they have not drained may wait for what they would launch next, while
         what they owe grows without end."""
-        self._throttled: dict[str, Tenant] = {}
+        self._throttled: dict[str, TokenTenant] = {}
         self._now = 0
 
     # ---- what the outside tells
@@ -57,7 +57,7 @@ class Scheduler:
         *,
         request_milli: int,
         limit_milli: int,
-        resumed: AccountState | None = None,
+        resumed: AccountSnapshot | None = None,
     ) -> None:
         """Adds a tenant, with the account that it had in an earlier process if that is known, or changes the rates of
         one. Raises `ValueError` for impossible rates or other GPUs than before."""
@@ -70,10 +70,10 @@ class Scheduler:
         now = self._advance_clock(now)
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            account = Account(now, self._config, request_milli=request_milli, limit_milli=limit_milli)
+            account = Account(now, self._parameters, request_milli=request_milli, limit_milli=limit_milli)
             if resumed is not None:
                 account.resume(resumed)
-            tenant = Tenant(tenant_id, tuple(gpus), account, asleep_since=now)
+            tenant = TokenTenant(tenant_id, tuple(gpus), account, asleep_since=now)
             self._tenants[tenant_id] = tenant
             self._gpus.add(tenant)
         else:
@@ -113,7 +113,7 @@ class Scheduler:
         if tenant.waiting_since is not None or tenant.holding:
             return
         self._gpus.settle_around(now, tenant)
-        woke = tenant.asleep_since is not None and now - tenant.asleep_since >= self._config.wake_ns
+        woke = tenant.asleep_since is not None and now - tenant.asleep_since >= self._parameters.wake_ns
         self._enqueue(now, tenant, woke=woke)
 
     def unwant(self, now: int, tenant_id: str) -> None:
@@ -129,7 +129,7 @@ class Scheduler:
             tenant.active_until = now
         self._stale.update(tenant.gpus)
 
-    def attend(self, now: int, tenant_id: str, *, present: bool) -> None:
+    def set_present(self, now: int, tenant_id: str, *, present: bool) -> None:
         """Whether the tenant has processes that may want the token at any moment: what others launch meanwhile is
         metered."""
         now = self._advance_clock(now)
@@ -144,7 +144,7 @@ class Scheduler:
         now = self._advance_clock(now)
         hold = self._tenants[tenant_id].hold
         if hold is not None and not hold.overdue and not hold.yielded:
-            hold.ending, hold.gives_way_at = True, now + max(0, expected_ns - self._config.hand_off_ns)
+            hold.ending, hold.gives_way_at = True, now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
         """All GPU work of the tenant's grant has ended; `wanting`: it has more. Without a grant this is `want` or
@@ -194,39 +194,39 @@ class Scheduler:
         times += [self._insists_at(tenant) for tenant in self._stuck.values() if not tenant.insists]
         return min([*times, *self._holds.due()], default=None)
 
-    def usage(self, now: int, tenant_id: str) -> Usage:
+    def usage(self, now: int, tenant_id: str) -> TimeUsage:
         """What the tenant used up to `now`."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         self._gpus.settle(now, tenant)
         return tenant.account.usage()
 
-    def state(self, now: int, tenant_id: str) -> AccountState:
+    def snapshot(self, now: int, tenant_id: str) -> AccountSnapshot:
         """The tenant's account as of `now`, to go on with in another process."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         self._gpus.settle(now, tenant)
-        return tenant.account.state()
+        return tenant.account.snapshot()
 
-    def holding(self, tenant_id: str) -> int | None:
+    def held_grant_id(self, tenant_id: str) -> int | None:
         """The id of the grant that the tenant has not drained, if there is one."""
         hold = self._tenants[tenant_id].hold
         return None if hold is None else hold.grant_id
 
-    def overdue(self, tenant_id: str) -> bool:
+    def preempted(self, tenant_id: str) -> bool:
         """Whether the tenant was overtaken and has not drained."""
         hold = self._tenants[tenant_id].hold
         return hold is not None and hold.overdue
 
-    def remaining(self, now: int, tenant_id: str) -> Grant | None:
+    def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
         """The grant that the tenant may still launch under, with the quantum that is left; None if there is none."""
         hold = self._tenants[tenant_id].hold
         if hold is None or hold.overdue or hold.revoked or hold.ending:
             return None
         if hold.deadline is None:
-            return Grant(tenant_id, hold.grant_id, 0, hold.bounded)
+            return TokenGrant(tenant_id, hold.grant_id, 0, hold.bounded)
         left = hold.deadline - now
-        return Grant(tenant_id, hold.grant_id, left, hold.bounded) if left > 0 else None
+        return TokenGrant(tenant_id, hold.grant_id, left, hold.bounded) if left > 0 else None
 
     def contended(self, now: int, tenant_id: str) -> bool:
         """Whether another tenant wants one of its GPUs, or did until a short while ago."""
@@ -246,12 +246,12 @@ class Scheduler:
         self._now = max(self._now, now)
         return self._now
 
-    def _lively(self, now: int, tenant: Tenant) -> bool:
+    def _lively(self, now: int, tenant: TokenTenant) -> bool:
         if tenant.waiting_since is not None or tenant.hold is not None:
             return True
-        return tenant.active_until is not None and now - tenant.active_until < self._config.quiet_ns
+        return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
-    def _enqueue(self, now: int, tenant: Tenant, *, woke: bool) -> None:
+    def _enqueue(self, now: int, tenant: TokenTenant, *, woke: bool) -> None:
         tenant.waiting_since = now
         tenant.asleep_since = None
         tenant.woke = woke and tenant.account.assured > 0
@@ -261,23 +261,23 @@ class Scheduler:
             self._turns.join(tenant)
         self._classify(now, tenant)
 
-    def _insists_at(self, tenant: Tenant) -> int:
+    def _insists_at(self, tenant: TokenTenant) -> int:
         assert tenant.waiting_since is not None, "it waits"
-        return tenant.waiting_since + self._config.debt_ns
+        return tenant.waiting_since + self._parameters.debt_ns
 
-    def _stop_waiting(self, tenant: Tenant) -> None:
+    def _stop_waiting(self, tenant: TokenTenant) -> None:
         """It was granted, or wants no more."""
         tenant.waiting_since, tenant.woke, tenant.insists = None, False, False
         self._stuck.pop(tenant.id, None)
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
 
-    def _classify(self, now: int, tenant: Tenant) -> None:
+    def _classify(self, now: int, tenant: TokenTenant) -> None:
         """Whether a waiting tenant can run or is held back by its ceiling. Its account is settled."""
-        account, config = tenant.account, self._config
+        account, parameters = tenant.account, self._parameters
         assert tenant.waiting_since is not None, "it waits"
-        resume = max(config.quantum_min_ns, min(config.resume_ns, config.quantum_max_ns // 2))
-        if tenant.insists or account.fits(resume if tenant.throttled else config.quantum_min_ns):
+        resume = max(parameters.quantum_min_ns, min(parameters.resume_ns, parameters.quantum_max_ns // 2))
+        if tenant.insists or account.fits(resume if tenant.throttled else parameters.quantum_min_ns):
             if tenant.throttled:
                 self._turns.join(tenant)
             tenant.throttled, tenant.throttled_until = False, None
@@ -291,10 +291,10 @@ class Scheduler:
 
     # ---- holds
 
-    def _accompanied(self, tenant: Tenant) -> bool:
+    def _accompanied(self, tenant: TokenTenant) -> bool:
         return any(other.present for gpu in tenant.gpus for other in self._gpus.sharing[gpu] if other is not tenant)
 
-    def _unlimited(self, now: int, tenant: Tenant) -> bool:
+    def _unlimited(self, now: int, tenant: TokenTenant) -> bool:
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant.id)
 
     # ---- placing
@@ -308,7 +308,7 @@ class Scheduler:
             return []
         return [self._grant(now, turn) for turn in self._turns.begin(now, waiting)]
 
-    def _grant(self, now: int, turn: Turn) -> Grant:
+    def _grant(self, now: int, turn: Turn) -> TokenGrant:
         tenant = turn.tenant
         if tenant.hold is not None:  # overdue: what it has on its GPUs is part of this turn from now on
             self._gpus.settle_around(now, tenant)
@@ -326,4 +326,4 @@ class Scheduler:
         tenant.account.grants += 1
         self._stop_waiting(tenant)
         self._holds.begin(tenant, hold)
-        return Grant(tenant.id, self._grants, 0 if deadline is None else deadline - now, metered)
+        return TokenGrant(tenant.id, self._grants, 0 if deadline is None else deadline - now, metered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.timeshare import Config, Grant, Overdue, Revoke, Scheduler
+from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -16,9 +16,9 @@ def scheduler_with(*tenants: tuple[str, int, int], gpus: tuple[str, ...] = ("g0"
     return scheduler
 
 
-def granted(scheduler: Scheduler, now: int) -> Grant:
+def granted(scheduler: Scheduler, now: int) -> TokenGrant:
     [action] = scheduler.tick(now)
-    assert isinstance(action, Grant)
+    assert isinstance(action, TokenGrant)
     return action
 
 
@@ -48,7 +48,7 @@ def test_what_was_launched_alone_drains_at_no_cost_for_the_grace_period() -> Non
 
 def test_in_company_launches_are_metered_although_nobody_waits() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
-    scheduler.attend(0, "b", present=True)
+    scheduler.set_present(0, "b", present=True)
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     assert (grant.quantum_ns, grant.metered) == (0, True)
@@ -66,7 +66,7 @@ def test_a_holder_without_quantum_is_revoked_when_another_wants_the_gpu() -> Non
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     scheduler.want(5 * S, "b")
-    assert scheduler.tick(5 * S) == [Revoke("a", grant.grant_id)]
+    assert scheduler.tick(5 * S) == [TokenRevocation("a", grant.grant_id)]
     scheduler.drained(5 * S + 2 * MS, "a", wanting=True)
     assert granted(scheduler, 5 * S + 2 * MS).tenant == "b"
 
@@ -76,9 +76,9 @@ def test_a_newcomer_gets_at_most_the_quantum_to_wait_for() -> None:
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     scheduler.want(30 * MS, "b")
-    assert scheduler.tick(30 * MS) == [Grant("a", grant.grant_id, 70 * MS + 1, True)], "the holder is told at once"
+    assert scheduler.tick(30 * MS) == [TokenGrant("a", grant.grant_id, 70 * MS + 1, True)], "the holder is told at once"
     assert scheduler.next_deadline() == 97_000_001, "is it the holder's turn again?"
-    assert scheduler.tick(97_000_001) == [Grant("a", grant.grant_id, 103_000_000, True)]
+    assert scheduler.tick(97_000_001) == [TokenGrant("a", grant.grant_id, 103_000_000, True)]
 
 
 def test_who_wakes_with_credit_waits_for_the_least_quantum_of_the_holder_only() -> None:
@@ -86,7 +86,7 @@ def test_who_wakes_with_credit_waits_for_the_least_quantum_of_the_holder_only() 
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     scheduler.want(3 * MS, "b")
-    assert scheduler.tick(3 * MS) == [Grant("a", grant.grant_id, 7 * MS + 1, True)]
+    assert scheduler.tick(3 * MS) == [TokenGrant("a", grant.grant_id, 7 * MS + 1, True)]
     scheduler.unwant(4 * MS, "b")
     scheduler.want(30 * MS, "b")
     scheduler.tick(30 * MS)
@@ -104,7 +104,7 @@ def test_borrowed_time_ends_soon_after_someone_with_credit_comes() -> None:
     second = granted(scheduler, 250 * MS)
     assert second.quantum_ns == 100 * MS
     scheduler.want(252 * MS, "owner")
-    assert scheduler.tick(252 * MS) == [Grant("borrower", second.grant_id, 8 * MS, True)]
+    assert scheduler.tick(252 * MS) == [TokenGrant("borrower", second.grant_id, 8 * MS, True)]
     assert scheduler.tick(257_500_000) == []
 
 
@@ -114,12 +114,12 @@ def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() 
     grant = granted(scheduler, 1)
     scheduler.want(2, "b")
     end = 1 + 100 * MS
-    assert scheduler.tick(2) == [Grant("a", grant.grant_id, end - 2, True)]
+    assert scheduler.tick(2) == [TokenGrant("a", grant.grant_id, end - 2, True)]
     assert scheduler.tick(end) == []
     assert scheduler.tick(end + 1 * S - 1) == []
     overdue, grant_b = scheduler.tick(end + 1 * S)
-    assert overdue == Overdue("a", grant.grant_id)
-    assert isinstance(grant_b, Grant)
+    assert overdue == Preemption("a", grant.grant_id)
+    assert isinstance(grant_b, TokenGrant)
     assert grant_b.tenant == "b"
     later = end + 2 * S
     assert scheduler.usage(later, "b").held_ns == 1 * S, "who holds the GPU uses it"
@@ -143,7 +143,7 @@ def test_a_lowered_limit_takes_effect_on_who_holds_without_quantum() -> None:
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     scheduler.set_tenant(2 * S, "a", ("g0",), request_milli=300, limit_milli=500)
-    assert scheduler.tick(2 * S) == [Revoke("a", grant.grant_id)]
+    assert scheduler.tick(2 * S) == [TokenRevocation("a", grant.grant_id)]
 
 
 def test_a_raised_limit_takes_effect_on_who_waits_for_it() -> None:
@@ -171,7 +171,7 @@ def test_a_gang_is_granted_all_its_gpus_or_none() -> None:
     assert granted(scheduler, 1).tenant == "single"
     scheduler.want(2, "gang")
     assert {action.tenant for action in scheduler.tick(2)} == {"single"}
-    assert scheduler.holding("gang") is None
+    assert scheduler.held_grant_id("gang") is None
     scheduler.tick(100 * MS + 1)
     scheduler.drained(101 * MS, "single", wanting=True)
     assert granted(scheduler, 101 * MS).tenant == "gang"
@@ -196,8 +196,8 @@ def test_a_second_process_may_join_with_what_is_left_of_the_quantum() -> None:
     scheduler = scheduler_with(("a", 500, 700))
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
-    assert scheduler.remaining(40 * MS + 1, "a") == Grant("a", grant.grant_id, 60 * MS, True)
-    assert scheduler.remaining(100 * MS + 1, "a") is None
+    assert scheduler.remaining_grant(40 * MS + 1, "a") == TokenGrant("a", grant.grant_id, 60 * MS, True)
+    assert scheduler.remaining_grant(100 * MS + 1, "a") is None
 
 
 def test_others_count_as_contending_for_a_while_after_they_left() -> None:
@@ -206,7 +206,7 @@ def test_others_count_as_contending_for_a_while_after_they_left() -> None:
     granted(scheduler, 1)
     scheduler.drained(10 * MS, "b", wanting=False)
     assert scheduler.contended(10 * MS, "a")
-    assert not scheduler.contended(10 * MS + Config().quiet_ns, "a")
+    assert not scheduler.contended(10 * MS + Parameters().quiet_ns, "a")
 
 
 def test_time_that_goes_back_counts_as_no_time() -> None:
@@ -231,9 +231,9 @@ def test_a_tenant_never_moves() -> None:
 
 def test_a_config_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="quantum_min_ns"):
-        Config(quantum_min_ns=2, quantum_max_ns=1)
+        Parameters(quantum_min_ns=2, quantum_max_ns=1)
     with pytest.raises(ValueError, match="grace_ns is 0"):
-        Config(grace_ns=0)
+        Parameters(grace_ns=0)
 
 
 def test_a_holder_whose_turn_it_is_again_goes_on_without_draining() -> None:
@@ -248,8 +248,8 @@ def test_a_holder_whose_turn_it_is_again_goes_on_without_draining() -> None:
     assert first.tenant == "a"
     look = 297 * MS
     assert scheduler.next_deadline() == look
-    assert scheduler.tick(look) == [Grant("a", first.grant_id, 103_000_000, True)]
-    assert scheduler.remaining(350 * MS, "a") == Grant("a", first.grant_id, 50 * MS, True)
+    assert scheduler.tick(look) == [TokenGrant("a", first.grant_id, 103_000_000, True)]
+    assert scheduler.remaining_grant(350 * MS, "a") == TokenGrant("a", first.grant_id, 50 * MS, True)
     assert scheduler.tick(350 * MS) == []
 
 
@@ -279,9 +279,9 @@ def test_who_says_when_its_last_work_ends_gives_way_before_and_pays_until_it_has
 
 def test_nobody_joins_one_whose_last_work_is_ending() -> None:
     scheduler = two_that_share()
-    assert scheduler.remaining(50 * MS, "a") is not None
+    assert scheduler.remaining_grant(50 * MS, "a") is not None
     scheduler.draining(50 * MS, "a", expected_ns=20 * MS)
-    assert scheduler.remaining(50 * MS, "a") is None
+    assert scheduler.remaining_grant(50 * MS, "a") is None
 
 
 def test_who_says_that_it_is_ending_and_never_drains_is_overtaken_and_pays() -> None:
@@ -290,7 +290,7 @@ def test_who_says_that_it_is_ending_and_never_drains_is_overtaken_and_pays() -> 
     assert granted(scheduler, 50 * MS).tenant == "b"
     end = 100 * MS + 1 + 1 * S
     assert scheduler.next_deadline() is not None
-    assert Overdue("a", 1) in scheduler.tick(end)
+    assert Preemption("a", 1) in scheduler.tick(end)
     assert scheduler.usage(end + 1 * S, "b").held_ns == 1 * S
 
 
@@ -308,9 +308,9 @@ def test_company_makes_the_queue_of_one_that_runs_alone_bounded() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
-    scheduler.attend(5 * MS, "b", present=True)
-    assert scheduler.tick(5 * MS) == [Grant("a", grant.grant_id, 0, True)]
-    scheduler.attend(6 * MS, "b", present=True)
+    scheduler.set_present(5 * MS, "b", present=True)
+    assert scheduler.tick(5 * MS) == [TokenGrant("a", grant.grant_id, 0, True)]
+    scheduler.set_present(6 * MS, "b", present=True)
     assert scheduler.tick(6 * MS) == []
 
 
@@ -321,13 +321,13 @@ def test_an_overdue_holder_that_wants_more_gets_what_is_idle(limit: int) -> None
         scheduler.want(1, name)
         scheduler.tick(1)
     now = 2 * S
-    assert Overdue("a", 1) in scheduler.tick(now)
+    assert Preemption("a", 1) in scheduler.tick(now)
     scheduler.want(now, "a")
     assert scheduler.tick(now) == []
     scheduler.drained(now + 5 * S, "b", wanting=False)
     now += 5 * S if limit == 1000 else 11 * S  # what it owes counts against its ceiling, for a while
     assert granted(scheduler, now).tenant == "a"
-    assert not scheduler.overdue("a")
+    assert not scheduler.preempted("a")
     scheduler.want(now + 1 * MS, "b")
     scheduler.drained(now + 1 * MS, "a", wanting=False)
     assert granted(scheduler, now + 1 * MS).tenant == "b"
@@ -336,12 +336,12 @@ def test_an_overdue_holder_that_wants_more_gets_what_is_idle(limit: int) -> None
 def test_an_overdue_tenant_that_wants_more_is_not_starved_by_busy_neighbours() -> None:
     scheduler = two_that_share()
     now = 2 * S
-    assert Overdue("a", 1) in scheduler.tick(now)
+    assert Preemption("a", 1) in scheduler.tick(now)
     scheduler.want(now, "a")
     for _ in range(103):
         now += 100 * MS
         scheduler.drained(now, "b", wanting=True)
-        if "a" in {action.tenant for action in scheduler.tick(now) if isinstance(action, Grant)}:
+        if "a" in {action.tenant for action in scheduler.tick(now) if isinstance(action, TokenGrant)}:
             break
-    assert scheduler.holding("a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
-    assert not scheduler.overdue("a")
+    assert scheduler.held_grant_id("a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
+    assert not scheduler.preempted("a")

@@ -16,7 +16,15 @@ from typing import Protocol
 import structlog
 
 from sharepod import protocol
-from sharepod.timeshare import AccountState, Config, Grant, Overdue, Revoke, Scheduler, Usage
+from sharepod.timeshare import (
+    AccountSnapshot,
+    Parameters,
+    Preemption,
+    Scheduler,
+    TimeUsage,
+    TokenGrant,
+    TokenRevocation,
+)
 
 from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 
@@ -59,7 +67,7 @@ class _Token:
 class Tokens:
     """All tokens of the node. `clock`: nanoseconds that never go back."""
 
-    def __init__(self, config: Config, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, config: Parameters, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._scheduler = Scheduler(config)
         self._clock = clock
         self._tokens: dict[str, _Token] = {}
@@ -76,7 +84,7 @@ class Tokens:
         request_milli: int,
         limit_milli: int,
         contended: Callable[[bool], None],
-        resumed: AccountState | None = None,
+        resumed: AccountSnapshot | None = None,
     ) -> None:
         """Adds a tenant, with its account of an earlier agent if that is known, or changes its rates. `contended` is
         told when others begin or cease to want its GPUs."""
@@ -95,11 +103,11 @@ class Tokens:
     def want(self, tenant_id: str, client: TokenClient) -> None:
         """A process waits at its gate."""
         token = self._tokens[tenant_id]
-        overdue = self._scheduler.overdue(tenant_id)
+        overdue = self._scheduler.preempted(tenant_id)
         if client in token.undrained and not overdue:
             return
         now = self._clock()
-        running = self._scheduler.remaining(now, tenant_id)
+        running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._tell(token, client, running)
             return
@@ -116,7 +124,7 @@ class Tokens:
     def attend(self, tenant_id: str, *, present: bool) -> None:
         """Whether any process of the tenant is connected."""
         if tenant_id in self._tokens:
-            self._scheduler.attend(self._clock(), tenant_id, present=present)
+            self._scheduler.set_present(self._clock(), tenant_id, present=present)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
@@ -160,7 +168,7 @@ class Tokens:
             if alive:
                 token.unheard.add(client.pid)
             self._maybe_drained(tenant_id, token)
-        elif not token.wanting and (token.grant_id is None or self._scheduler.overdue(tenant_id)):
+        elif not token.wanting and (token.grant_id is None or self._scheduler.preempted(tenant_id)):
             token.wanted_at = None
             self._scheduler.unwant(self._clock(), tenant_id)
             self._pump()
@@ -172,13 +180,13 @@ class Tokens:
             token.unheard.discard(pid)
             self._maybe_drained(tenant_id, token)
 
-    def usage(self, tenant_id: str) -> Usage:
+    def usage(self, tenant_id: str) -> TimeUsage:
         """What the tenant held up to now."""
         return self._scheduler.usage(self._clock(), tenant_id)
 
-    def state(self, tenant_id: str) -> AccountState:
+    def state(self, tenant_id: str) -> AccountSnapshot:
         """Its account up to now, for the agent that comes after this one."""
-        return self._scheduler.state(self._clock(), tenant_id)
+        return self._scheduler.snapshot(self._clock(), tenant_id)
 
     def waits(self, tenant_id: str) -> Histogram:
         """How long the tenant waited for each grant that it got."""
@@ -215,7 +223,7 @@ class Tokens:
         given_up: list[str] = []
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
-            if isinstance(action, Grant):
+            if isinstance(action, TokenGrant):
                 if action.grant_id == token.grant_id:  # it goes on
                     for client in list(token.undrained):
                         self._tell(token, client, action, renews=True)
@@ -228,10 +236,10 @@ class Tokens:
                 wanting, token.wanting = token.wanting, set()
                 for client in wanting:
                     self._tell(token, client, action)
-            elif isinstance(action, Revoke):
+            elif isinstance(action, TokenRevocation):
                 for client in token.undrained:
                     client.send(protocol.Revoke(action.grant_id))
-            elif isinstance(action, Overdue):
+            elif isinstance(action, Preemption):
                 log.warning("holder is overdue and was overtaken", tenant=action.tenant, grant=action.grant_id)
                 if token.unheard:
                     given_up.append(action.tenant)
@@ -249,7 +257,7 @@ class Tokens:
         return granted
 
     @staticmethod
-    def _tell(token: _Token, client: TokenClient, grant: Grant, *, renews: bool = False) -> None:
+    def _tell(token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import structlog
 
-from sharepod.timeshare import AccountState
+from sharepod.timeshare import AccountSnapshot
 
 from .boot import boot_id
 
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 _LAYOUT_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
-_ACCOUNT = len(fields(AccountState)) + 1
+_ACCOUNT = len(fields(AccountSnapshot)) + 1
 _BYTES_MAX = 1 << 47
 """More than any GPU has."""
 
@@ -57,7 +57,7 @@ class Left:
 
     holders: tuple[Holder, ...] = ()
     untracked: tuple[int, ...] = ()
-    account: AccountState | None = None
+    account: AccountSnapshot | None = None
     greeted: bool = False
 
 
@@ -143,7 +143,7 @@ class HandOver:
         """A hook of the tenant has connected."""
         self._words[_GREETED] = 1
 
-    def keep_account(self, state: AccountState) -> None:
+    def keep_account(self, state: AccountSnapshot) -> None:
         """Its time account is this now."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
@@ -203,7 +203,7 @@ def read(path: Path, gpus: Sequence[str]) -> Left:
     return Left(
         tuple(holder for holder in holders if _possible(holder.bytes) and start_time(holder.pid) == holder.start),
         tuple(size if _possible([size]) else 0 for size in words[_HEAD : _HEAD + len(gpus)]),
-        AccountState(*account) if account[0] > 0 and told == _sum(account) else None,
+        AccountSnapshot(*account) if account[0] > 0 and told == _sum(account) else None,
         bool(words[_GREETED]),
     )
 
@@ -230,7 +230,7 @@ def _sum(words: Sequence[int]) -> int:
 @cache
 def _layout() -> int:
     """What an agent whose accounts are made otherwise does not write."""
-    return _digest(["handover 2", *(field.name for field in fields(AccountState))])
+    return _digest(["handover 2", *(field.name for field in fields(AccountSnapshot))])
 
 
 def _digest(texts: Sequence[str]) -> int:

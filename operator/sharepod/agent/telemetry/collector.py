@@ -203,7 +203,7 @@ class AgentCollector(Collector):
             sheet.add("tenant_waited_seconds", each, tenants.waited_ns(row.id) / 1e9)
             sheet.add("tenant_borrowed_seconds", each, usage.borrowed_ns / 1e9)
             sheet.add("tenant_overuse_seconds", each, usage.late_ns / 1e9)
-            sheet.add("tenant_overtaken", each, usage.overdue)
+            sheet.add("tenant_overtaken", each, usage.preemptions)
             sheet.add("tenant_grants", each, usage.grants)
             sheet.add("tenant_memory_gap_bytes", each, gaps[uuid])
             sheet.add("tenant_denied_allocations", each, denied[uuid])

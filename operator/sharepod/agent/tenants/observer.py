@@ -18,7 +18,7 @@ from sharepod.agent.findings.attribution import Sightings, sort
 from sharepod.agent.findings.rules import TenantWatch, WatchConfig
 from sharepod.agent.findings.utilization import BusyClock, Key
 from sharepod.api.gpunode import Finding, Mode, TenantState
-from sharepod.timeshare import Usage
+from sharepod.timeshare import TimeUsage
 
 from .entry import Entry
 from .served import ServedTenant
@@ -39,7 +39,7 @@ class _Kept(BaseModel):
 class Observer:
     """What it learns is kept in files of `state_dir`. `usage`: token time of a tenant that is served."""
 
-    def __init__(self, state_dir: Path, config: WatchConfig, usage: Callable[[str], Usage]) -> None:
+    def __init__(self, state_dir: Path, config: WatchConfig, usage: Callable[[str], TimeUsage]) -> None:
         self.busy = BusyClock()
         """How long tenants and GPUs were busy, as the driver says."""
         self._usage = usage
@@ -156,7 +156,7 @@ class Observer:
         }
         entry.watch.see_time(now, told, usage.held_ns / 1e9)
         entry.watch.see_memory(now, served.memory.gaps())
-        entry.watch.see_overtakings(now, usage.overdue)
+        entry.watch.see_overtakings(now, usage.preemptions)
 
 
 def _owner(entries: Mapping[str, Entry], process: Process, owner_of: OwnerOf) -> str | None:

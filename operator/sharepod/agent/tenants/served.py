@@ -31,7 +31,7 @@ from sharepod.agent.sockets.refusals import Refusal, Refusals
 from sharepod.agent.state.handover import HandOver, Holder, Left, start_time
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
-from sharepod.timeshare import AccountState
+from sharepod.timeshare import AccountSnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -258,7 +258,7 @@ class ServedTenant:
             os.close(pidfd)
             self.memory.exited(holder.pid)
 
-    def _set_rates(self, resumed: AccountState | None = None) -> None:
+    def _set_rates(self, resumed: AccountSnapshot | None = None) -> None:
         self._tokens.set_tenant(
             self.row.id,
             self.row.gpus,

@@ -24,7 +24,7 @@ from sharepod.agent.sockets.refusals import Refusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import HandOver
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
-from sharepod.timeshare import Usage
+from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, limits_text, not_servable
 from .observer import Observer, OwnerOf, Residue
@@ -158,7 +158,7 @@ class Tenants:
             for entry in self._entries.values()
         )
 
-    def usage(self, tenant_id: str) -> Usage | None:
+    def usage(self, tenant_id: str) -> TimeUsage | None:
         """Token time of a tenant that is being served."""
         entry = self._entries.get(tenant_id)
         if entry is None or entry.serving is None:

@@ -18,7 +18,7 @@ from sharepod import protocol
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import NOTHING, HandOver, read, start_time
 from sharepod.agent.tenants.tenants import Tenants
-from sharepod.timeshare import Account, AccountState, Config
+from sharepod.timeshare import Account, AccountSnapshot, Parameters
 from sharepod.timeshare.account import Charge
 from structlog.testing import capture_logs
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
@@ -89,7 +89,7 @@ def test_whatever_a_disk_makes_of_the_file_nothing_impossible_is_taken_from_it(
     tmp_path_factory: pytest.TempPathFactory, damaged: list[tuple[int, int]], cut: int | None
 ) -> None:
     path = tmp_path_factory.mktemp("handover") / "a"
-    written = AccountState(*range(SECOND, SECOND + len(fields(AccountState))))
+    written = AccountSnapshot(*range(SECOND, SECOND + len(fields(AccountSnapshot))))
     kept, _left = HandOver.open(path, (GPU0,), 4)
     kept.add(ME)
     kept.keep(ME, 0, GI)
@@ -203,7 +203,7 @@ async def test_who_is_released_leaves_nothing(tmp_path: Path) -> None:
 
 
 def account(request: int, limit: int) -> Account:
-    return Account(10 * SECOND, Config(), request_milli=request, limit_milli=limit)
+    return Account(10 * SECOND, Parameters(), request_milli=request, limit_milli=limit)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 20 * SECOND), st.integers(0, 100 * SECOND))
@@ -211,8 +211,8 @@ def test_an_account_that_is_resumed_is_owed_what_it_was_owed(one: int, two: int,
     request, limit = sorted((one, two))
     before = account(request, limit)
     before.advance(30 * SECOND, held, Charge.OWN)
-    state = before.state()
-    after = Account(30 * SECOND + away, Config(), request_milli=request, limit_milli=limit)
+    state = before.snapshot()
+    after = Account(30 * SECOND + away, Parameters(), request_milli=request, limit_milli=limit)
     after.resume(state)
     assert after.assured == before.assured
     assert before.ceiling <= after.ceiling or limit == 0
@@ -223,5 +223,5 @@ def test_an_account_that_is_resumed_is_owed_what_it_was_owed(one: int, two: int,
 
 def test_an_account_of_the_future_is_taken_as_of_now() -> None:
     after = account(500, 1000)
-    after.resume(AccountState(10**18, 5, 7, 1, 2, 3, 4, 5, 6))
+    after.resume(AccountSnapshot(10**18, 5, 7, 1, 2, 3, 4, 5, 6))
     assert (after.assured, after.ceiling, after.usage().grants) == (5, 7, 4)

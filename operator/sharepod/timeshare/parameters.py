@@ -8,7 +8,7 @@ _MS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Config:
+class Parameters:
     """Durations in nanoseconds, each at least 1. Raises `ValueError` for values that contradict each other."""
 
     target_latency_ns: int = 300 * _MS
@@ -34,7 +34,7 @@ class Config:
     """Over-use is debt of at most this long of the tenant's rate, but for one over-long hold."""
 
     window_ns: int = 10_000 * _MS
-    """Usage is shown over the last window of this length."""
+    """TimeUsage is shown over the last window of this length."""
 
     quiet_ns: int = 1000 * _MS
     """A GPU whose other tenants have not wanted it for this long counts as its holder's alone: no quantum, no

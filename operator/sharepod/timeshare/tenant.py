@@ -40,7 +40,7 @@ class Hold:
 
 
 @dataclass(eq=False)
-class Tenant:
+class TokenTenant:
     """One tenant. It waits (`waiting_since`), holds (`hold`), or sleeps (`asleep_since`). An overdue one may wait for
     its next turn while it holds."""
 
@@ -87,7 +87,7 @@ class Tenant:
         return self.account.request_milli or 1000
 
 
-def floors_of(sharing: Iterable[Tenant], gpu: str, floors: dict[tuple[str, bool], int]) -> None:
+def floors_of(sharing: Iterable[TokenTenant], gpu: str, floors: dict[tuple[str, bool], int]) -> None:
     """Brings `floors` up to date: the least virtual time of those who compete for the idle time of a GPU, by whether
     they are best effort, and never less than it was before."""
     least: list[int | None] = [None, None]
@@ -103,14 +103,14 @@ def floors_of(sharing: Iterable[Tenant], gpu: str, floors: dict[tuple[str, bool]
         floors[gpu, kind] = before if lowest is None or lowest < before else lowest
 
 
-def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
+def write_off(sharing: Mapping[str, Iterable[TokenTenant]], burst_ns: int) -> None:
     """Forgets a part of what is owed to everybody on a GPU alike, before anyone's assured bucket is full.
 
     It is time that hand-offs cost, which nobody can be paid back; buckets that are full of it would spill unevenly.
     `sharing`: tenants by GPU, those that wait or hold with their accounts settled; `burst_ns`: what a bucket holds.
     """
     common: dict[str, int] = {}
-    competing: list[Tenant] = []
+    competing: list[TokenTenant] = []
     for gpu, tenants in sharing.items():
         full = burst_ns * 3 // 4
         if not any(t.account.assured > full * t.account.request_milli for t in tenants):
@@ -127,7 +127,7 @@ def write_off(sharing: Mapping[str, Iterable[Tenant]], burst_ns: int) -> None:
 
 
 def order_key(
-    tenant: Tenant, floors: Mapping[tuple[str, bool], int], since: int, *, patient_since: int
+    tenant: TokenTenant, floors: Mapping[tuple[str, bool], int], since: int, *, patient_since: int
 ) -> tuple[int, int, int, str]:
     """The smallest goes first. Of equals the one that has waited longest, `since` when. Who has credit and has waited
     since `patient_since` or longer goes before all that wake: these may be so many that a gang never finds its GPUs

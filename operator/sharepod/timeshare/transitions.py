@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from .actions import Action, Grant, Overdue, Revoke
-from .config import Config
+from .actions import Action, Preemption, TokenGrant, TokenRevocation
 from .occupancy import Occupancy
-from .state import Hold, Tenant
+from .parameters import Parameters
+from .tenant import Hold, TokenTenant
 from .turns import Turns
 
 _NOTICE_NS = 1_000_000
@@ -24,24 +24,24 @@ class Holds:
     """All grants that were not drained and not overtaken. `stale`: where GPUs are added that it may be someone's turn
     on."""
 
-    def __init__(self, config: Config, gpus: Occupancy, turns: Turns, stale: set[str]) -> None:
-        self._config = config
+    def __init__(self, parameters: Parameters, gpus: Occupancy, turns: Turns, stale: set[str]) -> None:
+        self._parameters = parameters
         self._gpus = gpus
         self._turns = turns
         self._stale = stale
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, TokenTenant] = {}
         self._cuts: dict[str, int] = {}
         """Per GPU, until when the holds that were cut for those who woke are paid for."""
-        self._told: list[tuple[Tenant, Grant]] = []
+        self._told: list[tuple[TokenTenant, TokenGrant]] = []
         """New terms, to be told by the next tick."""
 
-    def begin(self, tenant: Tenant, hold: Hold) -> None:
+    def begin(self, tenant: TokenTenant, hold: Hold) -> None:
         """The tenant holds its GPUs."""
         tenant.hold = hold
         self._tenants[tenant.id] = tenant
         self._gpus.occupy(tenant)
 
-    def end(self, tenant: Tenant) -> None:
+    def end(self, tenant: TokenTenant) -> None:
         """It has drained, or is gone."""
         tenant.hold = None
         self._tenants.pop(tenant.id, None)
@@ -50,7 +50,7 @@ class Holds:
         """Nobody is on this GPU any more."""
         self._cuts.pop(gpu, None)
 
-    def bound(self, now: int, gpus: Iterable[str], company: Tenant) -> None:
+    def bound(self, now: int, gpus: Iterable[str], company: TokenTenant) -> None:
         """What others launch on these GPUs is metered from now on."""
         for gpu in gpus:
             holder = self._gpus.holder.get(gpu)
@@ -65,9 +65,9 @@ class Holds:
         self,
         now: int,
         gpus: Iterable[str],
-        waiter: Tenant | None = None,
+        waiter: TokenTenant | None = None,
         *,
-        unlimited: Callable[[int, Tenant], bool],
+        unlimited: Callable[[int, TokenTenant], bool],
     ) -> None:
         """A holder that someone waits for keeps the token no longer than the quantum for that many.
 
@@ -81,13 +81,13 @@ class Holds:
                 continue
             hold, quantum, cut = holder.hold, self._turns.quantum(holder), False
             if owed is not None and (not hold.assured or owed - holder.account.owed_ns() > quantum):
-                quantum = self._config.quantum_min_ns
-            elif waiter is not None and waiter.woke and self._cuts.get(gpu, now) <= now + self._config.cut_burst_ns:
-                quantum, cut = self._config.quantum_min_ns, True
+                quantum = self._parameters.quantum_min_ns
+            elif waiter is not None and waiter.woke and self._cuts.get(gpu, now) <= now + self._parameters.cut_burst_ns:
+                quantum, cut = self._parameters.quantum_min_ns, True
             deadline = max(now, hold.granted_at + quantum)
-            if hold.deadline is None or hold.deadline - deadline >= self._config.quantum_min_ns:
+            if hold.deadline is None or hold.deadline - deadline >= self._parameters.quantum_min_ns:
                 if cut:
-                    self._cuts[gpu] = max(now, self._cuts.get(gpu, now)) + self._config.cut_every_ns
+                    self._cuts[gpu] = max(now, self._cuts.get(gpu, now)) + self._parameters.cut_every_ns
                 self._gpus.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
@@ -111,10 +111,10 @@ class Holds:
                 continue
             if hold.shortened and not hold.revoked and not hold.ending:
                 hold.revoked = True
-                actions.append(Revoke(tenant.id, hold.grant_id))
-            if now >= hold.deadline + self._config.grace_ns:
+                actions.append(TokenRevocation(tenant.id, hold.grant_id))
+            if now >= hold.deadline + self._parameters.grace_ns:
                 self._overtake(now, tenant, hold)
-                actions.append(Overdue(tenant.id, hold.grant_id))
+                actions.append(Preemption(tenant.id, hold.grant_id))
         return actions
 
     def due(self) -> Iterator[int]:
@@ -126,7 +126,7 @@ class Holds:
             if hold.deadline is None:
                 continue
             if hold.ending or hold.revoked or (hold.considered and not hold.shortened):
-                yield hold.deadline + self._config.grace_ns
+                yield hold.deadline + self._parameters.grace_ns
             else:
                 yield hold.deadline if hold.considered else self._look_at(hold)
 
@@ -135,12 +135,12 @@ class Holds:
         assert hold.deadline is not None, "it has a quantum"
         if hold.considered:
             return hold.deadline
-        return hold.deadline - min(self._config.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
+        return hold.deadline - min(self._parameters.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
 
-    def _tell(self, tenant: Tenant, hold: Hold, left_ns: int) -> None:
-        self._told.append((tenant, Grant(tenant.id, hold.grant_id, left_ns, True)))
+    def _tell(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> None:
+        self._told.append((tenant, TokenGrant(tenant.id, hold.grant_id, left_ns, True)))
 
-    def _set_deadline(self, now: int, tenant: Tenant, hold: Hold, deadline: int) -> None:
+    def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
         """The holder is told at once, so that its queue is short by then; where that is too late, it is revoked when it
         is due."""
         hold.deadline, hold.considered = deadline, False
@@ -149,7 +149,7 @@ class Holds:
             hold.bounded = True
             self._tell(tenant, hold, deadline - now)
 
-    def _renew(self, now: int, tenant: Tenant, hold: Hold) -> list[Action]:
+    def _renew(self, now: int, tenant: TokenTenant, hold: Hold) -> list[Action]:
         """Lets a holder go on whose turn it is again."""
         turn = self._turns.next_of(now, tenant)
         assert hold.deadline is not None, "it has a quantum"
@@ -160,7 +160,7 @@ class Holds:
             quantum = min(quantum, room - left)
         if turn.lent:  # until the moment for which its GPUs are kept, else those who are lent them outstay each other
             quantum = min(quantum, turn.quantum_ns - left)
-        if (room is not None or turn.lent) and quantum < self._config.quantum_min_ns:
+        if (room is not None or turn.lent) and quantum < self._parameters.quantum_min_ns:
             return []
         self._gpus.settle_around(now, tenant)
         self._turns.forgive(tenant, hold.charged_ns)
@@ -168,9 +168,9 @@ class Holds:
         hold.assured = tenant.account.assured > 0
         hold.shortened = hold.considered = False
         hold.charged_ns = 0
-        return [Grant(tenant.id, hold.grant_id, hold.deadline - now, hold.bounded)]
+        return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.bounded)]
 
-    def _give_way(self, now: int, tenant: Tenant, hold: Hold) -> None:
+    def _give_way(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         """Lets the next in while the tenant's last work ends, unless its own turn is the next. One at a time on a
         GPU."""
         if not self._gpus.may_give_way(tenant):
@@ -182,15 +182,15 @@ class Holds:
             self._gpus.give_way(tenant)
             self._stale.update(tenant.gpus)
 
-    def _overtake(self, now: int, tenant: Tenant, hold: Hold) -> None:
+    def _overtake(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         self._gpus.settle_around(now, tenant)
         hold.overdue = True
-        tenant.account.overdue += 1
+        tenant.account.preemptions += 1
         del self._tenants[tenant.id]
         self._gpus.overtake(tenant)
         self._stale.update(tenant.gpus)
 
 
-def _hold_of(tenant: Tenant) -> Hold:
+def _hold_of(tenant: TokenTenant) -> Hold:
     assert tenant.hold is not None, "a holder holds"
     return tenant.hold
