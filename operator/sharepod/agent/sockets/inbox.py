@@ -14,8 +14,9 @@ import select
 from collections.abc import Callable
 from typing import Protocol
 
+from sharepod.rate_limit import RateLimiter
+
 from .frame_budget import Attention
-from .rate_limit import Pace
 
 FRAMES_A_TURN = 32
 """Frames that are handled before other tenants get their turn."""
@@ -60,7 +61,7 @@ class Inbox:
         self._attention = attention
         self._flooded = flooded
         self._loop = asyncio.get_running_loop()
-        self._pace = Pace(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
+        self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
         self._senders: dict[int, Sender] = {}
         self._held_back: asyncio.TimerHandle | None = None
         self._flooded_since = self._flooded_at = -math.inf
@@ -91,7 +92,7 @@ class Inbox:
 
     def charge(self, seconds: float) -> None:
         """Its clients have taken the agent so much time otherwise."""
-        self._pace.charge(min(seconds, _CHARGED_S) / _FRAME_S)
+        self._limiter.charge(min(seconds, _CHARGED_S) / _FRAME_S)
 
     def _turn(self) -> None:
         begun = now = self._loop.time()
@@ -101,24 +102,24 @@ class Inbox:
             sender = self._senders.get(fd)
             if sender is None:
                 continue
-            if not self._pace.take(now):
+            if not self._limiter.take(now):
                 self._hold_back(now)
                 break
             # Who has more to say comes last in the next turn. Two at least: the second shows who has not.
             handled = sender.read(max(2, FRAMES_A_TURN // len(ready)), until)
-            self._pace.charge(handled - 1)
+            self._limiter.charge(handled - 1)
             frames += handled
             now = self._loop.time()
             if now >= until:
                 break
-        self._pace.charge(max(0.0, min(now - begun, _CHARGED_S) / _FRAME_S - frames))
+        self._limiter.charge(max(0.0, min(now - begun, _CHARGED_S) / _FRAME_S - frames))
 
     def _hold_back(self, now: float) -> None:
         """Reads nothing of the tenant's clients for a moment."""
         if self._held_back is not None or self._epoll.closed:
             return
         self.throttled += 1
-        self._pace.set_rate(now, self._attention.share_of(now, self._tenant_id))
+        self._limiter.set_rate(now, self._attention.share_of(now, self._tenant_id))
         if now - self._flooded_at > _FLOOD_S:
             self._listen_anew(now)
         elif now - self._flooded_since > _FLOOD_S:

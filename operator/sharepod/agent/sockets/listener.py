@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from .rate_limit import Pace
+from sharepod.rate_limit import RateLimiter
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Listener:
         self._whose = whose
         self._admit = admit
         self._loop = asyncio.get_running_loop()
-        self._pace = Pace(self._loop.time(), per_s=per_s, burst=burst)
+        self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=burst)
         self._paused: asyncio.TimerHandle | None = None
         self._exhausted_logged = False
         self._haste_logged = False
@@ -57,7 +57,7 @@ class Listener:
         for _ in range(_BATCH):
             if not self._open:
                 return
-            if not self._pace.take(self._loop.time()):
+            if not self._limiter.take(self._loop.time()):
                 self._hasty()
                 return
             try:

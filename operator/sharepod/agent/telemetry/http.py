@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from sharepod.agent.sockets.listener import Listener
-from sharepod.agent.sockets.rate_limit import Pace
+from sharepod.rate_limit import RateLimiter
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
 _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
@@ -30,7 +30,7 @@ _BACKLOG = 128
 
 @dataclass
 class _Asker:
-    pace: Pace
+    limiter: RateLimiter
     open: list[asyncio.Transport] = field(default_factory=list)
 
 
@@ -61,12 +61,12 @@ class HttpServer:
             sock.close()
             return
         now = self._loop.time()
-        asker = self._askers.pop(address, None) or _Asker(Pace(now, per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE))
+        asker = self._askers.pop(address, None) or _Asker(RateLimiter(now, per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE))
         self._askers[address] = asker
         asker.open = [transport for transport in asker.open if not transport.is_closing()]
         # Those whose transport is being made count with the tasks.
         there = len(self._tasks) + sum(len(each.open) for each in self._askers.values())
-        if not asker.pace.take(now) or len(asker.open) >= _OPEN_EACH or there >= _OPEN_MAX:
+        if not asker.limiter.take(now) or len(asker.open) >= _OPEN_EACH or there >= _OPEN_MAX:
             sock.close()
         else:
             task = self._loop.create_task(self._hand_over(sock, asker), name="http")

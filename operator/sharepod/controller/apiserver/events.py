@@ -17,6 +17,7 @@ from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
 from sharepod.controller.state.facts import Facts
 from sharepod.kube import ApiError, Json
+from sharepod.rate_limit import RateLimiter
 
 from .client import EVENTS, Client, NotLeadingError
 
@@ -49,7 +50,7 @@ class Events:
         self._clock = clock
         self._waiting: asyncio.Queue[_Event] = asyncio.Queue(_WAITING)
         self._told: dict[tuple[str, str, str], float] = {}
-        self._room: dict[tuple[str, str], tuple[float, float]] = {}  # how many more, and when that was so
+        self._limiters: dict[tuple[str, str], RateLimiter] = {}  # by uid and reason, the longest unused first
 
     def normal(self, kind: str, about: Facts, reason: str, action: str, note: str) -> None:
         """Something went as it should."""
@@ -75,7 +76,7 @@ class Events:
         now = self._clock()
         if now - self._told.get(key, -_AGAIN) < _AGAIN:
             return
-        if not self._may_tell(event, now):
+        if not self._admit(event, now):
             metrics.EVENTS_DROPPED.inc()
             return
         self._told.pop(key, None)
@@ -87,14 +88,13 @@ class Events:
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
 
-    def _may_tell(self, event: _Event, now: float) -> bool:
+    def _admit(self, event: _Event, now: float) -> bool:
         key = (event.about.uid, event.reason)
-        room, at = self._room.pop(key, (float(_BURST), now))
-        room = min(float(_BURST), room + (now - at) / _EVERY)
-        self._room[key] = (room - 1 if room >= 1 else room, now)
-        if len(self._room) > _REMEMBERED:
-            del self._room[next(iter(self._room))]
-        return room >= 1
+        limiter = self._limiters.pop(key, None) or RateLimiter(now, per_s=1 / _EVERY, burst=_BURST)
+        self._limiters[key] = limiter
+        if len(self._limiters) > _REMEMBERED:
+            del self._limiters[next(iter(self._limiters))]
+        return limiter.take(now)
 
     def _manifest(self, event: _Event) -> Json:
         about = event.about

@@ -24,28 +24,12 @@ from sharepod.controller.settings import Settings
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.notes import Eviction, Note
 from sharepod.kube import ApiError, ConflictError, NotFoundError
+from sharepod.rate_limit import RateLimiter
 
 _TOO_MANY = 429  # what the Eviction API answers where a PodDisruptionBudget forbids it
 _AGAIN = 5.0
 
 log = logging.getLogger(__name__)
-
-
-class Allowance:
-    """So many a minute, one at once: `take` says how long to wait, 0 if it is taken."""
-
-    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
-        self._gap = 60.0 / per_minute
-        self._clock = clock
-        self._next = float("-inf")
-
-    def take(self) -> float:
-        """Seconds until the next one may be; 0: now, and it counts."""
-        now = self._clock()
-        if now < self._next:
-            return self._next - now
-        self._next = now + self._gap
-        return 0.0
 
 
 class Evictor:
@@ -56,7 +40,7 @@ class Evictor:
         self._events = events
         self._settings = settings
         self._clock = clock
-        self._allowance = Allowance(settings.evictions_per_minute, clock)
+        self._limiter = RateLimiter(clock(), per_s=settings.evictions_per_minute / 60, burst=1)
 
     async def look(
         self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, note: Note
@@ -80,9 +64,8 @@ class Evictor:
         due = eviction.since + self._settings.unenforced_grace
         if now < due:
             return due - now
-        wait = self._allowance.take()
-        if wait > 0:
-            return wait
+        if not self._limiter.take(now):
+            return self._limiter.wait_s(now)
         return await self._evict(sharepod, pod, finding, eviction, now)
 
     async def _evict(

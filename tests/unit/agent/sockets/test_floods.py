@@ -12,11 +12,8 @@ from statistics import median
 
 import pytest
 from harness import floods
-from hypothesis import given
-from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.agent.sockets.connection import Connection
-from sharepod.agent.sockets.rate_limit import Pace
 from sharepod.agent.sockets.refusals import Refusal
 from sharepod.agent.tenants.served import ServedTenant
 from sharepod.agent.tenants.tenants import Tenants
@@ -101,15 +98,6 @@ async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_p
         assert served.connected == 2
         greedy.close()
         honest.close()
-
-
-@given(st.lists(st.floats(0, 0.1), max_size=300), st.integers(1, 1000), st.integers(1, 50))
-def test_no_more_goes_than_the_pace_allows(pauses: list[float], per_s: int, burst: int) -> None:
-    pace, now, went = Pace(0.0, per_s=per_s, burst=burst), 0.0, 0
-    for pause in pauses:
-        now += pause
-        went += pace.take(now)
-        assert went <= burst + per_s * now + 1e-6
 
 
 async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from sharepod.controller.apiserver.client import Client, Resource
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.settings import Settings
 from sharepod.controller.state.notes import Note
-from sharepod.controller.tenants.evictor import Allowance, Evictor
+from sharepod.controller.tenants.evictor import Evictor
 from sharepod.kube import UnavailableError
 from unit.controller.objects import TENANT, pod, sharepod
 
@@ -149,17 +149,6 @@ async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
     assert not world.evicted
     assert world.deleted == ["pod-1"]
     assert "EvictionRefused" in {reason for reason, _ in world.told}
-
-
-def test_an_allowance_gives_one_at_a_time() -> None:
-    now = 0.0
-    allowance = Allowance(6, lambda: now)
-    assert allowance.take() == 0
-    assert allowance.take() == 10
-    now = 9.5
-    assert allowance.take() == 0.5
-    now = 1000.0
-    assert [allowance.take(), allowance.take()] == [0, 10], "what was not used is not saved up"
 
 
 class Recorder:
