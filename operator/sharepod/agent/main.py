@@ -8,28 +8,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import logging
 import os
 import resource
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import structlog
 from pydantic import ValidationError
 
+from sharepod import logs
 from sharepod.agent.devices.inventory import Inventory, InventoryError, SimulatedInventory
 from sharepod.agent.devices.nvml import NvmlInventory
 from sharepod.agent.state.directory import StateDirError
 from sharepod.agent.telemetry import endpoints
+from sharepod.tasks import Supervisor, TaskEndedError
 
 from . import standalone
 from .agent import Agent, agent_version
 from .settings import ENV_PREFIX, Mode, Settings
 from .standalone import TenantsFileError
 
-log = structlog.get_logger("sharepod.agent")
+log = structlog.get_logger(__name__)
 
 _PREREQUISITES = (InventoryError, StateDirError, TenantsFileError, OSError)
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         print(f"sharepod-agent: wrong settings: {error}", file=sys.stderr)
         return 2
-    _configure_logging(settings)
+    logs.configure(settings.log_level, settings.log_format)
     try:
         return asyncio.run(run(settings))
     except KeyboardInterrupt:
@@ -89,12 +89,18 @@ async def run(settings: Settings) -> int:
         gc.collect()
         gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames
         sys.setswitchinterval(0.0005)  # a thread that reads NVML or a file does not keep the loop from a hand-off
-        return await _until(stop, _drive(agent, again))
+        async with Supervisor() as supervisor:
+            supervisor.start("drive", _drive(agent, again))
+            await supervisor.wait(stop)
+        return 0
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
         return 1
-    except ExceptionGroup as group:
-        log.error("agent cannot go on", error="; ".join(map(str, group.exceptions)), exc_info=group)
+    except TaskEndedError as ended:
+        if isinstance(ended.__cause__, _PREREQUISITES):
+            log.error("agent cannot run", error=str(ended.__cause__))
+        else:
+            log.error("agent cannot go on", error=str(ended), exc_info=ended)
         return 1
     finally:
         if http is not None:
@@ -112,23 +118,6 @@ async def _drive(agent: Agent, again: asyncio.Event) -> None:
     await cluster_run.run(agent)
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> int:
-    """Runs `work` until it ends, which is a failure, or `stop` is set."""
-    working = asyncio.create_task(work, name="drive")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            log.error("agent cannot go on: what drives it has ended")
-            return 1
-        return 0
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
-
-
 def _raise_descriptor_limit() -> None:
     """Each process of a tenant costs two descriptors; the usual soft limit is for programs that know `select` only."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -138,25 +127,6 @@ def _raise_descriptor_limit() -> None:
         log.warning("cannot raise the limit of open files", soft=soft, hard=hard, error=str(error))
         return
     log.info("limit of open files", was=soft, now=hard, processes_at_most=hard // 2)
-
-
-def _configure_logging(settings: Settings) -> None:
-    level = logging.getLevelNamesMapping().get(settings.log_level.upper(), logging.INFO)
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer() if settings.log_format == "json" else structlog.dev.ConsoleRenderer()
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ its Lease and exits with 0.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import signal
 import sys
 import time
@@ -17,6 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import kopf
+import structlog
 from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -38,6 +37,7 @@ from sharepod.controller.state.notes import Notes
 from sharepod.controller.tenants.pods import Binder
 from sharepod.controller.tenants.reconciler import Tenants
 from sharepod.kube import ApiError, configuration
+from sharepod.tasks import Supervisor
 
 from . import metrics
 from .nodes import Nodes
@@ -46,8 +46,10 @@ from .settings import Settings, SettingsError, load
 _OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 _TICK = 1.0
 _STALLED = 30.0
+_KOPF_GRACE_S = 10.0
+"""Seconds that Kopf has to end its watches before its task is cancelled."""
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Operator:
@@ -157,12 +159,12 @@ class Operator:
                 await self.agent_leases.listed.wait()
                 break
             except ApiError as error:
-                log.warning("listing: %s", error)
+                log.warning("cannot list; trying again", error=str(error))
                 await asyncio.sleep(1)
         self.nodes.look_at_agents()
         self._active = True
         self._look_at_all()
-        log.info("acting: %d SharePods, %d nodes", len(self.model.sharepods), len(self.model.nodes))
+        log.info("acting", sharepods=len(self.model.sharepods), nodes=len(self.model.nodes))
 
     def _look_at_all(self) -> None:
         for tenant in self.model.tenants():
@@ -189,7 +191,7 @@ class Operator:
             try:
                 await self.lists.resync()
             except ApiError as error:
-                log.warning("listing: %s", error)
+                log.warning("cannot list; trying again", error=str(error))
                 self._stale = True
                 continue
             last = time.monotonic()
@@ -240,7 +242,7 @@ class Operator:
             try:
                 await self.lists.resync()
             except ApiError as error:
-                log.warning("listing: %s", error)
+                log.warning("cannot list; trying again", error=str(error))
                 await asyncio.sleep(1)
         await asyncio.Event().wait()
 
@@ -263,28 +265,17 @@ class Operator:
         }
         if self._settings.metrics_port:
             parts["metrics"] = self._serve()
-        tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-        await asyncio.sleep(0)  # Kopf ends every task that it finds begun after its own
-        watching = asyncio.create_task(self._watch(kopf_stop, kopf_ready), name="kopf")
-        stopped = asyncio.create_task(self._signalled(stop, kopf_ready), name="signals")
         try:
-            await asyncio.wait([*tasks, watching, stopped], return_when=asyncio.FIRST_COMPLETED)
+            async with Supervisor() as supervisor:
+                for name, part in parts.items():
+                    supervisor.start(name, part)
+                await asyncio.sleep(0)  # Kopf ends every task that it finds begun after its own
+                supervisor.start("kopf", self._watch(kopf_stop, kopf_ready), stop=kopf_stop, grace_s=_KOPF_GRACE_S)
+                supervisor.start("signals", self._signalled(stop, kopf_ready))
+                await supervisor.wait(stop)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            stopped.cancel()
-            kopf_stop.set()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([watching], timeout=10)
-                watching.cancel()
             await self.client.close()
             await self.lease_client.close()
-        for task in [*tasks, watching]:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise RuntimeError(f"{task.get_name()} failed") from error
-        if not stop.is_set():
-            raise RuntimeError("a part of the operator ended by itself")
 
     async def _watch(self, stop: asyncio.Event, ready: asyncio.Event) -> None:
         port = self._settings.health_port
@@ -332,5 +323,5 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception:
-        log.exception("sharepod-operator ends")
+        log.exception("operator cannot go on")
         sys.exit(1)

@@ -8,8 +8,9 @@ refused, with an Event, for others.
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Callable
+
+import structlog
 
 from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
@@ -33,7 +34,7 @@ _UNLABELLED = (
     f"surely gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
 )
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Nodes:
@@ -66,7 +67,7 @@ class Nodes:
         """Takes in which agents have come or gone; to be called about each second."""
         names = [node.name for node in self._model.nodes]
         for name in self._model.agents.turned(names):
-            log.info("agent of %s is %s", name, "away" if self._model.agent_away(name) else "there")
+            log.info("agent came or went", node=name, away=self._model.agent_away(name))
             self._model.refresh_node(name)
             self.queue.add(name)
         metrics.AGENTS_AWAY.set(sum(self._model.agent_away(name) for name in names))
@@ -108,7 +109,7 @@ class Nodes:
         except AlreadyExistsError:
             made = await self._client.get(GPUNODES, node.name)
         else:
-            log.info("made GPUNode %s", node.name)
+            log.info("created GPUNode", node=node.name)
         self._model.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
@@ -134,7 +135,7 @@ class Nodes:
         except (ConflictError, NotFoundError):
             self.queue.add_after(name, 1.0)
         else:
-            log.info("deleted GPUNode %s: its Node is gone and its ledger is empty", name)
+            log.info("deleted GPUNode: its Node is gone and its ledger is empty", node=name)
 
     async def _forced(self, gpunode: GpuNodeFacts) -> None:
         """The annotation force-release: the tenants themselves are removed where they are worked on; here it is said

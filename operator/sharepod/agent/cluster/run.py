@@ -9,7 +9,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import os
@@ -27,6 +26,7 @@ from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import Kubelet, pods_dir
 from sharepod.api.gpunode import Tenant
 from sharepod.kube import ApiError, Connection, NotFoundError
+from sharepod.tasks import Supervisor
 
 from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
@@ -90,14 +90,15 @@ async def run(agent: Agent) -> None:
             native = NativePods(settings.kubelet_root)
             await kubelet.start()
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(ledger.follow(), name="ledger-follow")
-                    tasks.create_task(ledger.enforce(), name="ledger-enforce")
-                    tasks.create_task(report.run(), name="report")
-                    tasks.create_task(lease.run(), name="lease")
-                    tasks.create_task(kubelet.run(), name="kubelet")
-                    tasks.create_task(pod_residue.run(), name="residue")
-                    tasks.create_task(native.run(known=agent.know_native), name="native-pods")
+                async with Supervisor() as supervisor:
+                    supervisor.start("ledger-follow", ledger.follow())
+                    supervisor.start("ledger-enforce", ledger.enforce())
+                    supervisor.start("report", report.run())
+                    supervisor.start("lease", lease.run())
+                    supervisor.start("kubelet", kubelet.run())
+                    supervisor.start("residue", pod_residue.run())
+                    supervisor.start("native-pods", native.run(known=agent.know_native))
+                    await supervisor.wait()
             finally:
                 await kubelet.stop()
                 await report.say_stopped()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
@@ -28,7 +29,7 @@ _BURST = 10  # of one reason about one object
 _EVERY = 60.0
 _NOTE_LIMIT = 1024  # of events.k8s.io/v1
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,13 @@ class Events:
             except NotLeadingError:
                 continue
             except ApiError as error:
-                log.warning("event about %s %s was not written: %s", event.kind, event.about.name, error)
+                log.warning(
+                    "cannot write an Event",
+                    kind=event.kind,
+                    name=event.about.name,
+                    reason=event.reason,
+                    error=str(error),
+                )
 
     def _tell(self, event: _Event) -> None:
         key = (event.about.uid, event.reason, event.note)

@@ -7,7 +7,6 @@ listed anew) calls for a list of our own.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,6 @@ from kubernetes.aio.client import Configuration
 
 from sharepod.api.objects import GROUP, POOL_LABEL, TENANT_LABEL, VERSION
 from sharepod.controller.state.cluster_state import Model
-
-log = logging.getLogger(__name__)
 
 _PAGE = 500
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from sharepod.controller import metrics
 from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, NotFoundError
@@ -22,7 +23,7 @@ from .client import LEASES, Client
 
 NAME = "sharepod-operator"
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Leadership:
         try:
             held = await self._try()
         except ApiError as error:
-            log.warning("lease %s/%s: %s", self._namespace, NAME, error)
+            log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=str(error))
             held = self.acting()
         else:
             self._renewed = began if held else None
@@ -94,13 +95,13 @@ class Leadership:
     def _turn(self, held: bool) -> None:
         if held and not self._led:
             self._led = True
-            log.info("%s leads", self.identity)
+            log.info("leading", identity=self.identity)
             metrics.LEADER.set(1)
             self._on_gained()
         elif self._led and not held:
             self._led = False
             self._renewed = None
-            log.warning("%s leads no more: it stops acting", self.identity)
+            log.warning("leading no more: stops acting", identity=self.identity)
             metrics.LEADER.set(0)
             self._on_lost()
 
@@ -160,4 +161,4 @@ class Leadership:
                 lease["spec"]["leaseDurationSeconds"] = 1
                 await self._client.replace(LEASES, NAME, lease, self._namespace)
         except ApiError as error:
-            log.warning("lease %s/%s was not given up: %s", self._namespace, NAME, error)
+            log.warning("cannot give up the Lease", lease=f"{self._namespace}/{NAME}", error=str(error))

@@ -8,8 +8,9 @@ first list was taken in.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
+
+import structlog
 
 from sharepod.kube import ApiError, GoneError, Json
 
@@ -18,7 +19,7 @@ from .client import Client, Resource
 _PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class SlimWatch:
@@ -55,9 +56,11 @@ class SlimWatch:
                 while True:
                     since = await self._follow(since)
             except GoneError:
-                log.debug("watch of %s begins anew", self._resource.plural)
+                log.debug("watch expired; listing again", resource=self._resource.plural)
             except ApiError as error:
-                log.warning("watch of %s: %s; again in %.1f s", self._resource.plural, error, pause)
+                log.warning(
+                    "watch failed; trying again", resource=self._resource.plural, error=str(error), retry_s=pause
+                )
                 await asyncio.sleep(pause)
                 pause = min(_LONGEST_PAUSE, pause * 2)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 from collections.abc import Callable, Iterable
+
+import structlog
 
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
@@ -22,7 +23,7 @@ from .client import GPUNODES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, 
 _BATCH = 100  # objects taken in before others get a turn
 _COLLECT_AFTER = 20_000  # new objects; by default 700, which is some ten decisions
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Lists:
@@ -88,7 +89,12 @@ class Lists:
             else:
                 put(raw)
             return
-        log.info("%s %s/%s has gone unseen", resource.plural, item.namespace, item.name)
+        log.info(
+            "object is gone, and no watch said so",
+            resource=resource.plural,
+            namespace=item.namespace,
+            name=item.name,
+        )
         metrics.SWEPT.labels(resource.plural).inc()
         drop(item.uid)
 
@@ -97,7 +103,7 @@ class Lists:
         try:
             items, _ = await self._client.list_all(PRIORITY_CLASSES)
         except ForbiddenError as error:
-            log.warning("PriorityClasses cannot be read, so the queue goes by age alone: %s", error)
+            log.warning("cannot read PriorityClasses: the queue goes by age alone", error=str(error))
             return
         self._model.priorities = {str(item["metadata"]["name"]): int(item.get("value") or 0) for item in items}
         self._model.default_priority = max(

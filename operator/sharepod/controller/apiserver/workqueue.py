@@ -8,9 +8,10 @@ their turn are worked on once.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
+
+import structlog
 
 from sharepod.controller import metrics
 from sharepod.kube import ApiError
@@ -22,7 +23,7 @@ Key = TypeVar("Key")
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 30.0
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Queue(Generic[Key]):
@@ -106,9 +107,13 @@ class Queue(Generic[Key]):
             delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (failures - 1))
             metrics.FAILURES.labels(self._name).inc()
             if isinstance(error, ApiError):
-                log.warning("%s %s: %s; again in %.1f s", self._name, key, error, delay)
+                log.warning(
+                    "work failed; trying again", queue=self._name, key=str(key), error=str(error), retry_s=delay
+                )
             else:
-                log.exception("%s %s failed; again in %.1f s", self._name, key, delay)
+                log.exception(
+                    "work failed; trying again", queue=self._name, key=str(key), error=str(error), retry_s=delay
+                )
             self._running.discard(key)
             self.add_after(key, delay)
         else:

@@ -9,8 +9,9 @@ is written to a ledger that cannot be read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import structlog
 
 from sharepod.api.gpunode import KIND, Pool, Tenant
 from sharepod.controller import metrics
@@ -23,7 +24,7 @@ from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
 _LONGEST_PAUSE = 300.0
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class LedgerWriter:
@@ -135,7 +136,7 @@ class LedgerWriter:
             metrics.LEDGER_WRITES.labels("conflict").inc()
             return False
         metrics.LEDGER_WRITES.labels("defect").inc()
-        log.error("ledger of %s: a write was refused though nothing had moved: %s", base.name, error)
+        log.error("ledger write refused though nothing had changed", node=base.name, error=str(error))
         self._events.warning(
             KIND, base, "LedgerWriteRefused", "Reserve", f"the API server refused a reservation: {error.message}"
         )
@@ -153,7 +154,7 @@ class LedgerWriter:
         """Reservations that were only decided are not made; what the ledger has is kept in mind as decided."""
         for decided in self._model.cluster.pending(base.name):
             if decided.tenant not in base.rows:
-                log.warning("ledger of %s: the decision for %s is dropped: %s", base.name, decided.tenant, why)
+                log.warning("dropped a decision", node=base.name, tenant=decided.tenant, why=why)
                 self.on_refused(base.name, decided.tenant, why)
                 self._model.revert(base.name, decided.tenant)
 
@@ -167,7 +168,7 @@ class LedgerWriter:
         """What was to be written to this node is not; the tenants concerned are looked at again."""
         leaving = self._leaving.pop(node, set())
         for decided in self._model.cluster.pending(node):
-            log.warning("ledger of %s: the decision for %s is dropped: %s", node, decided.tenant, why)
+            log.warning("dropped a decision", node=node, tenant=decided.tenant, why=why)
             self._model.revert(node, decided.tenant)
         for tenant in leaving:
             self._model.on_tenant(tenant)

@@ -10,10 +10,11 @@ another, but that GPUs of one node are kept for the oldest of the highest priori
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
@@ -30,7 +31,7 @@ _PASSES = 4  # begun anew because room appeared, before one goes through to the 
 _EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
 _KEEP_AGAIN = 1.0  # who has waited longest is looked for at most this often
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -234,7 +235,12 @@ class PlacementLoop:
         try:
             cluster.reserve(answer.node, answer.reservation(request))
         except PlacementError as error:
-            log.error("decision for %s/%s could not be kept: %s", request.namespace, request.name, error)
+            log.error(
+                "cannot reserve what was decided",
+                tenant=waiting.tenant,
+                sharepod=f"{request.namespace}/{request.name}",
+                error=str(error),
+            )
             waiting.tried = cluster.now
             return
         metrics.DECISIONS.labels("placed").inc()
@@ -327,7 +333,12 @@ class PlacementLoop:
                 TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory, in_use=in_use
             )
         except PlacementError as error:
-            log.error("resize of %s/%s: %s", sharepod.namespace, sharepod.name, error)
+            log.error(
+                "cannot resize",
+                tenant=waiting.tenant,
+                sharepod=f"{sharepod.namespace}/{sharepod.name}",
+                error=str(error),
+            )
             return
         if isinstance(answer, Refusal):
             metrics.DECISIONS.labels("resize_refused").inc()

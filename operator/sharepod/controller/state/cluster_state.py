@@ -7,10 +7,11 @@ never with the change itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import structlog
 
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
@@ -35,7 +36,7 @@ from .store import Store
 
 Json = Mapping[str, Any]
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def _version(raw: Json) -> tuple[str, int]:
@@ -281,7 +282,7 @@ class Model:
                 if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
                     self._take_back(item.name, decided)
         for left in self.cluster.overcommits(item.name):
-            log.error("%s", left.text)
+            log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
         metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
         self.on_room()
 
@@ -293,7 +294,7 @@ class Model:
             self.on_room()
 
     def _take_back(self, node: str, decided: Reservation) -> None:
-        log.info("%s: another operator wrote before us; the decision for %s is taken back", node, decided.tenant)
+        log.info("took a decision back: another operator wrote first", node=node, tenant=decided.tenant)
         self.revert(node, decided.tenant)
 
     def revert(self, node: str, tenant: TenantId) -> None:

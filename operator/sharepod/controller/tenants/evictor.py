@@ -12,8 +12,9 @@ Evicted.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
+
+import structlog
 
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.api.sharepod import KIND
@@ -29,7 +30,7 @@ from sharepod.rate_limit import RateLimiter
 _TOO_MANY = 429  # what the Eviction API answers where a PodDisruptionBudget forbids it
 _AGAIN = 5.0
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Evictor:
@@ -96,7 +97,7 @@ class Evictor:
             return min(_AGAIN, left) if left > 0 else 0.1
         eviction.done = text
         metrics.EVICTIONS.labels(how).inc()
-        log.warning("pod %s/%s is evicted: %s", pod.namespace, pod.name, finding.message)
+        log.warning("evicting", tenant=sharepod.uid, pod=f"{pod.namespace}/{pod.name}", finding=finding.message)
         self._events.warning(KIND, sharepod, "Evicting", "Evict", text)
         return None
 

@@ -6,8 +6,6 @@ one makes it; every delete names the uid, and one that takes a Pod back names th
 
 from __future__ import annotations
 
-import logging
-
 from sharepod.api.gpunode import Tenant
 from sharepod.api.pod import PodSettings, build_pod
 from sharepod.api.sharepod import KIND, Phase, SpecError
@@ -22,8 +20,6 @@ from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, Inv
 
 _AGAIN_WHEN_BLOCKED = 5.0
 POD_TERMINATING = "PodTerminating"
-
-log = logging.getLogger(__name__)
 
 
 class Binder:

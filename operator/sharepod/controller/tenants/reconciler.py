@@ -7,9 +7,10 @@ concluded from it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+
+import structlog
 
 from sharepod.api.gpunode import TenantState
 from sharepod.api.sharepod import KIND
@@ -38,7 +39,7 @@ from .status_writer import StatusWriter, seen_by_agent
 _LOOK_AGAIN = 1.0
 _LONGEST_PAUSE = 600.0
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Tenants:
@@ -85,7 +86,7 @@ class Tenants:
                 return
             view = self._view(tenant, note)  # much can have happened meanwhile
         step = lifecycle.decide(view)
-        log.debug("tenant %s: %s", tenant, step)
+        log.debug("step", tenant=tenant, step=step)
         finish = await self._act(view, tenant, note, step)
         if isinstance(step, lifecycle.Forget):
             return
@@ -279,13 +280,19 @@ class Tenants:
         note.give_back = True
         if pod.pin is not None:
             note.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.why}", now + pause)
-        log.info("pod %s/%s was taken back from %s: %s", pod.namespace, pod.name, pod.pin, step.why)
+        log.info(
+            "took the pod back",
+            tenant=pod.tenant,
+            pod=f"{pod.namespace}/{pod.name}",
+            node=pod.pin,
+            why=step.why,
+        )
         if view.sharepod is not None:
             text = f"took the pod back from {pod.pin}, it is placed again: {step.why}"
             self._events.warning(KIND, view.sharepod, "PodTakenBack", "Bind", text)
 
     def _remove(self, view: View, tenant: str, node: str, why: str) -> None:
-        log.info("tenant %s leaves %s: %s", tenant, node, why)
+        log.info("tenant leaves its node", tenant=tenant, node=node, why=why)
         metrics.RELEASES.labels(
             "agent" if why == "drained" else "override" if why != lifecycle.NEVER_BOUND else "unbound"
         ).inc()

@@ -8,8 +8,9 @@ is read and looked at again.
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Callable
+
+import structlog
 
 from sharepod.api.gpunode import TenantStatus
 from sharepod.controller.apiserver.client import SHAREPODS, Client
@@ -27,7 +28,7 @@ from sharepod.kube import ConflictError, Json, NotFoundError
 _MINOR = {"conditions", "usage", "observedGeneration"}
 _CALM = 1.0  # where only these change, a status is written at most so often
 
-log = logging.getLogger(__name__)
+log = structlog.get_logger(__name__)
 
 
 def seen_by_agent(model: Model, view: View) -> TenantStatus | None:
@@ -90,7 +91,12 @@ class StatusWriter:
         if changes.keys() <= _MINOR and note.status_written is not None and now < note.status_written + _CALM:
             self._look_at(sharepod.uid, note.status_written + _CALM - now)
             return
-        log.debug("status of %s/%s: %s", sharepod.namespace, sharepod.name, changes)
+        log.debug(
+            "status changes",
+            tenant=sharepod.uid,
+            sharepod=f"{sharepod.namespace}/{sharepod.name}",
+            changes=changes,
+        )
         metadata: Json = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         try:
             answer = await self._client.patch_status(
