@@ -24,7 +24,7 @@ from sharepod.placement.binpack.demand import DemandClass, class_of
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
 from sharepod.placement.engine import find, find_host
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import GpuState, NodeState, PodNeeds, Request, Resources
+from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, PodNeeds, Resources
 
 Array = npt.NDArray[Any]
 
@@ -81,7 +81,7 @@ class Engine:
             return None if host is None else (host, name)
         memory = None if pod.gpu_memory is None else Bytes(pod.gpu_memory)
         gpu = GpuRequest(request=Milli(pod.milli), limit=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models)
-        request = Request(tenant=TenantId(name), namespace="trace", name=name, gpu=gpu, pod=needs)
+        request = PlacementRequest(tenant=TenantId(name), namespace="trace", name=name, gpu=gpu, pod=needs)
         self.learn(request)
         if packing.due:
             packing.renew()
@@ -93,7 +93,7 @@ class Engine:
         self.cluster.reserve(answer.node, answer.reservation(request))
         return answer.node, name
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: PlacementRequest) -> None:
         self.cluster.packing.arrived(request)
 
     def leave(self, placed: tuple[str, str]) -> None:
@@ -107,7 +107,7 @@ class BlindEngine(Engine):
     """As the engine, but for what it learns: that all requests ask for memory in proportion to their time. What seeing
     memory is worth is the difference."""
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: PlacementRequest) -> None:
         known = class_of(request)
         self.cluster.packing.demand.count(None if known is None else replace(known, memory=-1))
 

@@ -31,7 +31,15 @@ from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
 from sharepod.placement.policies import score_for
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import GpuState, NodeState, PodNeeds, Request, Reservation, Resources, Toleration
+from sharepod.placement.state.types import (
+    GpuState,
+    NodeState,
+    PlacementRequest,
+    PodNeeds,
+    Reservation,
+    Resources,
+    Toleration,
+)
 
 GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)
@@ -73,7 +81,7 @@ def node_states(gpus: int) -> list[NodeState]:
     return states
 
 
-def requests(seed: int) -> Iterator[Request]:
+def requests(seed: int) -> Iterator[PlacementRequest]:
     """Requests of all kinds without end."""
     chance = random.Random(seed)
     number = 0
@@ -100,7 +108,7 @@ def requests(seed: int) -> Iterator[Request]:
         )
         cores = chance.choice((1000, 2000, 4000, 8000))
         tolerations = (Toleration(key="gpu", operator="Exists"),) if chance.random() < 0.2 else ()
-        yield Request(
+        yield PlacementRequest(
             tenant=TenantId(f"tenant-{seed}-{number}"),
             namespace=f"team-{chance.randrange(5)}",
             name=f"pod-{number}",
@@ -147,7 +155,7 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
     return cluster, held
 
 
-def scan(cluster: Cluster, request: Request) -> str | None:
+def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
     """Asks every filter of every node and GPU, and scores what passes."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]

@@ -18,7 +18,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import GpuState, NodeState, Request, Reservation, Resources
+from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
 
 
 @dataclass
@@ -46,7 +46,7 @@ def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
 class Life(RuleBasedStateMachine):
     """What happens to a small cluster beside decisions. A subclass builds it in its first step, with `build`."""
 
-    def build(self, states: Iterable[NodeState], came: list[Request]) -> None:
+    def build(self, states: Iterable[NodeState], came: list[PlacementRequest]) -> None:
         self.came = came
         self.states = {state.name: state for state in states}
         self.ledgers = {name: Ledger() for name in self.states}
@@ -56,7 +56,7 @@ class Life(RuleBasedStateMachine):
         self.left: set[TenantId] = set()  # of which the operator knows that the ledger has them as releasing
         self.pods: dict[str, Pod] = {}
         self.holders: dict[str, tuple[str, TenantId]] = {}
-        self.refused: list[tuple[Request, int]] = []
+        self.refused: list[tuple[PlacementRequest, int]] = []
         self.serial = 0
         self.cluster = self.new_operator()
         for state in self.states.values():
@@ -77,7 +77,7 @@ class Life(RuleBasedStateMachine):
             rows=self.rows_everywhere(),
             most=self.most,
             left=self.left,
-            kept=self.cluster.kept,
+            head_reservation=self.cluster.head_reservation,
             pods=list(self.pods.values()),
             holders=list(self.holders.values()),
         )

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from property.placement_rules import LASTING_OF_GPU, LASTING_OF_NODE, Rules
 from sharepod.api.units import format_fraction, parse_fraction, parse_quantity
-from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Request
+from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal
 from sharepod.placement.wording import size_down
 
 Item = tuple[str, set[str]]
 """A node or GPU by name, and the rules that are against it."""
 
 
-def check_reasons(rules: Rules, refusal: Refusal, request: Request) -> None:
+def check_reasons(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
     """Every known node and GPU that is counted has in its way what is said of it, and all of them are counted."""
     assert refusal.obstacles, refusal.message
     never = not rules.possible_when_empty(request)
@@ -30,7 +30,7 @@ def check_reasons(rules: Rules, refusal: Refusal, request: Request) -> None:
     _check_advice(rules, refusal, request)
 
 
-def _check_counts(rules: Rules, refusal: Refusal, request: Request, *, never: bool) -> None:
+def _check_counts(rules: Rules, refusal: Refusal, request: PlacementRequest, *, never: bool) -> None:
     group = {} if never else dict(rules.group(request))
     nodes: list[Item] = []
     gpus: list[Item] = []
@@ -75,7 +75,7 @@ def _check_figures(rules: Rules, refusal: Refusal) -> None:
             assert told[1] == (format_fraction(time) if item.what == "Time" else size_down(memory)), refusal.message
 
 
-def _check_advice(rules: Rules, refusal: Refusal, request: Request) -> None:
+def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
     """What is said to fit now does."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
         less = replace(request, gpu=replace(request.gpu, request=parse_fraction(advised[1])))

@@ -15,8 +15,8 @@ from sharepod.placement.state.types import (
     NodeRequirement,
     NodeSelectorTerm,
     NodeState,
+    PlacementRequest,
     PodNeeds,
-    Request,
     Resources,
     Taint,
     Toleration,
@@ -92,7 +92,7 @@ pods = st.builds(
 )
 
 requests = st.builds(
-    Request,
+    PlacementRequest,
     tenant=st.just(TenantId("")),
     name=st.just(""),
     namespace=st.sampled_from(["one", "one", "two"]),

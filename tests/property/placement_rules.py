@@ -13,8 +13,8 @@ from property.placement_requests import AFFINITIES, CORDONED
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.state.cluster import Kept
-from sharepod.placement.state.types import GpuState, NodeState, Request, Reservation, Resources
+from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
 
 LASTING_OF_NODE = {"FewGpus", "NodeSelector", "NodeAffinity", "Taint", "TooSmall"}
 LASTING_OF_GPU = {"Uuids", "Model", "TooSmall"}
@@ -46,13 +46,13 @@ class Rules:
     rows: Mapping[str, tuple[Reservation, ...]]
     most: Mapping[TenantId, tuple[int, int]]
     left: Collection[TenantId]
-    kept: Kept | None
+    head_reservation: HeadReservation | None
     pods: Collection[Pod]
     holders: Collection[tuple[str, TenantId]]
 
     # One node, one GPU: the names of the rules that are against it
 
-    def against_node(self, node: NodeState, request: Request) -> set[str]:
+    def against_node(self, node: NodeState, request: PlacementRequest) -> set[str]:
         pod, asked = request.pod, request.pod.resources
         blocking = [
             taint
@@ -85,7 +85,7 @@ class Rules:
             free = free - resources
         return free, node.pods - len(taken)
 
-    def against_gpu(self, node: NodeState, gpu: GpuState, request: Request) -> set[str]:
+    def against_gpu(self, node: NodeState, gpu: GpuState, request: PlacementRequest) -> set[str]:
         asked, namespace = request.gpu, request.namespace
         here = [row for row in self.rows[node.name] if gpu.uuid in row.gpus]
 
@@ -93,7 +93,7 @@ class Rules:
             return None if label is None else (row.namespace, label)
 
         shared = asked.mode is Mode.SHARED
-        kept = self.kept
+        kept = self.head_reservation
         against = {
             "Uuids": bool(asked.uuids) and gpu.uuid not in asked.uuids,
             "Model": bool(asked.models) and gpu.model not in asked.models,
@@ -128,7 +128,7 @@ class Rules:
 
     # Places
 
-    def group(self, request: Request) -> set[Place]:
+    def group(self, request: PlacementRequest) -> set[Place]:
         """Where its affinity group is."""
         label = request.gpu.labels.affinity
         return {
@@ -140,7 +140,7 @@ class Rules:
             and (row.namespace, row.labels.affinity) == (request.namespace, label)
         }
 
-    def fitting(self, request: Request, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
+    def fitting(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
         """The GPUs of each node that suit, whether they are enough or not; of nodes that do not suit, none."""
         return {
             node.name: frozenset(
@@ -152,7 +152,7 @@ class Rules:
             for node in self.states.values()
         }
 
-    def possible(self, request: Request, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
+    def possible(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
         """The nodes that take the request, with the GPUs of which any `count` do."""
         group = self.group(request)
         found: dict[str, frozenset[GpuUuid]] = {}
@@ -164,17 +164,17 @@ class Rules:
                     found[name] = gpus
         return found
 
-    def choices(self, request: Request) -> Iterator[Place]:
+    def choices(self, request: PlacementRequest) -> Iterator[Place]:
         """All of them, one by one."""
         for name, fits in self.possible(request).items():
             for gpus in combinations(sorted(fits), request.gpu.count):
                 yield name, frozenset(gpus)
 
-    def possible_one_day(self, request: Request) -> dict[str, frozenset[GpuUuid]]:
+    def possible_one_day(self, request: PlacementRequest) -> dict[str, frozenset[GpuUuid]]:
         """Once all who are there have gone."""
         return self.possible(request, ignoring=PASSING_WITH_TENANTS)
 
-    def possible_when_empty(self, request: Request) -> bool:
+    def possible_when_empty(self, request: PlacementRequest) -> bool:
         """With everything available, too. A node that shows no GPU yet may have any."""
         for node in self.states.values():
             against = self.against_node(node, request) & LASTING_OF_NODE
@@ -185,14 +185,14 @@ class Rules:
                 return True
         return False
 
-    def cannot_join(self, request: Request) -> bool:
+    def cannot_join(self, request: PlacementRequest) -> bool:
         """No member with this count or mode can join its group."""
         group = self.group(request)
         alike = [place for place in group if len(place[1]) == request.gpu.count]
         whole = request.gpu.mode is Mode.EXCLUSIVE
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
-    def at_odds(self, place: Place, request: Request) -> bool:
+    def at_odds(self, place: Place, request: PlacementRequest) -> bool:
         """It cannot join its group there, even once all but the group have gone."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
@@ -213,7 +213,7 @@ class Rules:
 
     # Which of them
 
-    def replicas(self, request: Request, place: Place) -> tuple[int, int]:
+    def replicas(self, request: PlacementRequest, place: Place) -> tuple[int, int]:
         """Of the same owner: on these GPUs, on the node."""
         node, gpus = place
         same = [row for row in self.rows[node] if row.owner == request.owner is not None and not row.releasing]
@@ -225,7 +225,7 @@ class Rules:
         pairs = [_distance(by_name[one], by_name[other]) for one, other in combinations(sorted(place[1]), 2)]
         return max(pairs, default=0), sum(pairs)
 
-    def new_holders(self, request: Request) -> dict[str, tuple[int, int]]:
+    def new_holders(self, request: PlacementRequest) -> dict[str, tuple[int, int]]:
         """The nodes where holders would make a place, whichever GPUs they get: how many, and how many GPUs NVIDIA's
         device plugin has left to give there."""
         if request.gpu.uuids or self.group(request) or any(tenant == request.tenant for _, tenant in self.holders):

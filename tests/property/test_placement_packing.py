@@ -13,10 +13,10 @@ from sharepod.placement.engine import find, find_host
 from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import Assignment, PodNeeds, Request, Resources
+from sharepod.placement.state.types import Assignment, PlacementRequest, PodNeeds, Resources
 
 
-def _places(cluster: Cluster, request: Request) -> dict[str, set[GpuUuid]]:
+def _places(cluster: Cluster, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
     """By node the GPUs that pass every filter, where they are enough, by asking each of them."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
@@ -29,7 +29,7 @@ def _places(cluster: Cluster, request: Request) -> dict[str, set[GpuUuid]]:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Cluster, list[Request]]:
+def histories(draw: st.DrawFn) -> tuple[Cluster, list[PlacementRequest]]:
     """A cluster that knows some demand, with requests to come; none of them in an affinity group."""
     cluster = Cluster()
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
@@ -42,7 +42,7 @@ def histories(draw: st.DrawFn) -> tuple[Cluster, list[Request]]:
     return cluster, asked
 
 
-def _settle(cluster: Cluster, request: Request) -> Assignment | None:
+def _settle(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
     cluster.packing.arrived(request)
     if cluster.packing.due:
         cluster.packing.renew()
@@ -55,7 +55,7 @@ def _settle(cluster: Cluster, request: Request) -> Assignment | None:
 @settings(max_examples=80, deadline=None)
 @given(histories(), st.data())
 def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
-    history: tuple[Cluster, list[Request]], data: st.DataObject
+    history: tuple[Cluster, list[PlacementRequest]], data: st.DataObject
 ) -> None:
     cluster, asked = history
     placed: list[tuple[str, TenantId]] = []
@@ -82,7 +82,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 @settings(max_examples=30, deadline=None)
 @given(histories())
 def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_placed(
-    history: tuple[Cluster, list[Request]],
+    history: tuple[Cluster, list[PlacementRequest]],
 ) -> None:
     """Scores that were kept from one decision to the next are those that would be made anew."""
     cluster, asked = history
@@ -97,7 +97,9 @@ def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_place
 
 @settings(max_examples=30, deadline=None)
 @given(histories(), st.integers(0, 30_000))
-def test_a_pod_without_gpus_finds_a_node_where_one_takes_it(history: tuple[Cluster, list[Request]], cpu: int) -> None:
+def test_a_pod_without_gpus_finds_a_node_where_one_takes_it(
+    history: tuple[Cluster, list[PlacementRequest]], cpu: int
+) -> None:
     cluster, asked = history
     for request in asked:
         _settle(cluster, request)

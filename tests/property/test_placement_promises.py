@@ -18,8 +18,8 @@ from property.placement_rules import Place, Rules
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import find, group_to_keep, place, place_or_hold, serves, still_to_be_had
-from sharepod.placement.state.types import Assignment, NewHolder, Refusal, Request, Reservation, label_key
+from sharepod.placement.engine import find, find_head_reservation, is_attainable, place, place_or_hold, serves
+from sharepod.placement.state.types import Assignment, NewHolder, PlacementRequest, Refusal, Reservation, label_key
 
 
 class Placement(Life):
@@ -33,7 +33,7 @@ class Placement(Life):
         wave=st.lists(requests, min_size=4, max_size=10),
         learned=st.booleans(),
     )
-    def start(self, data: st.DataObject, count: int, wave: list[Request], learned: bool) -> None:
+    def start(self, data: st.DataObject, count: int, wave: list[PlacementRequest], learned: bool) -> None:
         Placement.runs += 1
         states = [data.draw(node_states(f"n{number}")) for number in range(count)]
         self.build(states, wave if learned else [])
@@ -42,15 +42,15 @@ class Placement(Life):
     # Decisions
 
     @rule(wave=st.lists(requests, min_size=3, max_size=8))
-    def ask(self, wave: list[Request]) -> None:
+    def ask(self, wave: list[PlacementRequest]) -> None:
         self.ask_all(wave)
 
-    def ask_all(self, wave: list[Request]) -> None:
+    def ask_all(self, wave: list[PlacementRequest]) -> None:
         for request in wave:
             self.serial += 1
             self.ask_one(replace(request, tenant=TenantId(f"t{self.serial}"), name=f"p{self.serial}"))
 
-    def ask_one(self, request: Request) -> None:
+    def ask_one(self, request: PlacementRequest) -> None:
         Placement.asked += 1
         before = self.rows_everywhere()
         answer = place(self.cluster, request)
@@ -61,7 +61,7 @@ class Placement(Life):
         if isinstance(answer, Refusal):
             assert not possible, answer.message
             check_reasons(rules, answer, request)
-            self.refused = [*self.refused[-5:], (request, self.cluster.now)]
+            self.refused = [*self.refused[-5:], (request, self.cluster.room_version)]
             self.ask_for_a_holder(rules, request)
             return
         assert answer == find(self.cluster, request)
@@ -70,13 +70,13 @@ class Placement(Life):
         self.check_choice(rules, answer, request)
         self.cluster.reserve(answer.node, answer.reservation(request))
         self.decided(answer.reservation(request))
-        if self.cluster.kept is not None and self.cluster.kept.tenant == request.tenant:
-            self.cluster.keep(None)
+        if self.cluster.head_reservation is not None and self.cluster.head_reservation.tenant == request.tenant:
+            self.cluster.reserve_for_head(None)
 
-    def check_choice(self, rules: Rules, answer: Assignment, request: Request) -> None:
+    def check_choice(self, rules: Rules, answer: Assignment, request: PlacementRequest) -> None:
         """Of the places that there are, one of those that the request's policy prefers."""
         chosen: Place = answer.node, frozenset(answer.gpus)
-        kept = self.cluster.kept
+        kept = self.cluster.head_reservation
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority):
             return  # what is kept for it comes first, and for one of lower priority last
         if rules.group(request):
@@ -103,7 +103,7 @@ class Placement(Life):
     def in_use(self, place: Place) -> bool:
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
-    def ask_for_a_holder(self, rules: Rules, request: Request) -> None:
+    def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
         """Where a holder would make room, whichever GPU it gets, one is asked for: the fewest, on the node with the
         fewest GPUs left to give."""
         answer, expected = place_or_hold(self.cluster, request), rules.new_holders(request)
@@ -133,7 +133,7 @@ class Placement(Life):
 
     @rule(again=st.booleans())
     def ask_again(self, again: bool) -> None:
-        kept = self.cluster.kept
+        kept = self.cluster.head_reservation
         for waiting in [item for item in self.refused if kept is not None and item[0].tenant == kept.tenant] or (
             self.refused[-1:]
         ):
@@ -146,18 +146,18 @@ class Placement(Life):
         """GPUs are kept for one that was refused, or for nobody any more."""
         request = data.draw(st.sampled_from([None, *(request for request, _ in self.refused)]))
         if request is None:
-            self.cluster.keep(None)
+            self.cluster.reserve_for_head(None)
             return
         if self.cluster.reservations_of(request.tenant):
             return
-        kept = group_to_keep(self.cluster, request)
+        kept = find_head_reservation(self.cluster, request)
         one_day = self.oracle().possible_one_day(request)
         assert (kept is not None) == bool(one_day)
         if kept is not None:
             assert len(kept.gpus) == request.gpu.count
             assert kept.gpus <= one_day[kept.node]
-            assert still_to_be_had(self.cluster, request, kept)
-        self.cluster.keep(kept)
+            assert is_attainable(self.cluster, request, kept)
+        self.cluster.reserve_for_head(kept)
 
     # Other shares on the same GPUs
 
@@ -189,7 +189,7 @@ class Placement(Life):
         more = request - time, amount - size
         if max(more) <= 0:
             return True
-        kept = self.cluster.kept
+        kept = self.cluster.head_reservation
         if kept is not None and kept.tenant != row.tenant and kept.node == node.name and kept.gpus & set(row.gpus):
             return False
         free = [rules.free_of_gpu(node, gpu) for gpu in gpus]

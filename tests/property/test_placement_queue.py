@@ -8,8 +8,8 @@ import random
 
 import pytest
 from sharepod.placement.engine import find, queue_key
-from sharepod.placement.state.types import NodeState, Request
-from unit.controller.loop_world import KEEP_AFTER, World
+from sharepod.placement.state.types import NodeState, PlacementRequest
+from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
 
 _SHAPES: tuple[dict[str, object], ...] = (
     {"request": 0.3},
@@ -53,10 +53,10 @@ class Play:
             _, state = self.away.popitem()
             world.model.cluster.upsert_node(state)
         else:
-            await world.later(chance.choice((1.0, 6.0, KEEP_AFTER)))
+            await world.later(chance.choice((1.0, 6.0, HEAD_RESERVATION_AFTER)))
         await world.settle()
 
-    def requests(self) -> dict[str, Request]:
+    def requests(self) -> dict[str, PlacementRequest]:
         """Of those who wait."""
         return {tenant: self.world.request(tenant) for tenant in self.world.loop.waiting()}
 
@@ -84,5 +84,5 @@ async def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_fir
         await asyncio.gather(run, return_exceptions=True)
 
 
-def _alike(one: Request, other: Request) -> bool:
+def _alike(one: PlacementRequest, other: PlacementRequest) -> bool:
     return (one.gpu, one.pod, one.namespace) == (other.gpu, other.pod, other.namespace)

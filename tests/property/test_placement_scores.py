@@ -12,7 +12,7 @@ from sharepod.placement.binpack.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
 from sharepod.placement.binpack.usable_capacity import UsableCapacity, memory_share
 from sharepod.placement.engine import find
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import Request
+from sharepod.placement.state.types import PlacementRequest
 
 
 def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: list[int]) -> float:
@@ -34,7 +34,7 @@ def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: l
     return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1]))
 
 
-def check_scores(cluster: Cluster, request: Request) -> None:
+def check_scores(cluster: Cluster, request: PlacementRequest) -> None:
     packing, ask = cluster.packing, Ask.of(request)
     if packing.usable is None or ask.milli == 0:
         return
@@ -59,7 +59,7 @@ def check_scores(cluster: Cluster, request: Request) -> None:
 @settings(max_examples=60, deadline=None)
 @given(histories(), st.data())
 def test_scores_made_in_c_are_those_of_the_definition(
-    history: tuple[Cluster, list[Request]], data: st.DataObject
+    history: tuple[Cluster, list[PlacementRequest]], data: st.DataObject
 ) -> None:
     cluster, asked = history
     for _ in range(70):

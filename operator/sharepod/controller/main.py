@@ -101,7 +101,7 @@ class Operator:
             decided=lambda _tenant, node: self.ledger.add(node),
             answered=self._look_at_tenant,
             clock=clock,
-            keep_after=settings.keep_after,
+            head_reservation_after=settings.keep_after,
         )
         self.tenants.loop = self.loop
         self.tenants.read_priorities = self.lists.read_priorities

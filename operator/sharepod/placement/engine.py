@@ -18,8 +18,8 @@ from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
 from sharepod.placement.filters.explain import explain
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.cluster import Cluster, Group, Kept
-from sharepod.placement.state.types import Assignment, NewHolder, PodNeeds, Refusal, Request, label_key
+from sharepod.placement.state.cluster import Cluster, Group, HeadReservation
+from sharepod.placement.state.types import Assignment, NewHolder, PlacementRequest, PodNeeds, Refusal, label_key
 
 from .policies import MOST_FREE, PACK_BEST_EFFORT, SPREAD, Cost, Score, replicas_on, score_for
 
@@ -31,23 +31,23 @@ QueueKey = tuple[int, str, str, str]
 _NODE_CHECKS = tuple(check.passes for check in node_filters.STATIC + node_filters.DYNAMIC)
 
 
-def queue_key(request: Request) -> QueueKey:
+def queue_key(request: PlacementRequest) -> QueueKey:
     """Sorts requests into the order in which they are placed: priority, then age, then name."""
     return (-request.priority, request.created, request.namespace, request.name)
 
 
-def place(cluster: Cluster, request: Request) -> Assignment | Refusal:
+def place(cluster: Cluster, request: PlacementRequest) -> Assignment | Refusal:
     """A place for the request, or why there is none."""
     return find(cluster, request) or explain(cluster, request, fits=lambda other: find(cluster, other) is not None)
 
 
-def place_or_hold(cluster: Cluster, request: Request) -> Assignment | NewHolder | Refusal:
+def place_or_hold(cluster: Cluster, request: PlacementRequest) -> Assignment | NewHolder | Refusal:
     """As `place`, on nodes too where NVIDIA's device plugin owns the GPUs: what holders have first, else where to make
     some."""
     return find(cluster, request) or find_holder(cluster, request) or place(cluster, request)
 
 
-def find_holder(cluster: Cluster, request: Request) -> NewHolder | None:
+def find_holder(cluster: Cluster, request: PlacementRequest) -> NewHolder | None:
     """Where new holders would make a place: the fewest of them, on the node that then has the fewest GPUs left to give.
 
     The kubelet chooses among the GPUs that nobody holds, so all of them have to suit; a request for certain GPUs, and
@@ -84,13 +84,13 @@ def _left_to_give(node: NodeAccount) -> int:
     return node.taken().free.extended.get(DEVICE_PLUGIN_RESOURCE, 0) - len(node.holders)
 
 
-def _gpu_would_pass(gpu: GpuAccount, request: Request) -> bool:
+def _gpu_would_pass(gpu: GpuAccount, request: PlacementRequest) -> bool:
     """Whether it suits once a holder of ours has it."""
     fits = all(check.passes(gpu) for check in gpu_filters.static(request))
     return fits and gpu.state.available and not gpu.tenants
 
 
-def find(cluster: Cluster, request: Request) -> Assignment | None:
+def find(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
     """As `place`, without saying why not: a fraction of its cost where there is no place."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
     groups = cluster.groups(key) if key is not None else ()
@@ -101,7 +101,7 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
         wanted = set(request.gpu.uuids)
         named = [node for node in cluster.nodes() if not wanted.isdisjoint(node.gpus_by_uuid)]
         return _best(_candidates(named, request), request, score)
-    kept = cluster.kept
+    kept = cluster.head_reservation
     if kept is None or (kept.tenant != request.tenant and kept.priority >= request.priority):
         return _by_score(cluster, request, score)
     on_kept = _candidates(_known(cluster, (kept.node,)), request)  # scores leave out what is kept
@@ -111,7 +111,7 @@ def find(cluster: Cluster, request: Request) -> Assignment | None:
     return elsewhere or _best(on_kept, request, score)
 
 
-def _by_score(cluster: Cluster, request: Request, score: Score) -> Assignment | None:
+def _by_score(cluster: Cluster, request: PlacementRequest, score: Score) -> Assignment | None:
     """The best place of those that are kept for nobody."""
     packing = cluster.packing
     if score is MOST_FREE:
@@ -127,7 +127,7 @@ def _by_score(cluster: Cluster, request: Request, score: Score) -> Assignment | 
     return _best(_candidates(cluster.nodes(), request), request, score)
 
 
-def serves(cluster: Cluster, request: Request, nodes: Iterable[str]) -> bool:
+def serves(cluster: Cluster, request: PlacementRequest, nodes: Iterable[str]) -> bool:
     """Whether one of these nodes takes the request; it is not said which is best. Exact where no other node has got
     more room, and its affinity group has not changed, since it was refused."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
@@ -137,7 +137,7 @@ def serves(cluster: Cluster, request: Request, nodes: Iterable[str]) -> bool:
     return any(True for _ in _candidates(_known(cluster, nodes), request))
 
 
-def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
+def find_head_reservation(cluster: Cluster, request: PlacementRequest) -> HeadReservation | None:
     """The GPUs of one node that would be free for this request soonest: where the least has to go. None where no node
     could take it even so. GPUs of an affinity group are its only ones."""
     key = label_key(request.namespace, request.gpu.labels.affinity)
@@ -147,21 +147,21 @@ def group_to_keep(cluster: Cluster, request: Request) -> Kept | None:
     for node in cluster.nodes():
         if not _node_could(node, request):
             continue
-        gpus = [gpu for gpu in node.gpus if _could_be_had(gpu, checks)]
+        gpus = [gpu for gpu in node.gpus if _usable_once_free(gpu, checks)]
         if groups:
             alike = (uuids for name, uuids in groups if name == node.name and len(uuids) == request.gpu.count)
             its = next(alike, frozenset[GpuUuid]())
             gpus = [gpu for gpu in gpus if gpu.state.uuid in its]
         if len(gpus) < request.gpu.count:
             continue
-        ranked = sorted((missing_on(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]
+        ranked = sorted((shortfall_on(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]
         rank = (not _node_passes(node, request), sum(cost for cost, _, _ in ranked), node.name)
         if best is None or rank < best[0]:
             best = rank, frozenset(uuid for _, _, uuid in ranked)
-    return None if best is None else Kept(request.tenant, best[0][2], best[1], request.priority)
+    return None if best is None else HeadReservation(request.tenant, best[0][2], best[1], request.priority)
 
 
-def still_to_be_had(cluster: Cluster, request: Request, kept: Kept) -> bool:
+def is_attainable(cluster: Cluster, request: PlacementRequest, kept: HeadReservation) -> bool:
     """Whether what is kept for this request can serve it one day. Not so where its node was cordoned since, a GPU has
     failed, or its affinity group has begun on others."""
     node = cluster.node(kept.node)
@@ -173,15 +173,15 @@ def still_to_be_had(cluster: Cluster, request: Request, kept: Kept) -> bool:
         return False
     checks = gpu_filters.static(request)
     gpus = [node.gpus_by_uuid[uuid] for uuid in kept.gpus if uuid in node.gpus_by_uuid]
-    return len(gpus) == len(kept.gpus) and all(_could_be_had(gpu, checks) for gpu in gpus)
+    return len(gpus) == len(kept.gpus) and all(_usable_once_free(gpu, checks) for gpu in gpus)
 
 
-def _could_be_had(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
+def _usable_once_free(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
     """Whether it takes the request, whose static checks these are, once enough of its tenants have gone."""
     return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 
 
-def missing_on(gpu: GpuAccount, request: Request) -> int:
+def shortfall_on(gpu: GpuAccount, request: PlacementRequest) -> int:
     """Thousandths of the GPU's time and of its memory that have to go before the request fits."""
     asked = request.gpu
     exclusion = {label_key(request.namespace, asked.labels.exclusion)}
@@ -194,7 +194,7 @@ def missing_on(gpu: GpuAccount, request: Request) -> int:
     return max(asked.request - gpu.free_milli, 0) + memory * WHOLE_GPU // size
 
 
-def _node_could(node: NodeAccount, request: Request) -> bool:
+def _node_could(node: NodeAccount, request: PlacementRequest) -> bool:
     """Whether it takes the request once enough of its tenants have gone."""
     checks = (check.passes for check in (*node_filters.STATIC, *node_filters.AS_IT_IS))
     return all(passes(node, request) for passes in checks)
@@ -205,7 +205,7 @@ def _known(cluster: Cluster, names: Iterable[str]) -> list[NodeAccount]:
 
 
 def _best(
-    places: Iterable[tuple[NodeAccount, Sequence[GpuAccount]]], request: Request, score: Score
+    places: Iterable[tuple[NodeAccount, Sequence[GpuAccount]]], request: PlacementRequest, score: Score
 ) -> Assignment | None:
     best: tuple[Cost, str, Sequence[GpuAccount]] | None = None
     for node, passing in places:
@@ -216,7 +216,9 @@ def _best(
     return None if best is None else _assignment(best[1], best[2], request)
 
 
-def _cheapest(node: NodeAccount, passing: Sequence[GpuAccount], request: Request, score: Score) -> Sequence[GpuAccount]:
+def _cheapest(
+    node: NodeAccount, passing: Sequence[GpuAccount], request: PlacementRequest, score: Score
+) -> Sequence[GpuAccount]:
     """Several GPUs are near each other first, and cheap second. Replicas that are spread are apart before that."""
     count = request.gpu.count
     if len(passing) <= count:
@@ -238,7 +240,7 @@ def _nearest(
     return [node.gpus_by_uuid[uuid] for uuid in node.topology.nearest(names, count, having=first)]
 
 
-def _first(cluster: Cluster, offers: Offers, request: Request, score: Score) -> Assignment | None:
+def _first(cluster: Cluster, offers: Offers, request: PlacementRequest, score: Score) -> Assignment | None:
     """The first of the offers that the filters let pass."""
     while (name := offers.next()) is not None:
         for node, passing in _candidates(_known(cluster, (name,)), request):
@@ -258,7 +260,7 @@ def find_host(cluster: Cluster, needs: PodNeeds) -> str | None:
     return None
 
 
-def _best_packed(cluster: Cluster, request: Request) -> Assignment | None:
+def _best_packed(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
     checks = _gpu_checks(request)
     offers = cluster.packing.offers(request)
     while (name := offers.next()) is not None:
@@ -272,13 +274,13 @@ def _best_packed(cluster: Cluster, request: Request) -> Assignment | None:
     return None
 
 
-def _gpu_checks(request: Request) -> tuple[gpu_filters.Passes, ...]:
+def _gpu_checks(request: PlacementRequest) -> tuple[gpu_filters.Passes, ...]:
     """All have to pass, so their order is free: time and memory, which fail most often, come first."""
     return tuple(check.passes for check in (*reversed(gpu_filters.dynamic(request)), *gpu_filters.static(request)))
 
 
 def _candidates_of_groups(
-    cluster: Cluster, request: Request, groups: Sequence[Group]
+    cluster: Cluster, request: PlacementRequest, groups: Sequence[Group]
 ) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
     """Where the affinity group has GPUs, these and no others."""
     checks = _gpu_checks(request)
@@ -291,7 +293,9 @@ def _candidates_of_groups(
             yield node, members
 
 
-def _candidates(nodes: Iterable[NodeAccount], request: Request) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
+def _candidates(
+    nodes: Iterable[NodeAccount], request: PlacementRequest
+) -> Iterator[tuple[NodeAccount, Sequence[GpuAccount]]]:
     """Nodes that pass with those of their GPUs that pass, where they are enough."""
     checks = _gpu_checks(request)
     for node in nodes:
@@ -300,7 +304,7 @@ def _candidates(nodes: Iterable[NodeAccount], request: Request) -> Iterator[tupl
             yield node, passing
 
 
-def _passing(node: NodeAccount, request: Request, checks: Sequence[gpu_filters.Passes]) -> list[GpuAccount]:
+def _passing(node: NodeAccount, request: PlacementRequest, checks: Sequence[gpu_filters.Passes]) -> list[GpuAccount]:
     """The GPUs of a node that pass; of idle ones of a kind as many as can be used, for the next are no better."""
     if request.gpu.uuids or (request.gpu.count > 1 and node.topology is not None):
         return [gpu for gpu in node.gpus if _gpu_passes(gpu, checks)]
@@ -318,14 +322,14 @@ def _gpu_passes(gpu: GpuAccount, checks: Sequence[gpu_filters.Passes]) -> bool:
     return True
 
 
-def _node_passes(node: NodeAccount, request: Request) -> bool:
+def _node_passes(node: NodeAccount, request: PlacementRequest) -> bool:
     for passes in _NODE_CHECKS:  # noqa: SIM110 as above
         if not passes(node, request):
             return False
     return True
 
 
-def _assignment(node: str, gpus: Sequence[GpuAccount], request: Request) -> Assignment:
+def _assignment(node: str, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Assignment:
     """On GPUs of different size a share without `memory` gets on each what it would get on the smallest: one tenant has
     one amount on all of its GPUs."""
     ordered = sorted(gpus, key=lambda gpu: (gpu.index, gpu.state.uuid))

@@ -13,7 +13,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import WHOLE_GPU
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.types import Request
+from sharepod.placement.state.types import PlacementRequest
 
 Cost = tuple[int, ...]
 
@@ -23,11 +23,11 @@ class Score:
     """`gpu` ranks the GPUs of one node, of which the engine takes the cheapest; `node` ranks the nodes, each with those
     that would be taken there."""
 
-    gpu: Callable[[GpuAccount, Request], Cost]
-    node: Callable[[NodeAccount, Sequence[GpuAccount], Request], Cost]
+    gpu: Callable[[GpuAccount, PlacementRequest], Cost]
+    node: Callable[[NodeAccount, Sequence[GpuAccount], PlacementRequest], Cost]
 
 
-def score_for(request: Request, *, first_of_group: bool) -> Score:
+def score_for(request: PlacementRequest, *, first_of_group: bool) -> Score:
     """The first of an affinity group goes where most is free, whatever its own policy: the others have to fit beside
     it."""
     if first_of_group:
@@ -46,20 +46,20 @@ def _memory_share(gpu: GpuAccount, size: int) -> int:
     return size * WHOLE_GPU // gpu.state.memory if gpu.state.memory else 0
 
 
-def _left(gpu: GpuAccount, request: Request) -> tuple[int, int]:
+def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
     """Thousandths of time and of memory that would be left after this request."""
     memory = gpu.free_memory - request.gpu.memory_on(gpu.state.memory)
     return gpu.free_milli - request.gpu.request, _memory_share(gpu, memory)
 
 
-def _leftover(gpu: GpuAccount, request: Request) -> Cost:
+def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
     """Best fit, with what becomes useless counted twice: time without memory to go with it, or memory without time, is
     left over but fits nobody. A GPU that is not in use yet comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
 
-def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Request) -> Cost:
+def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
     """By what its GPUs leave over; then the node with the fewest idle GPUs, which keeps whole nodes free for large
     asks."""
     costs = [_leftover(gpu, request) for gpu in gpus]
@@ -72,14 +72,14 @@ PACK_WHOLE = Score(lambda gpu, request: (), lambda node, gpus, request: (node.id
 """Exclusive: the node with the fewest idle GPUs that has enough."""
 
 
-def _least_promised(gpu: GpuAccount, request: Request) -> Cost:
+def _least_promised(gpu: GpuAccount, request: PlacementRequest) -> Cost:
     """Best effort lives on what others leave: a GPU in use, but the one with the least promised time, then the tightest
     in memory."""
     _, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, WHOLE_GPU - gpu.free_milli, gpu.tenants, memory)
 
 
-def _least_promised_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Request) -> Cost:
+def _least_promised_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
     costs = [_least_promised(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 
@@ -87,11 +87,11 @@ def _least_promised_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], reques
 PACK_BEST_EFFORT = Score(_least_promised, _least_promised_of_all)
 
 
-def _most_free(gpu: GpuAccount, request: Request) -> Cost:
+def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
     return (-gpu.free_milli, gpu.tenants, -_memory_share(gpu, gpu.free_memory))
 
 
-def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Request) -> Cost:
+def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
     """As free as the fullest of its GPUs."""
     return max(_most_free(gpu, request) for gpu in gpus)
 
@@ -99,16 +99,16 @@ def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Re
 MOST_FREE = Score(_most_free, _most_free_of_all)
 
 
-def replicas_on(gpu: GpuAccount, request: Request) -> int:
+def replicas_on(gpu: GpuAccount, request: PlacementRequest) -> int:
     """How many of the same owner are on this GPU."""
     return gpu.owners.get(request.owner, 0) if request.owner is not None else 0
 
 
-def _apart(gpu: GpuAccount, request: Request) -> Cost:
+def _apart(gpu: GpuAccount, request: PlacementRequest) -> Cost:
     return (replicas_on(gpu, request), *_most_free(gpu, request))
 
 
-def _apart_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: Request) -> Cost:
+def _apart_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
     """Fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))

@@ -34,7 +34,7 @@ def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int 
         return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
 
     gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
-    kept = [gpu for gpu in gpus if gpu.kept_for not in (None, row.wanted.tenant)]
+    kept = [gpu for gpu in gpus if gpu.head_tenant not in (None, row.wanted.tenant)]
     if kept:
         verb = "is" if len(kept) == 1 else "are"
         text = f"{counted(len(kept), 'GPU')} {verb} kept for the SharePod that has waited longest"

@@ -10,10 +10,10 @@ from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import Model
 from sharepod.controller.state.notes import Notes
-from sharepod.placement.state.types import GpuState, NodeState, Request, Resources
+from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Resources
 from unit.controller.objects import PODS, sharepod_object
 
-KEEP_AFTER = 600.0
+HEAD_RESERVATION_AFTER = 600.0
 
 
 class World:
@@ -31,7 +31,7 @@ class World:
             decided=self.placed.__setitem__,
             answered=lambda tenant: None,
             clock=lambda: self.now,
-            keep_after=KEEP_AFTER,
+            head_reservation_after=HEAD_RESERVATION_AFTER,
         )
 
     def node(self, name: str, gpus: int = 1) -> None:
@@ -67,10 +67,10 @@ class World:
 
     async def long_wait(self) -> None:
         """So long that room is kept for who has waited all the time, and then until the loop has done so."""
-        await self.later(KEEP_AFTER)
+        await self.later(HEAD_RESERVATION_AFTER)
         await self.later(1)
 
-    def request(self, tenant: str) -> Request:
+    def request(self, tenant: str) -> PlacementRequest:
         """As the loop asks for it."""
         sharepod = self.model.sharepods.get(tenant)
         assert sharepod is not None

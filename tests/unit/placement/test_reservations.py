@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import serves
-from sharepod.placement.state.cluster import Cluster, Kept
+from sharepod.placement.state.cluster import Cluster, HeadReservation
 from sharepod.placement.state.types import Refusal, Reservation
 from unit.placement.world import GI, ask, cluster_of, node, put, refused
 
@@ -15,13 +15,13 @@ A0, A1 = GpuUuid("GPU-node-a-0"), GpuUuid("GPU-node-a-1")
 
 
 def keep(cluster: Cluster, *gpus: GpuUuid, tenant: str = "oldest") -> None:
-    cluster.keep(Kept(TenantId(tenant), "node-a", frozenset(gpus)))
+    cluster.reserve_for_head(HeadReservation(TenantId(tenant), "node-a", frozenset(gpus)))
 
 
 def test_of_gpus_that_were_alike_only_those_are_kept_that_are_named() -> None:
     cluster = cluster_of(node(gpus=2))
     assert serves(cluster, ask("before", 500), ["node-a"]), "the node was looked at while its GPUs were alike"
-    moment = cluster.now
+    moment = cluster.room_version
     keep(cluster, A0)
     assert serves(cluster, ask("t", 500), cluster.grown_since(moment)), "GPU 1 is kept for nobody"
     refused(cluster, ask("pair", 500, count=2))
@@ -32,13 +32,13 @@ def test_what_was_kept_is_for_everybody_once_it_is_let_go() -> None:
     cluster = cluster_of(node(gpus=2))
     keep(cluster, A0, A1)
     refused(cluster, ask("t", 500))
-    moment = cluster.now
-    cluster.keep(None)
+    moment = cluster.room_version
+    cluster.reserve_for_head(None)
     assert serves(cluster, ask("t", 500), cluster.grown_since(moment))
     put(cluster, ask("t", 500, count=2))
 
 
-def test_what_is_kept_is_not_kept_from_one_of_higher_priority() -> None:
+def test_what_is_kept_is_not_reserved_for_head_from_one_of_higher_priority() -> None:
     cluster = cluster_of(node(gpus=1), node("node-b", 1))
     keep(cluster, A0)
     urgent = [replace(ask(name, 800), priority=1) for name in ("first", "second")]

@@ -13,9 +13,9 @@ from sharepod.placement.state.types import (
     Assignment,
     GpuState,
     NodeState,
+    PlacementRequest,
     PodNeeds,
     Refusal,
-    Request,
     Reservation,
     Resources,
     Taint,
@@ -82,9 +82,9 @@ def ask(
     owner: str | None = None,
     pod: PodNeeds | None = None,
     avoid: Mapping[str, str] | None = None,
-) -> Request:
+) -> PlacementRequest:
     exclusive = mode is Mode.EXCLUSIVE
-    return Request(
+    return PlacementRequest(
         tenant=TenantId(tenant),
         namespace=namespace,
         name=tenant,
@@ -105,7 +105,7 @@ def ask(
     )
 
 
-def put(cluster: Cluster, request: Request) -> Assignment:
+def put(cluster: Cluster, request: PlacementRequest) -> Assignment:
     """Places and reserves; the test counts on a place."""
     answer = place(cluster, request)
     assert isinstance(answer, Assignment), answer.message
@@ -113,7 +113,7 @@ def put(cluster: Cluster, request: Request) -> Assignment:
     return answer
 
 
-def refused(cluster: Cluster, request: Request) -> Refusal:
+def refused(cluster: Cluster, request: PlacementRequest) -> Refusal:
     """The refusal that the test counts on."""
     answer = place(cluster, request)
     assert isinstance(answer, Refusal), answer

@@ -4,7 +4,8 @@ Guarantees: decisions are taken one at a time, in queue order (priority, then ag
 all earlier ones, written or not; nothing is decided before everything was listed, nor while this process does not
 lead; a decision is handed to the ledger's writer at once and never waited for. Who was refused is tried again when a
 node has got room that it could use, and only then; why it was refused is worked out behind the decisions. Nobody blocks
-another, but that GPUs of one node are kept for the oldest of the highest priority once it has waited `keep_after`.
+another, but that GPUs of one node are reserved for the oldest of the highest priority once it has waited
+`head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import Model
 from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.notes import Notes
-from sharepod.placement.engine import find, group_to_keep, place, queue_key, serves, still_to_be_had
-from sharepod.placement.state.cluster import Kept
-from sharepod.placement.state.types import Assignment, Outlook, PlacementError, Refusal, Request, label_key
+from sharepod.placement.engine import find, find_head_reservation, is_attainable, place, queue_key, serves
+from sharepod.placement.state.cluster import HeadReservation
+from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
 
 _YIELD = 0.01  # seconds of deciding after which others get a turn
 _PASSES = 4  # begun anew because room appeared, before one goes through to the end
 _EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
-_KEEP_AGAIN = 1.0  # who has waited longest is looked for at most this often
+_HEAD_CHECK_EVERY = 1.0  # who has waited longest is looked for at most this often
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """One that asks for a place, `since` a moment of the clock. `tried`: the state of the cluster at which it was
-    refused last; `again`: a moment from which it is tried whatever has changed; `counted`: placement has learned that
-    it came; `explained`: when its reason was worked out.
+    """One that asks for a place, `since` a moment of the clock. `refused_at_version`: the cluster's `room_version` when
+    it was refused last, None: try it whatever has changed; `again`: a moment from which it is tried whatever has
+    changed; `counted`: placement has learned that it came; `explained`: when its reason was worked out.
     """
 
     tenant: str
     since: float
-    tried: int = -1
+    refused_at_version: int | None = None
     again: float = float("inf")
     counted: bool = False
     explained: float = float("-inf")
@@ -51,7 +52,8 @@ class _Waiting:
 
 class PlacementLoop:
     """Decides for whoever waits. `decided(tenant, node)` is told of each reservation or change of one that is to be
-    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds, as is `keep_after`.
+    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds, as is
+    `head_reservation_after`.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class PlacementLoop:
         decided: Callable[[str, str], None],
         answered: Callable[[str], None],
         clock: Callable[[], float],
-        keep_after: float,
+        head_reservation_after: float,
     ) -> None:
         self._model = model
         self._notes = notes
@@ -71,8 +73,8 @@ class PlacementLoop:
         self._decided = decided
         self._answered = answered
         self._clock = clock
-        self._keep_after = keep_after
-        self._keep_at = 0.0
+        self._head_reservation_after = head_reservation_after
+        self._next_head_check = 0.0
         self._unexplained: dict[str, _Waiting] = {}
         self._places: dict[str, _Waiting] = {}
         self._resizes: dict[str, _Waiting] = {}
@@ -95,9 +97,9 @@ class PlacementLoop:
         """This SharePod asks for nothing any more."""
         self._places.pop(tenant, None)
         self._resizes.pop(tenant, None)
-        kept = self._model.cluster.kept
-        if kept is not None and kept.tenant == tenant:
-            self._model.cluster.keep(None)
+        reservation = self._model.cluster.head_reservation
+        if reservation is not None and reservation.tenant == tenant:
+            self._model.cluster.reserve_for_head(None)
             self.room_changed()
 
     def room_changed(self) -> None:
@@ -113,7 +115,7 @@ class PlacementLoop:
         """Nobody waits any more."""
         self._places.clear()
         self._resizes.clear()
-        self._model.cluster.keep(None)
+        self._model.cluster.reserve_for_head(None)
 
     async def run(self) -> None:
         """Decides until cancelled."""
@@ -131,16 +133,16 @@ class PlacementLoop:
         again: then, unless it is to go through as a `whole`, it stops and returns False.
         """
         cluster = self._model.cluster
-        began, moment = time.monotonic(), cluster.now
+        began, version = time.monotonic(), cluster.room_version
         for waiting in list(self._resizes.values()):
-            if waiting.tried != cluster.now:
+            if waiting.refused_at_version != cluster.room_version:
                 self._resize(waiting)
         refused: set[tuple[object, ...]] = set()
         for _, waiting, request in self._in_order():
             if time.monotonic() - began > _YIELD:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-                if cluster.now != moment and not whole:
+                if cluster.room_version != version and not whole:
                     return False
             if not self._may_act():
                 return True
@@ -149,17 +151,17 @@ class PlacementLoop:
         if cluster.packing.due:
             await asyncio.sleep(0)
             cluster.packing.renew()
-        self._keep_for_the_oldest()
+        self._reserve_for_head()
         await self._explain()
         again = min((waiting.again for waiting in self._places.values()), default=float("inf"))
         if again < float("inf"):
             self._later(again)
         return True
 
-    def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, Request]]:
+    def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, PlacementRequest]]:
         found = []
         for waiting in list(self._places.values()):
-            if waiting.tried == self._model.cluster.now and self._clock() < waiting.again:
+            if waiting.refused_at_version == self._model.cluster.room_version and self._clock() < waiting.again:
                 continue
             request = self._request_of(waiting)
             if request is None:
@@ -171,21 +173,21 @@ class PlacementLoop:
             found.append((queue_key(request), waiting, request))
         return sorted(found, key=lambda item: item[0])
 
-    def _could_be_served(self, waiting: _Waiting, request: Request) -> bool:
+    def _could_be_served(self, waiting: _Waiting, request: PlacementRequest) -> bool:
         """Whether what has changed since it was refused could be room for this one."""
         cluster = self._model.cluster
-        if waiting.tried < 0 or self._clock() >= waiting.again:
+        if waiting.refused_at_version is None or self._clock() >= waiting.again:
             return True
         key = label_key(request.namespace, request.gpu.labels.affinity)
-        if key is not None and cluster.regrouped_since(key, waiting.tried):
+        if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
-        if serves(cluster, request, cluster.grown_since(waiting.tried)):
+        if serves(cluster, request, cluster.grown_since(waiting.refused_at_version)):
             return True
-        waiting.tried = cluster.now
+        waiting.refused_at_version = cluster.room_version
         self._unexplained[waiting.tenant] = waiting
         return False
 
-    def _request_of(self, waiting: _Waiting) -> Request | None:
+    def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
         """None for one that asks for nothing any more."""
         sharepod = self._model.sharepods.get(waiting.tenant)
         if sharepod is None or sharepod.request is None:
@@ -193,13 +195,13 @@ class PlacementLoop:
             return None
         return self.request(sharepod)
 
-    def request(self, sharepod: SharePodFacts) -> Request:
+    def request(self, sharepod: SharePodFacts) -> PlacementRequest:
         """What it asks of placement."""
         assert sharepod.request is not None
         note = self._notes.of(sharepod.uid)
         now = self._clock()
         note.avoid = {node: (why, until) for node, (why, until) in note.avoid.items() if until > now}
-        return Request(
+        return PlacementRequest(
             tenant=TenantId(sharepod.uid),
             namespace=sharepod.namespace,
             name=sharepod.name,
@@ -211,24 +213,24 @@ class PlacementLoop:
             avoid={node: why for node, (why, _) in note.avoid.items()},
         )
 
-    def _place(self, waiting: _Waiting, request: Request, refused: set[tuple[object, ...]]) -> None:
+    def _place(self, waiting: _Waiting, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
         """Decides for one. `refused`: shapes that found no place in this pass."""
         cluster = self._model.cluster
         if not waiting.counted:
             waiting.counted = True
             cluster.packing.arrived(request)
         note = self._notes.of(waiting.tenant)
-        kept = cluster.kept is not None and cluster.kept.tenant == request.tenant
+        is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
         asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
-        shape = (cluster.now, request.priority, *asked)
+        shape = (cluster.room_version, request.priority, *asked)
         answer: Assignment | None = None
-        if kept or shape not in refused:
+        if is_head or shape not in refused:
             with metrics.DECISION_SECONDS.time():
                 answer = find(cluster, request)
         if answer is None:
             metrics.DECISIONS.labels("refused").inc()
             refused.add(shape)
-            waiting.tried = cluster.now
+            waiting.refused_at_version = cluster.room_version
             self._unexplained[waiting.tenant] = waiting
             waiting.again = min((until for _, until in note.avoid.values()), default=float("inf"))
             return
@@ -241,14 +243,14 @@ class PlacementLoop:
                 sharepod=f"{request.namespace}/{request.name}",
                 error=str(error),
             )
-            waiting.tried = cluster.now
+            waiting.refused_at_version = cluster.room_version
             return
         metrics.DECISIONS.labels("placed").inc()
         note.refusal = None
         self._places.pop(waiting.tenant, None)
-        if kept:
-            cluster.keep(None)
-        if kept or request.gpu.labels.affinity is not None:  # the others of its group can follow now
+        if is_head:
+            cluster.reserve_for_head(None)
+        if is_head or request.gpu.labels.affinity is not None:  # the others of its group can follow now
             self.room_changed()
         self._decided(waiting.tenant, answer.node)
 
@@ -265,7 +267,7 @@ class PlacementLoop:
                 continue
             answer = place(self._model.cluster, request)
             if not isinstance(answer, Refusal):  # room has appeared meanwhile
-                waiting.tried = -1
+                waiting.refused_at_version = None
                 self._kick.set()
                 continue
             waiting.explained = self._clock()
@@ -274,51 +276,55 @@ class PlacementLoop:
                 note.refusal = answer
                 self._answered(tenant)
 
-    def _keep_for_the_oldest(self) -> None:
+    def _reserve_for_head(self) -> None:
         """Sees to it that GPUs are kept for the oldest of the highest priority, if it has waited long enough."""
         now, cluster = self._clock(), self._model.cluster
-        may_keep_at = min((waiting.since for waiting in self._places.values()), default=now) + self._keep_after
-        if now < max(may_keep_at, self._keep_at):
+        may_reserve_at = (
+            min((waiting.since for waiting in self._places.values()), default=now) + self._head_reservation_after
+        )
+        if now < max(may_reserve_at, self._next_head_check):
             if self._places:
-                self._later(max(may_keep_at, self._keep_at))
+                self._later(max(may_reserve_at, self._next_head_check))
             return
-        self._keep_at = now + _KEEP_AGAIN
+        self._next_head_check = now + _HEAD_CHECK_EVERY
         waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
         asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
         asked.sort(key=lambda item: queue_key(item[0]))
         if asked:
-            self._later(max(asked[0][1].since + self._keep_after, self._keep_at))
-        kept = self._to_keep(asked, now)
-        if kept == cluster.kept:
+            self._later(max(asked[0][1].since + self._head_reservation_after, self._next_head_check))
+        reservation = self._choose_head_reservation(asked, now)
+        if reservation == cluster.head_reservation:
             return
-        cluster.keep(kept)
-        owner = self._places.get(kept.tenant) if kept is not None else None
+        cluster.reserve_for_head(reservation)
+        owner = self._places.get(reservation.tenant) if reservation is not None else None
         if owner is not None:
-            owner.tried, owner.explained = -1, float("-inf")
+            owner.refused_at_version, owner.explained = None, float("-inf")
         self._kick.set()
 
-    def _to_keep(self, asked: list[tuple[Request, _Waiting]], now: float) -> Kept | None:
-        """What is to be kept, for the first in the queue that has waited long and could be served one day. What is kept
-        already stays for its owner, unless somebody of higher priority has waited as long."""
-        cluster, kept = self._model.cluster, self._model.cluster.kept
-        of_owner = (request for request, _ in asked if kept is not None and request.tenant == kept.tenant)
+    def _choose_head_reservation(
+        self, asked: list[tuple[PlacementRequest, _Waiting]], now: float
+    ) -> HeadReservation | None:
+        """The head-of-line reservation: for the first in the queue that has waited long and could be served one day.
+        The present one stays with its owner, unless somebody of higher priority has waited as long."""
+        cluster, reservation = self._model.cluster, self._model.cluster.head_reservation
+        of_owner = (request for request, _ in asked if reservation is not None and request.tenant == reservation.tenant)
         owner = next(of_owner, None)
-        if kept is not None and (owner is None or not still_to_be_had(cluster, owner, kept)):
-            kept = None
+        if reservation is not None and (owner is None or not is_attainable(cluster, owner, reservation)):
+            reservation = None
         for request, waiting in asked:
-            ahead = owner is None or kept is None or request.priority > owner.priority
-            if not ahead or now - waiting.since < self._keep_after:
-                return kept
-            if (found := group_to_keep(cluster, request)) is not None:
+            ahead = owner is None or reservation is None or request.priority > owner.priority
+            if not ahead or now - waiting.since < self._head_reservation_after:
+                return reservation
+            if (found := find_head_reservation(cluster, request)) is not None:
                 return found
-        return kept
+        return reservation
 
     def _waits_for_room(self, waiting: _Waiting) -> bool:
         refusal = self._notes.of(waiting.tenant).refusal
         return refusal is not None and refusal.outlook is Outlook.WAITING
 
     def _resize(self, waiting: _Waiting) -> None:
-        waiting.tried = self._model.cluster.now
+        waiting.refused_at_version = self._model.cluster.room_version
         sharepod = self._model.sharepods.get(waiting.tenant)
         held = self._model.cluster.reservations_of(TenantId(waiting.tenant))
         if sharepod is None or sharepod.request is None or len(held) != 1 or held[0][1].mode is Mode.EXCLUSIVE:

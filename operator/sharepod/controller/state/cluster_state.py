@@ -146,7 +146,7 @@ class Model:
         self.on_tenant(tenant)
 
     def _count_pod(self, pod: PodFacts) -> None:
-        node, before = pod.node or (pod.pin if pod.tenant is not None else None), self.cluster.now
+        node, before = pod.node or (pod.pin if pod.tenant is not None else None), self.cluster.room_version
         if node is None or pod.ended:
             self.cluster.remove_pod(pod.uid)
         else:
@@ -155,7 +155,7 @@ class Model:
         self._room_since(before)
 
     def _room_since(self, before: int) -> None:
-        if self.cluster.now != before:
+        if self.cluster.room_version != before:
             self.on_room()
 
     # Other pods
@@ -163,7 +163,7 @@ class Model:
     def put_other_pod(self, raw: Json) -> None:
         node, needs = other_pod(raw)
         if node:
-            before = self.cluster.now
+            before = self.cluster.room_version
             self.cluster.set_pod_usage(node, str(raw["metadata"]["uid"]), needs)
             self._room_since(before)
 

@@ -47,7 +47,7 @@ class Columns:
         self._labels: dict[frozenset[LabelKey | None], int] = {}
         self._models: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
-        self.now = 0
+        self.version = 0
         self._rebuild = True
         self._allocate([], 1)
 
@@ -85,7 +85,7 @@ class Columns:
             self._start_over()
             return None
         self._dirty.clear()
-        self.now += 1
+        self.version += 1
         for slot in changed:
             self._read(slot)
         return np.array(sorted(changed), dtype=np.intp)
@@ -97,7 +97,7 @@ class Columns:
         names = sorted(self._names())
         nodes = [node for node in map(self._account, names) if node is not None]
         self._allocate(names, max((len(node.gpus) for node in nodes), default=1))
-        self.now += 1
+        self.version += 1
         for slot in range(len(names)):
             self._read(slot)
 
@@ -124,7 +124,7 @@ class Columns:
         self.state = np.zeros(count, dtype=np.int64)
         self.stamp = np.zeros(count, dtype=np.int64)
         self.fixed = np.zeros(count, dtype=np.int64)
-        self.last_fixed = self.now
+        self.last_fixed = self.version
         self.apart: dict[LabelKey, dict[tuple[int, int], None]] = {}
         self._apart_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
 
@@ -133,8 +133,8 @@ class Columns:
         state = node.state if node is not None else None
         if state is not self.states[slot]:
             self.states[slot] = state
-            self.fixed[slot] = self.last_fixed = self.now
-        self.stamp[slot] = self.now
+            self.fixed[slot] = self.last_fixed = self.version
+        self.stamp[slot] = self.version
         for key, cell in self._apart_of[slot]:
             self.apart.get(key, _NO_SLOT).pop((slot, cell), None)
         self._apart_of[slot] = ()
@@ -168,7 +168,7 @@ class Columns:
         free, left, by_memory, time, memory, size, model, label_of, tenants, like = ([] for _ in range(10))
         for cell, gpu in enumerate(node.gpus):
             state = gpu.state
-            shared = state.available and state.held and gpu.kept_for is None and not gpu.exclusive
+            shared = state.available and state.held and gpu.head_tenant is None and not gpu.exclusive
             milli = gpu.free_milli if shared else -1
             amount = gpu.free_memory
             if not gpu.tenants:

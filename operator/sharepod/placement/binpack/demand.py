@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU
-from sharepod.placement.state.types import Request
+from sharepod.placement.state.types import PlacementRequest
 
 HALF_LIFE = 10_000
 """Arrivals after which one counts half."""
@@ -37,7 +37,7 @@ class DemandClass:
     models: tuple[str, ...] = ()
 
 
-def class_of(request: Request) -> DemandClass | None:
+def class_of(request: PlacementRequest) -> DemandClass | None:
     """None for best effort, which lives on what others leave."""
     gpu = request.gpu
     whole = gpu.mode is Mode.EXCLUSIVE

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable
 import numpy as np
 
 from sharepod.placement.state.accounts import NodeAccount
-from sharepod.placement.state.types import PodNeeds, Request
+from sharepod.placement.state.types import PlacementRequest, PodNeeds
 
 from .columns import Columns
 from .demand import Demand, class_of
@@ -45,7 +45,7 @@ class Packing:
     def touch(self, name: str) -> None:
         self.columns.touch(name)
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: PlacementRequest) -> None:
         """A request that was not there before. Counts once, placed or not."""
         self.demand.count(class_of(request))
 
@@ -104,12 +104,12 @@ class Packing:
 
     # What the engine asks of it
 
-    def offers(self, request: Request) -> Offers:
+    def offers(self, request: PlacementRequest) -> Offers:
         """The places for a request, best first. The request asks for shares on any GPUs, not for certain ones."""
         scored = self.scored(request)
         return Offers(self, self._without(scored.copy(), request.avoid) if request.avoid else scored)
 
-    def scored(self, request: Request) -> Scored:
+    def scored(self, request: PlacementRequest) -> Scored:
         """The scores of all nodes for such a request, up to date."""
         self.settle()
         key = request_key(request)
@@ -125,14 +125,14 @@ class Packing:
         self._scores.update(scored)
         return Offers(self, scored)
 
-    def most_free(self, request: Request, *, without: Iterable[str] = ()) -> Offers:
+    def most_free(self, request: PlacementRequest, *, without: Iterable[str] = ()) -> Offers:
         """The nodes for a request by how free the fullest of the GPUs is that it would get there; not those of
         `without`."""
         self.settle()
         scored = self._scores.most_free(Ask.of(request))
         return Offers(self, self._without(scored, (*request.avoid, *without)))
 
-    def least_promised(self, request: Request) -> Offers:
+    def least_promised(self, request: PlacementRequest) -> Offers:
         """The nodes for best effort: GPUs in use, with little promised time; then those with few idle GPUs."""
         self.settle()
         scored = self._scores.least_promised(Ask.of(request))

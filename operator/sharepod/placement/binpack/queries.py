@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharepod.api.gpunode import Mode
 from sharepod.placement.filters.node import BY_STATE
-from sharepod.placement.state.types import LabelKey, NodeSelectorTerm, PodNeeds, Request, Toleration, label_key
+from sharepod.placement.state.types import LabelKey, NodeSelectorTerm, PlacementRequest, PodNeeds, Toleration, label_key
 
 from .columns import Columns
 
@@ -34,7 +34,7 @@ class Ask:
     whole: bool = False
 
     @classmethod
-    def of(cls, request: Request) -> Ask:
+    def of(cls, request: PlacementRequest) -> Ask:
         gpu = request.gpu
         return cls(
             request.pod,
@@ -48,7 +48,7 @@ class Ask:
         )
 
 
-def request_key(request: Request) -> Hashable:
+def request_key(request: PlacementRequest) -> Hashable:
     """Equal for requests that the columns cannot tell apart."""
     gpu = request.gpu
     labels = gpu.labels
@@ -120,6 +120,6 @@ class NodeMasks:
             for slot in np.flatnonzero(columns.fixed > mask.seen).tolist():
                 state = columns.states[slot]
                 mask.passes[slot] = state is not None and all(passes(state, needs) for passes in BY_STATE)
-            mask.seen = columns.now
+            mask.seen = columns.version
             mask.all_pass = bool(mask.passes.all())
         return None if mask.all_pass else mask.passes

@@ -190,7 +190,7 @@ class Scores:
 
     def update(self, scored: Scored) -> None:
         """Takes in what has changed on the nodes."""
-        if scored.seen < self._columns.now:
+        if scored.seen < self._columns.version:
             self._score(scored, scored.seen, _WORK)
 
     def renew(self, scored: Scored, work: int) -> int:
@@ -200,7 +200,7 @@ class Scores:
     def _score(self, scored: Scored, seen: int, work: int) -> int:
         view, capacity, ask = self._view, self._capacity, scored.against(self._columns, self._masks)
         left = _lib.shp_update(view, capacity, ask, seen, work, scored.in_c, self._for_scratch, self._for_cells)
-        scored.seen = self._columns.now
+        scored.seen = self._columns.version
         return int(left)
 
     def best(self, scored: Scored) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.cluster import Cluster, Group, Kept
-from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Request, label_key
+from sharepod.placement.state.cluster import Cluster, Group, HeadReservation
+from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal, label_key
 from sharepod.placement.wording import counted, gpus_of, size_down, some_of
 
 from . import gpu as gpu_filters
@@ -21,7 +21,7 @@ from . import node as node_filters
 from .gpu import GpuFilter
 from .node import NodeFilter
 
-Fits = Callable[[Request], bool]
+Fits = Callable[[PlacementRequest], bool]
 
 _JOIN_OR_LEAVE = (
     "Ask for what the group has, or use another spec.gpu.affinity; it is tried again when the group is gone."
@@ -41,7 +41,7 @@ class _Tally:
     others: list[Obstacle] = field(default_factory=list)
 
 
-def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
+def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
     """The refusal of a request for which no place was found. `fits` tells whether another request would find one."""
     nodes = sorted(cluster.nodes(), key=lambda node: node.name)
     if not nodes:
@@ -74,11 +74,11 @@ def explain(cluster: Cluster, request: Request, *, fits: Fits) -> Refusal:
         outlook=Outlook.WAITING,
         headline=headline,
         obstacles=tuple(_told(tally, request, node_checks, checks)),
-        advice=_advice(cluster.kept, tally, nodes, request, fits),
+        advice=_advice(cluster.head_reservation, tally, nodes, request, fits),
     )
 
 
-def _conflict(cluster: Cluster, groups: Sequence[Group], request: Request) -> Obstacle | None:
+def _conflict(cluster: Cluster, groups: Sequence[Group], request: PlacementRequest) -> Obstacle | None:
     """Why no member like this one can join its affinity group, however much is free."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
@@ -93,7 +93,7 @@ def _conflict(cluster: Cluster, groups: Sequence[Group], request: Request) -> Ob
     return Obstacle("AffinityConflict", "SharePod", 1, f'the affinity group "{request.gpu.labels.affinity}" {text}')
 
 
-def _at_odds(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: Request) -> str | None:
+def _at_odds(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
     """What of the request and what of its group, on these GPUs, exclude each other."""
     if node is None:
         return None
@@ -120,7 +120,7 @@ def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
     return [gpu for gpu in node.gpus if gpu.state.uuid in uuids]
 
 
-def _could_ever(node: NodeAccount, request: Request) -> bool:
+def _could_ever(node: NodeAccount, request: PlacementRequest) -> bool:
     """With all tenants gone and everything available. A node that shows no GPU yet may have any."""
     checks = [check.passes for check in node_filters.STATIC]
     if not node.gpus:
@@ -132,7 +132,10 @@ def _could_ever(node: NodeAccount, request: Request) -> bool:
 
 
 def _tally(
-    nodes: Sequence[NodeAccount], request: Request, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
+    nodes: Sequence[NodeAccount],
+    request: PlacementRequest,
+    node_checks: Sequence[NodeFilter],
+    checks: Sequence[GpuFilter],
 ) -> _Tally:
     tally = _Tally()
     for node in nodes:
@@ -148,7 +151,7 @@ def _tally_of_groups(
     cluster: Cluster,
     nodes: Sequence[NodeAccount],
     groups: Sequence[Group],
-    request: Request,
+    request: PlacementRequest,
     node_checks: Sequence[NodeFilter],
     checks: Sequence[GpuFilter],
 ) -> _Tally:
@@ -174,7 +177,7 @@ def _tally_of_groups(
     return tally
 
 
-def _node_failed(tally: _Tally, node: NodeAccount, request: Request, checks: Sequence[NodeFilter]) -> bool:
+def _node_failed(tally: _Tally, node: NodeAccount, request: PlacementRequest, checks: Sequence[NodeFilter]) -> bool:
     for number, check in enumerate(checks):
         if not check.passes(node, request):
             tally.nodes.setdefault(number, []).append(node)
@@ -194,7 +197,7 @@ def _gpus_failed(tally: _Tally, gpus: Sequence[GpuAccount], checks: Sequence[Gpu
 
 
 def _told(
-    tally: _Tally, request: Request, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
+    tally: _Tally, request: PlacementRequest, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
 ) -> Iterator[Obstacle]:
     for number, gpus in sorted(tally.gpus.items()):
         yield Obstacle(checks[number].name, "GPU", len(gpus), checks[number].explain(gpus))
@@ -207,7 +210,9 @@ def _told(
     yield from tally.others
 
 
-def _advice(kept: Kept | None, tally: _Tally, nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str:
+def _advice(
+    kept: HeadReservation | None, tally: _Tally, nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits
+) -> str:
     waits = "It is placed by itself as soon as there is room."
     if kept is not None and kept.tenant == request.tenant:
         waits = f"It has waited longest: GPUs of {kept.node} are kept for it until it fits."
@@ -217,7 +222,7 @@ def _advice(kept: Kept | None, tally: _Tally, nodes: Sequence[NodeAccount], requ
     return f"{smaller} would fit now. {waits}" if smaller else waits
 
 
-def _less_time(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str | None:
+def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
     candidates = _free_on(nodes, request, lambda gpu: gpu.free_milli)
     smaller = [free for free in candidates if 0 < free < request.gpu.request]
     for free in sorted(smaller, reverse=True)[:_TRIES]:
@@ -226,7 +231,7 @@ def _less_time(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> st
     return None
 
 
-def _less_memory(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> str | None:
+def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
     """The sizes tried are those that can be written down as they are shown."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
@@ -239,7 +244,7 @@ def _less_memory(nodes: Sequence[NodeAccount], request: Request, fits: Fits) -> 
     return None
 
 
-def _free_on(nodes: Sequence[NodeAccount], request: Request, free: Callable[[GpuAccount], int]) -> set[int]:
+def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:
     """For each node, what the last of as many GPUs as are asked for has free."""
     found = set()
     for node in nodes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import format_fraction
 from sharepod.placement.state.accounts import GpuAccount
-from sharepod.placement.state.types import Request, label_key
+from sharepod.placement.state.types import PlacementRequest, label_key
 from sharepod.placement.wording import counted, grouped, size_down, size_up, some_of
 
 Passes = Callable[[GpuAccount], bool]
@@ -30,7 +30,7 @@ class GpuFilter:
     explain: Explain
 
 
-def static(request: Request) -> tuple[GpuFilter, ...]:
+def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
     """What holds for a GPU whoever is on it: that it is one of those asked for, and large enough."""
     filters = []
     if request.gpu.uuids:
@@ -42,9 +42,9 @@ def static(request: Request) -> tuple[GpuFilter, ...]:
     return tuple(filters)
 
 
-def dynamic(request: Request) -> tuple[GpuFilter, ...]:
+def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
     """What depends on the GPU's state and its tenants. Only the checks that this request can fail are among them."""
-    filters = [_available(request), _held(request), _not_kept(request)]
+    filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
     filters += [_shared(request), _same_exclusion(request)]
@@ -53,7 +53,7 @@ def dynamic(request: Request) -> tuple[GpuFilter, ...]:
     return (*filters, _has_time(request), _has_memory(request))
 
 
-def _listed(request: Request) -> GpuFilter:
+def _listed(request: PlacementRequest) -> GpuFilter:
     uuids = frozenset(request.gpu.uuids)
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
@@ -62,7 +62,7 @@ def _listed(request: Request) -> GpuFilter:
     return GpuFilter("Uuids", lambda gpu: gpu.state.uuid in uuids, explain)
 
 
-def _of_model(request: Request) -> GpuFilter:
+def _of_model(request: PlacementRequest) -> GpuFilter:
     models = frozenset(request.gpu.models)
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
@@ -72,7 +72,7 @@ def _of_model(request: Request) -> GpuFilter:
     return GpuFilter("Model", lambda gpu: gpu.state.model in models, explain)
 
 
-def _large_enough(request: Request) -> GpuFilter:
+def _large_enough(request: PlacementRequest) -> GpuFilter:
     asked = request.gpu.memory or 0
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
@@ -83,7 +83,7 @@ def _large_enough(request: Request) -> GpuFilter:
     return GpuFilter("TooSmall", lambda gpu: gpu.state.memory >= asked, explain)
 
 
-def _available(request: Request) -> GpuFilter:
+def _available(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return grouped(
             ((gpu.name, f"cannot be shared because {gpu.state.reason or 'its agent says so'}") for gpu in gpus), "GPU"
@@ -92,38 +92,40 @@ def _available(request: Request) -> GpuFilter:
     return GpuFilter("Unavailable", lambda gpu: gpu.state.available, explain)
 
 
-def _held(request: Request) -> GpuFilter:
+def _held(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} with NVIDIA's device plugin and no holder has them"
 
     return GpuFilter("NotHeld", lambda gpu: gpu.state.held, explain)
 
 
-def _not_kept(request: Request) -> GpuFilter:
+def _not_reserved_for_head(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} kept for the SharePod that has waited longest"
 
     tenant, priority = request.tenant, request.priority
     return GpuFilter(
-        "Kept", lambda gpu: gpu.kept_for is None or gpu.kept_for == tenant or gpu.kept_priority < priority, explain
+        "Kept",
+        lambda gpu: gpu.head_tenant is None or gpu.head_tenant == tenant or gpu.head_priority < priority,
+        explain,
     )
 
 
-def _empty(request: Request) -> GpuFilter:
+def _empty(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'has', 'have')} tenants and mode Exclusive takes wholly free GPUs"
 
     return GpuFilter("Tenants", lambda gpu: not gpu.tenants, explain)
 
 
-def _shared(request: Request) -> GpuFilter:
+def _shared(request: PlacementRequest) -> GpuFilter:
     def explain(gpus: Sequence[GpuAccount]) -> str:
         return f"{_gpus(gpus, 'is', 'are')} taken whole by an Exclusive SharePod"
 
     return GpuFilter("TakenWhole", lambda gpu: not gpu.exclusive, explain)
 
 
-def _same_exclusion(request: Request) -> GpuFilter:
+def _same_exclusion(request: PlacementRequest) -> GpuFilter:
     """Everyone on the GPU has this request's exclusion label, or none has one and it has none either."""
     label = request.gpu.labels.exclusion
     wanted = {label_key(request.namespace, label)}
@@ -136,7 +138,7 @@ def _same_exclusion(request: Request) -> GpuFilter:
     return GpuFilter("Exclusion", lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
 
 
-def _apart(request: Request) -> GpuFilter:
+def _apart(request: PlacementRequest) -> GpuFilter:
     key = label_key(request.namespace, request.gpu.labels.anti_affinity)
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
@@ -146,7 +148,7 @@ def _apart(request: Request) -> GpuFilter:
     return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.apart, explain)
 
 
-def _has_time(request: Request) -> GpuFilter:
+def _has_time(request: PlacementRequest) -> GpuFilter:
     asked = request.gpu.request
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
@@ -157,7 +159,7 @@ def _has_time(request: Request) -> GpuFilter:
     return GpuFilter("Time", lambda gpu: asked <= gpu.free_milli, explain)
 
 
-def _has_memory(request: Request) -> GpuFilter:
+def _has_memory(request: PlacementRequest) -> GpuFilter:
     fixed = request.gpu.memory
     asked_on = request.gpu.memory_on
 

@@ -16,8 +16,8 @@ from sharepod.placement.state.types import (
     NodeRequirement,
     NodeSelectorTerm,
     NodeState,
+    PlacementRequest,
     PodNeeds,
-    Request,
     Resources,
     Taint,
     Toleration,
@@ -35,8 +35,8 @@ class NodeFilter:
     all of them."""
 
     name: str
-    passes: Callable[[NodeAccount, Request], bool]
-    explain: Callable[[Sequence[NodeAccount], Request], str]
+    passes: Callable[[NodeAccount, PlacementRequest], bool]
+    explain: Callable[[Sequence[NodeAccount], PlacementRequest], str]
 
 
 def _state(node: NodeAccount) -> NodeState:
@@ -135,7 +135,7 @@ def free_resources(node: NodeAccount) -> Resources:
 # The filters: whether, and why not
 
 
-def _selected(node: NodeAccount, request: Request) -> bool:
+def _selected(node: NodeAccount, request: PlacementRequest) -> bool:
     return _state_selected(_state(node), request.pod)
 
 
@@ -143,12 +143,12 @@ def _state_selected(state: NodeState, pod: PodNeeds) -> bool:
     return matches_selector(state.labels, pod.node_selector)
 
 
-def _not_selected(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _not_selected(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     wanted = some_of(f"{key}={value}" for key, value in request.pod.node_selector.items())
     return f"{_nodes(nodes, 'does', 'do')} not match spec.nodeSelector ({wanted})"
 
 
-def _liked(node: NodeAccount, request: Request) -> bool:
+def _liked(node: NodeAccount, request: PlacementRequest) -> bool:
     return _state_liked(_state(node), request.pod)
 
 
@@ -156,7 +156,7 @@ def _state_liked(state: NodeState, pod: PodNeeds) -> bool:
     return matches_affinity(state, pod.node_affinity_terms)
 
 
-def _not_liked(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _not_liked(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return f"{_nodes(nodes, 'does', 'do')} not match the required node affinity"
 
 
@@ -165,11 +165,11 @@ def _lasting_taints(node: NodeAccount, pod: PodNeeds) -> tuple[Taint, ...]:
     return taints and tuple(taint for taint in taints if not taint.key.startswith(_PASSING_TAINTS))
 
 
-def _untainted(node: NodeAccount, request: Request) -> bool:
+def _untainted(node: NodeAccount, request: PlacementRequest) -> bool:
     return not _lasting_taints(node, request.pod)
 
 
-def _tainted(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _tainted(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     taints = some_of(_taint(taint) for node in nodes for taint in _lasting_taints(node, request.pod))
     return f"{_nodes(nodes, 'has', 'have')} a taint that the pod does not tolerate ({taints})"
 
@@ -178,20 +178,20 @@ def _taint(taint: Taint) -> str:
     return f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
 
 
-def _large_enough(node: NodeAccount, request: Request) -> bool:
+def _large_enough(node: NodeAccount, request: PlacementRequest) -> bool:
     return covers(_state(node).allocatable, request.pod.resources)
 
 
-def _too_small(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _too_small(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     short = _shortage([_state(node).allocatable for node in nodes], request.pod.resources)
     return f"{_nodes(nodes, 'is', 'are')} too small even when empty ({short})"
 
 
-def _enough_gpus(node: NodeAccount, request: Request) -> bool:
+def _enough_gpus(node: NodeAccount, request: PlacementRequest) -> bool:
     return len(node.gpus) >= request.gpu.count
 
 
-def _too_few_gpus(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _too_few_gpus(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     most = max(nodes, key=lambda node: (len(node.gpus), node.name))
     if not most.gpus:
         return f"{_nodes(nodes, 'shows', 'show')} no GPU yet"
@@ -199,7 +199,7 @@ def _too_few_gpus(nodes: Sequence[NodeAccount], request: Request) -> str:
     return f"{_nodes(nodes, 'has', 'have')} fewer than the {counted(request.gpu.count, 'GPU')} asked ({has})"
 
 
-def _available(node: NodeAccount, request: Request) -> bool:
+def _available(node: NodeAccount, request: PlacementRequest) -> bool:
     return _state_available(_state(node), request.pod)
 
 
@@ -207,11 +207,11 @@ def _state_available(state: NodeState, pod: PodNeeds) -> bool:
     return state.unavailable is None
 
 
-def _unavailable(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _unavailable(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return _by_reason(nodes, lambda node: _state(node).unavailable or "")
 
 
-def _not_passing(node: NodeAccount, request: Request) -> bool:
+def _not_passing(node: NodeAccount, request: PlacementRequest) -> bool:
     return _state_passing(_state(node), request.pod)
 
 
@@ -219,7 +219,7 @@ def _state_passing(state: NodeState, pod: PodNeeds) -> bool:
     return not untolerated(state.taints, pod.tolerations)
 
 
-def _passing(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _passing(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     def reason(node: NodeAccount) -> str:
         keys = [taint.key for taint in untolerated(_state(node).taints, request.pod.tolerations)]
         if UNSCHEDULABLE_TAINT.key in keys:
@@ -229,35 +229,35 @@ def _passing(nodes: Sequence[NodeAccount], request: Request) -> str:
     return _by_reason(nodes, reason)
 
 
-def _not_avoided(node: NodeAccount, request: Request) -> bool:
+def _not_avoided(node: NodeAccount, request: PlacementRequest) -> bool:
     return node.name not in request.avoid
 
 
-def _avoided(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _avoided(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return _by_reason(nodes, lambda node: request.avoid[node.name])
 
 
-def _has_row(node: NodeAccount, request: Request) -> bool:
+def _has_row(node: NodeAccount, request: PlacementRequest) -> bool:
     return len(node.rows) < MAX_TENANTS
 
 
-def _no_row(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _no_row(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return f"{_nodes(nodes, 'has', 'have')} {MAX_TENANTS} tenants, as many as a ledger holds"
 
 
-def _has_pod_slot(node: NodeAccount, request: Request) -> bool:
+def _has_pod_slot(node: NodeAccount, request: PlacementRequest) -> bool:
     return node.taken().pods < _state(node).pods
 
 
-def _no_pod_slot(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _no_pod_slot(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return f"{_nodes(nodes, 'has', 'have')} no room for another pod"
 
 
-def _has_resources(node: NodeAccount, request: Request) -> bool:
+def _has_resources(node: NodeAccount, request: PlacementRequest) -> bool:
     return covers(free_resources(node), request.pod.resources)
 
 
-def _no_resources(nodes: Sequence[NodeAccount], request: Request) -> str:
+def _no_resources(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     short = _shortage([free_resources(node) for node in nodes], request.pod.resources, "free: ")
     return f"{_nodes(nodes, 'has', 'have')} too little left for the pod ({short})"
 

@@ -51,7 +51,7 @@ class GpuAccount:
     """What is left of one GPU and who is on it. Read-only outside this module.
 
     `exclusions`: the exclusion label of each tenant, None for one without; `apart`: the anti-affinity labels on it;
-    `kept_for`: the one tenant that may come, or whoever has a higher priority than `kept_priority`.
+    `head_tenant`: the one tenant that may come, or whoever has a higher priority than `head_priority`.
     """
 
     __slots__ = (
@@ -60,9 +60,9 @@ class GpuAccount:
         "exclusive",
         "free_memory",
         "free_milli",
+        "head_priority",
+        "head_tenant",
         "index",
-        "kept_for",
-        "kept_priority",
         "node",
         "owners",
         "rows",
@@ -75,8 +75,8 @@ class GpuAccount:
         self.state = state
         self.index = state.index
         self.rows: dict[TenantId, Row] = {}
-        self.kept_for: TenantId | None = None
-        self.kept_priority = 0
+        self.head_tenant: TenantId | None = None
+        self.head_priority = 0
         self.recount()
 
     @property
@@ -212,11 +212,11 @@ class NodeAccount:
             account.recount()
         self._taken = self._kinds = None
 
-    def keep(self, gpus: Container[GpuUuid], tenant: TenantId | None, priority: int) -> None:
+    def reserve_for_head(self, gpus: Container[GpuUuid], tenant: TenantId | None, priority: int) -> None:
         """These of its GPUs are kept for this tenant, and no others for anybody."""
         for gpu in self.gpus:
-            gpu.kept_for = tenant if gpu.state.uuid in gpus else None
-            gpu.kept_priority = priority
+            gpu.head_tenant = tenant if gpu.state.uuid in gpus else None
+            gpu.head_priority = priority
         self._kinds = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:
@@ -235,7 +235,7 @@ class NodeAccount:
                 kind = (
                     state.uuid
                     if gpu.tenants
-                    else (state.model, state.memory, state.available, state.held, gpu.kept_for)
+                    else (state.model, state.memory, state.available, state.held, gpu.head_tenant)
                 )
                 kinds.setdefault(kind, []).append(gpu)
             self._kinds = tuple(tuple(gpus) for gpus in kinds.values())

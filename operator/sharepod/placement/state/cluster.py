@@ -26,7 +26,7 @@ Group = tuple[str, frozenset[GpuUuid]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HeadReservation:
     """GPUs of one node that are kept for one who has waited long: nobody else of its `priority`, or of a lower one, is
     placed on them."""
 
@@ -47,16 +47,16 @@ class Cluster:
         self._replicas: dict[str, Counter[str]] = {}
         self._grown: dict[str, int] = {}
         self._regrouped: dict[LabelKey, int] = {}
-        self.now = 0
+        self.room_version = 0
         """Counts the changes that may have made room for somebody."""
-        self.kept: Kept | None = None
+        self.head_reservation: HeadReservation | None = None
         self.packing = Packing(self._nodes.get, lambda: self._nodes)
 
     # Nodes and pods, as they are seen
 
     def upsert_node(self, state: NodeState) -> None:
         self._node(state.name).set_state(state)
-        self._mark_kept(state.name)
+        self._mark_head_reservation(state.name)
         self._has_grown(state.name)
 
     def remove_node(self, name: str) -> None:
@@ -154,12 +154,12 @@ class Cluster:
 
     # GPUs that are kept
 
-    def keep(self, kept: Kept | None) -> None:
+    def reserve_for_head(self, kept: HeadReservation | None) -> None:
         """Keeps these GPUs for one tenant, and no others for anybody; None: none at all. Whoever is there stays."""
-        before, self.kept = self.kept, kept
+        before, self.head_reservation = self.head_reservation, kept
         for item in (before, kept):
             if item is not None:
-                self._mark_kept(item.node)
+                self._mark_head_reservation(item.node)
                 self._has_grown(item.node)
 
     # What became of them
@@ -286,7 +286,7 @@ class Cluster:
         return tuple(fault for fault in (gpu.overcommit() for gpu in accounts) if fault is not None)
 
     def grown_since(self, moment: int) -> tuple[str, ...]:
-        """The nodes where there may be more room than there was at that moment (`now`, then)."""
+        """The nodes where there may be more room than there was at that moment (`room_version`, then)."""
         return tuple(_newest(self._grown, moment))
 
     def regrouped_since(self, key: LabelKey, moment: int) -> bool:
@@ -297,17 +297,17 @@ class Cluster:
 
     def _has_grown(self, name: str) -> None:
         """The node may have more room than before, or another kind of room."""
-        self.now += 1
+        self.room_version += 1
         self._grown.pop(name, None)
-        self._grown[name] = self.now
+        self._grown[name] = self.room_version
         self.packing.touch(name)
 
-    def _mark_kept(self, name: str) -> None:
-        node, kept = self._nodes.get(name), self.kept
+    def _mark_head_reservation(self, name: str) -> None:
+        node, kept = self._nodes.get(name), self.head_reservation
         if node is not None and kept is not None and kept.node == name:
-            node.keep(kept.gpus, kept.tenant, kept.priority)
+            node.reserve_for_head(kept.gpus, kept.tenant, kept.priority)
         elif node is not None:
-            node.keep((), None, 0)
+            node.reserve_for_head((), None, 0)
 
     def _node(self, name: str) -> NodeAccount:
         return self._nodes.setdefault(name, NodeAccount(name))
@@ -348,8 +348,8 @@ class Cluster:
         if not members[group]:
             del members[group]
         if (change > 0 and members[group] == change) or group not in members:
-            self.now += 1
-            self._regrouped[key] = self.now
+            self.room_version += 1
+            self._regrouped[key] = self.room_version
         if not members:
             del self._groups[key]
 

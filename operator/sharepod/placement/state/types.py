@@ -190,7 +190,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PlacementRequest:
     """A SharePod that wants a place. `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so
     that the order of texts is the order of time. `avoid`: nodes not to use this time, each with the reason, which fits
     after "the node" ("was refused by kube-scheduler: ...")."""
@@ -214,7 +214,7 @@ class Assignment:
     gpus: tuple[GpuUuid, ...]
     memory: Bytes
 
-    def reservation(self, request: Request) -> Reservation:
+    def reservation(self, request: PlacementRequest) -> Reservation:
         """The row that makes this assignment true."""
         return Reservation(
             tenant=request.tenant,

@@ -12,8 +12,8 @@ from sharepod.api.units import Bytes, TenantId
 from sharepod.controller.placing import loop as loop_module
 from sharepod.placement.engine import find
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import Assignment, Request, Taint
-from unit.controller.loop_world import KEEP_AFTER, World
+from sharepod.placement.state.types import Assignment, PlacementRequest, Taint
+from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
         await world.want(tenant, request, **gpu)
     tried: list[str] = []
 
-    def counted(cluster: Cluster, request: Request) -> Assignment | None:
+    def counted(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
         tried.append(request.name)
         return find(cluster, request)
 
@@ -84,7 +84,7 @@ async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(
     world.node("a")
     await world.want("small-1", 0.5)
     await world.want("whole", 1.0)
-    await world.later(KEEP_AFTER - 1)
+    await world.later(HEAD_RESERVATION_AFTER - 1)
     await world.want("small-2", 0.3)
     assert world.placed["small-2"] == "a"
     assert "whole" not in world.placed
@@ -98,7 +98,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     await world.want("pair", 0.5, count=2)
     await world.want("late", 0.5)
     await world.long_wait()
-    kept = world.model.cluster.kept
+    kept = world.model.cluster.head_reservation
     assert kept is not None
     assert (kept.tenant, kept.node, len(kept.gpus)) == ("pair", "b", 2)
     assert "are kept for it" in world.why("pair")
@@ -110,7 +110,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     assert world.placed["late"] == "a", "what is not kept is for everybody"
     await world.leaves(on_b[1])
     assert world.placed["pair"] == "b"
-    assert world.model.cluster.kept is None
+    assert world.model.cluster.head_reservation is None
     await world.want("after", 0.5)
     assert "after" in world.placed
 
@@ -133,7 +133,7 @@ async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> Non
     await world.want("never", 0.5, count=2)
     await world.want("whole", 1.0)
     await world.long_wait()
-    kept = world.model.cluster.kept
+    kept = world.model.cluster.head_reservation
     assert kept is not None
     assert kept.tenant == "whole"
 
@@ -155,7 +155,7 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
     await world.want("full", 0.2)
     await world.want("whole", 1.0)
     await world.long_wait()
-    kept = world.model.cluster.kept
+    kept = world.model.cluster.head_reservation
     assert kept is not None
     node = world.model.cluster.node(kept.node)
     assert node is not None
@@ -163,7 +163,7 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
     world.model.cluster.upsert_node(replace(node.state, taints=(Taint("node.kubernetes.io/unschedulable"),)))
     await world.later(1)
     await world.later(1)
-    now_kept = world.model.cluster.kept
+    now_kept = world.model.cluster.head_reservation
     assert now_kept is not None
     assert (now_kept.tenant, now_kept.node) == ("whole", {"a": "b", "b": "a"}[kept.node])
 
@@ -173,12 +173,12 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
     await world.long_wait()
-    assert world.model.cluster.kept is not None
+    assert world.model.cluster.head_reservation is not None
     await world.want("late", 0.3)
     assert "late" not in world.placed
     await world.want("urgent", 0.3, priority=10)
     assert world.placed["urgent"] == "a"
-    kept = world.model.cluster.kept
+    kept = world.model.cluster.head_reservation
     assert kept is not None
     assert kept.tenant == "whole"
 
@@ -191,9 +191,9 @@ async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world
     await world.want("member", 0.6, affinity="g")
     await world.want("whole", 1.0)
     world.model.cluster.remove_node(world.placed["first"])
-    await world.later(KEEP_AFTER)
+    await world.later(HEAD_RESERVATION_AFTER)
     await world.later(6)
     await world.later(1)
-    kept = world.model.cluster.kept
+    kept = world.model.cluster.head_reservation
     assert kept is not None, world.why("member")
     assert kept.tenant == "whole"

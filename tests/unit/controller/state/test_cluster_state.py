@@ -333,7 +333,7 @@ def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
     model.put_node(node_object())
     model.put_gpunode(gpunode_object())
     rooms: list[int] = []
-    model.on_room = lambda: rooms.append(model.cluster.now)
+    model.on_room = lambda: rooms.append(model.cluster.room_version)
 
     def other(cpu: str) -> Json:
         spec = {"nodeName": "node-a", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}

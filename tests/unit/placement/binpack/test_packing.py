@@ -11,11 +11,11 @@ from sharepod.placement.binpack.demand import HALF_LIFE, Demand, class_of
 from sharepod.placement.engine import find
 from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import PodNeeds, Request, Resources
+from sharepod.placement.state.types import PlacementRequest, PodNeeds, Resources
 from unit.placement.world import GI, ask, cluster_of, gpu, node, put
 
 
-def learn(cluster: Cluster, requests: Sequence[Request]) -> None:
+def learn(cluster: Cluster, requests: Sequence[PlacementRequest]) -> None:
     """As if these had come, again and again, and gone."""
     for _ in range(100):
         for request in requests:
@@ -23,7 +23,7 @@ def learn(cluster: Cluster, requests: Sequence[Request]) -> None:
     cluster.packing.renew()
 
 
-def place_of(cluster: Cluster, request: Request) -> str:
+def place_of(cluster: Cluster, request: PlacementRequest) -> str:
     answer = find(cluster, request)
     assert answer is not None
     return answer.gpus[0]
@@ -135,5 +135,5 @@ def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_th
     assert 0 < refused < 200
 
 
-def fits(gpu: GpuAccount, request: Request) -> bool:
+def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
     return gpu.free_milli >= request.gpu.request and gpu.free_memory >= (request.gpu.memory or 0)

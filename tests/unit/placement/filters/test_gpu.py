@@ -187,7 +187,7 @@ def test_a_group_whose_members_are_all_ending_holds_nobody_once_that_is_written(
     cluster = cluster_of(node("node-a"), node("node-b"))
     first = put(cluster, ask("first", 700, affinity="g"))
     ending = cluster.set_releasing(first.node, TenantId("first"))
-    waited_from = cluster.now
+    waited_from = cluster.room_version
     refused(cluster, ask("second", 700, affinity="g"))
     cluster.confirm(first.node, ending, 2)
     assert cluster.regrouped_since(("team", "g"), waited_from)
