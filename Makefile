@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native shim/src -type f)) setup.py
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -58,6 +58,9 @@ build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 
 cluster: .venv/installed ## builds the test cluster's programs into the cache (once, about six minutes)
 	@$(BIN)/python -m harness build
+
+taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
+	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
 demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
 	@$(BIN)/python demo/run.py

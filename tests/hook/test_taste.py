@@ -1,0 +1,112 @@
+"""What `make taste` promises: shares as asked without a terminal, keys and edits that move the bars, nothing left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hook.world.agent_node import ROOT
+
+TASTE = [sys.executable, str(ROOT / "demo" / "taste.py")]
+PATIENCE_S = 40.0
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    return dict(os.environ) | {"TMPDIR": str(directory), "TERM": "xterm", "COLUMNS": "150", "LINES": "24"}
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory short enough for the sockets below it; empty in the end."""
+    directory = Path(f"/tmp/t{os.getpid()}")
+    directory.mkdir()
+    yield directory
+    directory.rmdir()  # fails if anything was left
+
+
+class _Screen:
+    """A run of taste on a terminal of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._terminal, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            TASTE, stdin=inner, stdout=inner, stderr=inner, env=_environment(directory), start_new_session=True
+        )
+        os.close(inner)
+        self.shown = ""
+
+    def wait_for(self, pattern: str) -> None:
+        """Read until the pattern is shown after what earlier calls saw; AssertionError if it does not come."""
+        deadline, fresh = time.monotonic() + PATIENCE_S, ""
+        while not re.search(pattern, fresh):
+            assert time.monotonic() < deadline, f"{pattern} was not shown within {PATIENCE_S:g} s: {fresh[-2000:]}"
+            if select.select([self._terminal], [], [], 0.2)[0]:
+                with contextlib.suppress(OSError):
+                    fresh += os.read(self._terminal, 1 << 16).decode(errors="replace")
+                    fresh = _STYLE.sub("", fresh)
+        self.shown += fresh
+
+    def press(self, key: str) -> None:
+        os.write(self._terminal, key.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        self.process.wait(PATIENCE_S)
+        os.close(self._terminal)
+
+
+@pytest.fixture
+def screen(short: Path, double: Path) -> Iterator[_Screen]:
+    started = _Screen(short)
+    yield started
+    started.close()
+
+
+def test_without_a_terminal_the_shares_are_as_asked_within_eight_seconds(short: Path, double: Path) -> None:
+    done = subprocess.run(
+        TASTE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=_environment(short),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("simulated GPU, real agent and hook")
+    assert re.search(r"alpha: asked 60.0%, got [56]\d\.\d%", done.stdout)
+
+
+def test_a_key_moves_a_tenth_of_the_gpu(screen: _Screen) -> None:
+    screen.wait_for(r"alpha +60%")
+    screen.press("b")
+    screen.wait_for(r"alpha +50%")
+    screen.press("q")
+    screen.wait_for("nothing is left behind")
+    assert screen.process.wait(PATIENCE_S) == 0
+
+
+def test_an_edited_file_is_followed_and_a_wrong_one_is_named(screen: _Screen, short: Path) -> None:
+    screen.wait_for(r"alpha +60%")
+    (file,) = short.glob("taste-*/tenants.yaml")
+    right = file.read_text()
+    file.write_text(right.replace("requestMilli: 600", "requestMilli: 6000"))
+    screen.wait_for("not followed.*requestMilli")
+    file.write_text(right.replace("requestMilli: 600", "requestMilli: 200"))
+    screen.wait_for(r"alpha +20%")
+    os.killpg(screen.process.pid, signal.SIGINT)
+    screen.wait_for("nothing is left behind")
+    assert screen.process.wait(PATIENCE_S) == 0
