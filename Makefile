@@ -138,7 +138,7 @@ soak-placement: shim ## twenty minutes of random sequences of what can happen to
 sanitize: shim doubles ## random life with the hook's C sources under the address, undefined-behaviour and thread sanitizers
 	@$(BIN)/python -m hook.life.sanitize $(SANITIZE_ARGS)
 
-soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kills, stops, daemons that go, captures; SEED= repeats
+soak-hook: shim doubles ## 20 minutes of random life under the hook: forks, kills, stops, agents that go, captures; SEED= repeats
 	@$(BIN)/python benchmarks/soak_hook.py $(SOAK_ARGS)
 
 clean: ## removes what was built here; the cache directory stays

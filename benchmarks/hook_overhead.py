@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hook.world.scripted_agent import Client, ScriptedDaemon
+from hook.world.scripted_agent import Client, ScriptedAgent
 from results import Row, write
 from sharepod.protocol import GpuTerms, Grant
 
@@ -54,18 +54,18 @@ def cost(
     return {way: (float(whole), float(added)) for way, whole, added in lines}
 
 
-def in_turns(daemon: ScriptedDaemon, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
+def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
     """Grants so long, each so long after it was asked for; without a pause only at the first time."""
     asked = [False]
 
     def grant(client: Client) -> None:
         if not client.gone:
-            daemon.grant(client, quantum_ms, metered=True)
+            agent.grant(client, quantum_ms, metered=True)
 
     def on_want(client: Client) -> Grant | None:
         if not asked[0]:
             asked[0] = True
-            return daemon.next_grant(quantum_ms, metered=True)
+            return agent.next_grant(quantum_ms, metered=True)
         timer = threading.Timer(pause_ms / 1000, grant, (client,))
         timer.daemon = True
         timer.start()
@@ -74,7 +74,7 @@ def in_turns(daemon: ScriptedDaemon, quantum_ms: float, pause_ms: float) -> Call
     return on_want
 
 
-def launch_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
+def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
     """Each situation at each number of threads; beside those alone the straight call and the other ways."""
     rows = []
     for situation, stream in (
@@ -85,13 +85,13 @@ def launch_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
         ("contended", "stream"),
     ):
         for threads in THREADS:
-            daemon.hints.contended = situation == "contended"
+            agent.hints.contended = situation == "contended"
             if situation == "ceiling-bound":
-                daemon.on_want = in_turns(daemon, 70, 30)
+                agent.on_want = in_turns(agent, 70, 30)
             elif situation == "contended":
-                daemon.on_want = in_turns(daemon, 50, 50)
+                agent.on_want = in_turns(agent, 50, 50)
             else:
-                daemon.on_want = lambda client: daemon.next_grant()
+                agent.on_want = lambda client: agent.next_grant()
             devices = {"HOLLOW_DEVICES": "2" if "2 devices" in situation else "1"}
             took = cost(threads, "launch", stream, {**hooked, **devices})
             case = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -105,10 +105,10 @@ def launch_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-def copy_rows(daemon: ScriptedDaemon, hooked: Mapping[str, str]) -> list[Row]:
+def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
     """A copy whose call says that it is between device memories, and one of which the driver has to be asked."""
-    daemon.hints.contended = False
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent.hints.contended = False
+    agent.on_want = lambda client: agent.next_grant()
     rows = []
     for call, name in (("copy", "cuMemcpyDtoDAsync"), ("copy-unsaid", "cuMemcpyAsync")):
         added = cost(1, call, "stream", hooked, ROUNDS // 2)["hooked"][1]
@@ -154,16 +154,16 @@ def main() -> int:
         (tenant / "empty.c").write_text("")
         subprocess.run(["cc", "-shared", "-nostdlib", "-o", empty, tenant / "empty.c"], check=True, timeout=60)
         (tenant / "limits").write_text(f"gpu GPU-{GPU} request 500 limit 1000 memory 1073741824 enforced 1\n")
-        daemon = ScriptedDaemon(tenant, [GpuTerms(bytes.fromhex(GPU.replace("-", "")), 500, 1000, 1 << 30, True)])
+        agent = ScriptedAgent(tenant, [GpuTerms(bytes.fromhex(GPU.replace("-", "")), 500, 1000, 1 << 30, True)])
         hooked = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": str(BUILD / "doubles" / "hollow"),
             "LD_PRELOAD": str(hook),
         }
         try:
-            rows = launch_rows(daemon, hooked) + copy_rows(daemon, hooked)
+            rows = launch_rows(agent, hooked) + copy_rows(agent, hooked)
         finally:
-            daemon.close()
+            agent.close()
         rows += exec_rows(hook, empty)
     write("hook", rows)
     return 0

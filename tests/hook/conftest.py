@@ -1,4 +1,4 @@
-"""What the tests of the hook need: the double of libcuda, the hook itself, a tenant's directory with a scripted daemon.
+"""What the tests of the hook need: the double of libcuda, the hook itself, a tenant's directory with a scripted agent.
 
 Everything is built once per session into build/; nothing outlives a test.
 """
@@ -22,7 +22,7 @@ from doubles.gpus import State, create_state, read_state
 from sharepod.protocol import GpuTerms
 
 from hook.world.probe import Probe
-from hook.world.scripted_agent import ScriptedDaemon
+from hook.world.scripted_agent import ScriptedAgent
 
 if TYPE_CHECKING:
     from hook.world.lives import Life
@@ -105,7 +105,7 @@ def hook_file() -> Path:
 
 @pytest.fixture(scope="session")
 def hasty_hook_file() -> Path:
-    """The hook with short patience: 1 s for `limits`, 1.5 s for memory without a daemon, 0.5 s for a silent daemon."""
+    """The hook with short patience: 1 s for `limits`, 1.5 s for memory without an agent, 0.5 s for a silent agent."""
     define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500"
     return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
@@ -131,7 +131,7 @@ class Tenant:
     state: Path
     double: Path
     gpus: tuple[GpuTerms, ...]
-    daemons: list[ScriptedDaemon] = field(default_factory=list)
+    agents: list[ScriptedAgent] = field(default_factory=list)
     _ends: list[Callable[[], None]] = field(default_factory=list)
 
     def write_limits(self) -> None:
@@ -155,11 +155,11 @@ class Tenant:
             **more,
         }
 
-    def daemon(self, *, grace_ms: int = 1000) -> ScriptedDaemon:
-        daemon = ScriptedDaemon(self.directory, self.gpus, grace_ms=grace_ms)
-        self._ends.append(daemon.close)
-        self.daemons.append(daemon)
-        return daemon
+    def agent(self, *, grace_ms: int = 1000) -> ScriptedAgent:
+        agent = ScriptedAgent(self.directory, self.gpus, grace_ms=grace_ms)
+        self._ends.append(agent.close)
+        self.agents.append(agent)
+        return agent
 
     def probe(
         self, label: str = "tenant", *, double: Path | None = None, more: Mapping[str, str] | None = None, **named: str

@@ -1,10 +1,10 @@
 """Random life under the hook, from one seed: several tenants, each with up to three processes of many threads, which
-are started, stopped, let go on and killed; daemons that grant and revoke, end and come back.
+are started, stopped, let go on and killed; agents that grant and revoke, end and come back.
 
 What is proved: between the moment at which a process says that it is drained (or asks for the token) and its next
 grant, the driver accepts no launch of it and has nothing of it to do; and from grant to drained it accepts no more
-launches than the hook says. The fake driver counts them in a page of memory that the daemon's side maps too, and the
-daemon compares. Beside that: every process ends when it is to end, no stream capture is broken, no CUDA call fails, and
+launches than the hook says. The fake driver counts them in a page of memory that the agent's side maps too, and the
+agent compares. Beside that: every process ends when it is to end, no stream capture is broken, no CUDA call fails, and
 the ledger of memory stays whole.
 """
 
@@ -30,7 +30,7 @@ from pathlib import Path
 from doubles.gpus import create_state, submitted_at
 from harness.soak import Run
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1, Tenant, terms
-from hook.world.scripted_agent import Client, ScriptedDaemon
+from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import ClientFrame, Drained, GpuTerms, Grant, Limits, Recall, Want, encode
 
 NOTHING_OF = (
@@ -47,7 +47,7 @@ WANTED = dict.fromkeys(NOTHING_OF, 0)
 TENANTS = 3
 PROCESSES_MOST = 3
 OVERDUE_S = 40.0
-"""After the end of its time, of which it was not stopped: longer than an allocation waits for a daemon."""
+"""After the end of its time, of which it was not stopped: longer than an allocation waits for an agent."""
 _SOCKET_PID = struct.Struct("=iii")
 _BACK_TO_PID = 8
 """From the counts of the first device to the number of the process."""
@@ -83,7 +83,7 @@ class Counts:
 
 @dataclass
 class Turn:
-    """What the daemon knows of a client's right to launch."""
+    """What the agent knows of a client's right to launch."""
 
     pid: int
     place: int
@@ -97,11 +97,11 @@ class Turn:
     due: float | None = None
     """When it is to be granted what it has asked for."""
     given_up: bool = False
-    """It ends the connection and goes on without a daemon, until it has made another; what it sent before may still
+    """It ends the connection and goes on without an agent, until it has made another; what it sent before may still
     come."""
 
 
-class WatchedDaemon(ScriptedDaemon):
+class WatchedAgent(ScriptedAgent):
     """Grants what is asked for, after a while, and counts the launches that had no right to be."""
 
     def __init__(self, tenant: Tenant, counts: Counts, chance: random.Random) -> None:
@@ -258,7 +258,7 @@ class Soak:
         self._state = create_state(directory / "gpus", devices)
         self._launched = Counts(self._state)
         self._tenants: list[Tenant] = []
-        self.daemons: list[WatchedDaemon] = []
+        self.agents: list[WatchedAgent] = []
         self._away_until: dict[int, float] = {}
         self._lives: list[Life] = []
         self._started = 0
@@ -272,11 +272,11 @@ class Soak:
         tenant = Tenant(folder, self._state, BUILD / "doubles" / "libcuda", (gpu,))
         tenant.write_limits()
         self._tenants.append(tenant)
-        self.daemons.append(WatchedDaemon(tenant, self._launched, random.Random(self._chance.random())))
+        self.agents.append(WatchedAgent(tenant, self._launched, random.Random(self._chance.random())))
 
     def step(self) -> None:
-        for index, daemon in enumerate(self.daemons):
-            self._tend(index, daemon)
+        for index, agent in enumerate(self.agents):
+            self._tend(index, agent)
         now, chance = time.monotonic(), self._chance.random()
         for life in list(self._lives):
             self._look_at(life, now)
@@ -292,37 +292,37 @@ class Soak:
         """Everybody ends, and is granted what they need for that."""
         while self._lives:
             now = time.monotonic()
-            for index, daemon in enumerate(self.daemons):
+            for index, agent in enumerate(self.agents):
                 if index in self._away_until:
                     self._away_until[index] = now
-                self._tend(index, daemon, leave=False)
+                self._tend(index, agent, leave=False)
             for life in list(self._lives):
                 self._look_at(life, now)
             time.sleep(0.002)
-        for daemon in self.daemons:
-            self.counts.update(daemon.seen)
+        for agent in self.agents:
+            self.counts.update(agent.seen)
 
     def close(self) -> None:
         for life in self._lives:
             life.process.kill()
             life.process.wait()
-        for daemon in self.daemons:
-            daemon.close()
+        for agent in self.agents:
+            agent.close()
         self._launched.close()
 
-    def _tend(self, index: int, daemon: WatchedDaemon, *, leave: bool = True) -> None:
+    def _tend(self, index: int, agent: WatchedAgent, *, leave: bool = True) -> None:
         now = time.monotonic()
         away_until = self._away_until.get(index)
         if away_until is None:
-            daemon.step()
+            agent.step()
             if leave and self._chance.random() < 0.001:
-                daemon.vanish()
+                agent.vanish()
                 self._away_until[index] = now + self._chance.choice([0.0, 0.05, 1.0])
-                self.counts["daemon restarts"] += 1
+                self.counts["agent restarts"] += 1
             elif self._chance.random() < 0.01:
-                daemon.hints.contended = not daemon.hints.contended
+                agent.hints.contended = not agent.hints.contended
         elif now >= away_until:
-            daemon.appear()
+            agent.appear()
             del self._away_until[index]
 
     def _start(self, tenant: int) -> None:

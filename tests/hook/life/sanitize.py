@@ -2,7 +2,7 @@
 
 They are compiled with a sanitizer into a library that the programs `randomlife` and `memoryrace` are linked with ahead
 of the fake driver (all but interpose.c: a `dlsym` of the hook's own would come before the sanitizer's; resolution is
-tested on the real file). Random lives are lived under the daemon that `randomlife.py` plays, then threads race for
+tested on the real file). Random lives are lived under the agent that `randomlife.py` plays, then threads race for
 memory under the real agent. A finding ends the process, so that it counts as failed. No finding is suppressed.
 """
 

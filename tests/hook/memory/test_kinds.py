@@ -11,16 +11,16 @@ import pytest
 from doubles.gpus import create_state
 from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, TENANT_MEMORY, MakeTenant, Tenant, terms
 from hook.world.probe import OUT_OF_MEMORY
-from hook.world.scripted_agent import ScriptedDaemon
+from hook.world.scripted_agent import ScriptedAgent
 
 PAGE = 2 * MIB
 
 
 class Ledgers:
-    """A probe with CUDA started, the daemon's count and the double's."""
+    """A probe with CUDA started, the agent's count and the double's."""
 
     def __init__(self, tenant: Tenant, **environment: str) -> None:
-        self.tenant, self.daemon = tenant, tenant.daemon()
+        self.tenant, self.agent = tenant, tenant.agent()
         self.probe = tenant.probe(more=environment)
         self.probe.start_cuda()
 
@@ -30,14 +30,14 @@ class Ledgers:
         return usage.kinds[kind] if kind else usage.memory
 
     def counted(self) -> int:
-        """What the daemon counts, less what is idle."""
+        """What the agent counts, less what is idle."""
         free, total = self.probe.ok("memory_info")
         return int(total - free)
 
     def same(self) -> int:
         """What both say."""
         taken = self.taken()
-        assert self.counted() == taken <= self.daemon.used(0) <= self.daemon.gpus[0].memory
+        assert self.counted() == taken <= self.agent.used(0) <= self.agent.gpus[0].memory
         return taken
 
     def refused(self, op: str, *arguments: object) -> None:
@@ -60,14 +60,14 @@ def ledgers(make_tenant: MakeTenant) -> MakeLedgers:
 
 def fill(books: Ledgers, leave: int) -> int:
     """Linear memory until `leave` bytes of the limit are left; where it is."""
-    address: int = books.probe.ok("alloc", books.daemon.gpus[0].memory - books.same() - leave)
+    address: int = books.probe.ok("alloc", books.agent.gpus[0].memory - books.same() - leave)
     return address
 
 
 def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(ledgers: MakeLedgers) -> None:
     books = ledgers()
     probe = books.probe
-    books.daemon.on_want = lambda client: books.daemon.next_grant()
+    books.agent.on_want = lambda client: books.agent.next_grant()
     probe.ok("stream", "s")
     address = probe.ok("alloc", 200 * MIB)
     probe.ok("launch", "spin_us_200000", "s")
@@ -367,8 +367,8 @@ def launch(books: Ledgers, name: str) -> int:
 
 
 def grant_and_launch(books: Ledgers, name: str) -> None:
-    daemon: ScriptedDaemon = books.daemon
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent: ScriptedAgent = books.agent
+    agent.on_want = lambda client: agent.next_grant()
     assert launch(books, name) == 0
 
 
@@ -409,22 +409,22 @@ def test_no_argument_of_memory_info_is_needed(ledgers: MakeLedgers) -> None:
 
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
-def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant, create: str) -> None:
+def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, create: str) -> None:
     """Once for each process and GPU, before the first context; back with the last."""
     tenant = make_tenant(terms(context_kib=100 << 10))
     create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
-    daemon, first, second, third = tenant.daemon(), *(tenant.probe(f"p{n}") for n in range(3))
+    agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))
     for probe in (first, second):
         probe.ok("init")
         probe.ok(create, *["one"] * (create != "context_create"))
         probe.ok("own_context", "more")
-    assert daemon.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)
+    assert agent.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)
     assert third.call("init").code == 0
     assert third.call("own_context", "one").code == OUT_OF_MEMORY
     for probe in (first, second):
         assert probe.call("alloc", 57 * MIB).code == OUT_OF_MEMORY
     first.ok("context_destroy", "more")
-    assert daemon.used(0) == 200 * MIB
+    assert agent.used(0) == 200 * MIB
     match create:
         case "own_context":
             first.ok("context_destroy", "one")
@@ -432,7 +432,7 @@ def test_a_context_is_paid_for_as_the_daemon_has_learnt(make_tenant: MakeTenant,
             first.ok("green_context_destroy", "one")
         case _:
             first.ok("context_release")
-    daemon.wait(lambda: daemon.used(0) == 100 * MIB, "what the context took")
+    agent.wait(lambda: agent.used(0) == 100 * MIB, "what the context took")
     third.ok("own_context", "one")
 
 
@@ -443,9 +443,9 @@ def test_what_another_process_made_counts_there_alone(ledgers: MakeLedgers) -> N
     address = books.probe.ok("alloc", 100 * MIB)
     opened = other.ok("ipc_open", books.probe.ok("ipc_handle", address))
     other.ok("alloc", 156 * MIB)
-    assert books.daemon.used(0) == 256 * MIB == books.tenant.read().client("other").usage[GPU_0].memory + books.taken()
+    assert books.agent.used(0) == 256 * MIB == books.tenant.read().client("other").usage[GPU_0].memory + books.taken()
     other.ok("ipc_close", opened)
-    assert books.daemon.used(0) == 256 * MIB
+    assert books.agent.used(0) == 256 * MIB
     books.probe.ok("free", address)
     other.ok("alloc", 90 * MIB)
 
@@ -467,7 +467,7 @@ def test_an_imported_pool_is_not_counted_again(ledgers: MakeLedgers) -> None:
 def test_a_lowered_limit_says_so_and_refuses(ledgers: MakeLedgers, capfd: pytest.CaptureFixture[str]) -> None:
     books = ledgers()
     address = books.probe.ok("alloc", 200 * MIB)
-    books.daemon.change_limits([terms(memory=100 * MIB)])
+    books.agent.change_limits([terms(memory=100 * MIB)])
     books.tenant.until(lambda: books.probe.ok("total_memory") == 100 * MIB, "the lowered limit")
     assert "below what this process uses" in capfd.readouterr().err
     assert books.probe.call("alloc", 1).code == OUT_OF_MEMORY
@@ -480,8 +480,8 @@ def test_a_lowered_limit_says_so_and_refuses(ledgers: MakeLedgers, capfd: pytest
 def test_idle_credits_go_back(ledgers: MakeLedgers) -> None:
     books = ledgers()
     books.probe.ok("free", books.probe.ok("alloc", 10 * MIB))
-    assert books.daemon.used(0) > 0
-    books.daemon.wait(lambda: books.daemon.used(0) == 0, "the idle credits")
+    assert books.agent.used(0) > 0
+    books.agent.wait(lambda: books.agent.used(0) == 0, "the idle credits")
 
 
 def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTenant) -> None:
@@ -493,7 +493,7 @@ def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTena
     probe.ok("memory_graph", "g", 50 * MIB)
     probe.ok("graph_upload", "g")
     probe.ok("context_limit", 2, 24 * MIB)
-    books.daemon.wait(lambda: books.taken() <= books.daemon.used(0) < books.taken() + 33 * MIB, "all to be counted")
+    books.agent.wait(lambda: books.taken() <= books.agent.used(0) < books.taken() + 33 * MIB, "all to be counted")
     for size in (1 << 46, (1 << 64) - 1):
         assert probe.call("alloc", size).code == OUT_OF_MEMORY, "more than any GPU has is asked of nobody"
-    assert len(books.daemon.clients) == 1
+    assert len(books.agent.clients) == 1

@@ -19,7 +19,7 @@ def in_use(tenant: Tenant, label: str = "tenant", gpu: str = GPU_0) -> int:
 
 @pytest.mark.parametrize("resolve", ["symbol", "dlsym", "getproc", "getproc11"])
 def test_no_byte_over_the_limit_by_any_way_in(tenant: Tenant, resolve: str) -> None:
-    tenant.daemon()
+    tenant.agent()
     process = tenant.loop("--seconds", "0.1", "--resolve", resolve, "--memory", "300M", "--chunk", "10M")
     report = last_report(process)
     assert report["allocated"] == 250 * MIB
@@ -28,7 +28,7 @@ def test_no_byte_over_the_limit_by_any_way_in(tenant: Tenant, resolve: str) -> N
 
 
 def test_the_last_byte_of_the_limit_can_be_used(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", TENANT_MEMORY - 3 * GRANULARITY)
@@ -39,12 +39,12 @@ def test_the_last_byte_of_the_limit_can_be_used(tenant: Tenant) -> None:
 
 
 def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     pitched = probe.ok("alloc_pitch", 1000, 100_000)
     managed = probe.ok("alloc_managed", 100 * MIB)
-    assert daemon.used(0) >= in_use(tenant) == 1024 * 100_000 + 100 * MIB
+    assert agent.used(0) >= in_use(tenant) == 1024 * 100_000 + 100 * MIB
     assert probe.call("alloc_managed", 100 * MIB).code == OUT_OF_MEMORY
     probe.ok("free", pitched)
     probe.ok("free", managed)
@@ -52,8 +52,8 @@ def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
 
 
 def test_any_sequence_keeps_the_books(tenant: Tenant) -> None:
-    """After each of many random calls: what the GPU says, what the daemon counts and what was asked fit together."""
-    daemon = tenant.daemon()
+    """After each of many random calls: what the GPU says, what the agent counts and what was asked fit together."""
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     chance = random.Random(20_240_517)
@@ -73,28 +73,28 @@ def test_any_sequence_keeps_the_books(tenant: Tenant) -> None:
                 held[result.value] = rounded
             else:
                 refused += 1
-        assert in_use(tenant) == sum(held.values()) <= daemon.used(0) <= TENANT_MEMORY
+        assert in_use(tenant) == sum(held.values()) <= agent.used(0) <= TENANT_MEMORY
     assert refused > 5
     for address in held:
         probe.ok("free", address)
     assert in_use(tenant) == 0
-    daemon.wait(lambda: daemon.used(0) <= 32 * MIB, "the idle credits")
+    agent.wait(lambda: agent.used(0) <= 32 * MIB, "the idle credits")
 
 
 def test_what_the_driver_refuses_is_rolled_back(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(memory=2 * DEVICE_MEMORY))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", 1000 * MIB)
     assert probe.call("alloc", 500 * MIB).code == OUT_OF_MEMORY
-    daemon.wait(lambda: daemon.used(0) <= 1032 * MIB, "the credits that came back")
+    agent.wait(lambda: agent.used(0) <= 1032 * MIB, "the credits that came back")
     assert probe.call("free", 12345).code != 0
     assert in_use(tenant) == 1000 * MIB
 
 
 def test_a_failed_free_stays_counted(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     address = probe.ok("alloc", 200 * MIB)
@@ -108,7 +108,7 @@ def test_a_failed_free_stays_counted(tenant: Tenant) -> None:
 
 
 def test_a_context_that_ends_gives_its_memory_back(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("own_context", "own")
@@ -124,36 +124,36 @@ def test_a_context_that_ends_gives_its_memory_back(tenant: Tenant) -> None:
 
 
 def test_a_recall_gives_back_what_is_idle_and_no_more(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     kept = probe.ok("alloc", 10 * MIB)
     freed = probe.ok("alloc", 20 * MIB)
     probe.ok("free", freed)
-    client = daemon.client()
-    idle = daemon.used(0) - 10 * MIB
+    client = agent.client()
+    idle = agent.used(0) - 10 * MIB
     assert idle > 0
-    daemon.recall(client, 0, 4 * MIB)
-    assert daemon.next_frame(client, Release) == Release(0, 4 * MIB, recalled=True)
-    daemon.recall(client, 0, 1 << 40)
-    assert daemon.next_frame(client, Release, 1) == Release(0, idle - 4 * MIB, recalled=True)
-    daemon.recall(client, 0, 1)
-    assert daemon.next_frame(client, Release, 2) == Release(0, 0, recalled=True)
-    assert daemon.used(0) == 10 * MIB
+    agent.recall(client, 0, 4 * MIB)
+    assert agent.next_frame(client, Release) == Release(0, 4 * MIB, recalled=True)
+    agent.recall(client, 0, 1 << 40)
+    assert agent.next_frame(client, Release, 1) == Release(0, idle - 4 * MIB, recalled=True)
+    agent.recall(client, 0, 1)
+    assert agent.next_frame(client, Release, 2) == Release(0, 0, recalled=True)
+    assert agent.used(0) == 10 * MIB
     probe.ok("free", kept)
 
 
 def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     for _ in range(1000):
         probe.ok("alloc", 2000)
-    assert len(daemon.frames(daemon.client(), Reserve)) == 1
+    assert len(agent.frames(agent.client(), Reserve)) == 1
 
 
 def test_the_tenant_sees_its_limit_as_the_gpu(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     first, second = tenant.probe("first"), tenant.probe("second")
     for probe in (first, second):
         probe.start_cuda()
@@ -166,14 +166,14 @@ def test_the_tenant_sees_its_limit_as_the_gpu(tenant: Tenant) -> None:
 
 
 def test_a_raised_limit_counts_at_once(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     assert probe.call("alloc", 300 * MIB).code == OUT_OF_MEMORY
-    daemon.change_limits([terms(memory=400 * MIB)])
+    agent.change_limits([terms(memory=400 * MIB)])
     tenant.until(lambda: probe.ok("total_memory") == 400 * MIB, "the new limit")
     probe.ok("alloc", 300 * MIB)
-    daemon.change_limits([terms(memory=100 * MIB)])
+    agent.change_limits([terms(memory=100 * MIB)])
     tenant.until(lambda: probe.ok("total_memory") == 100 * MIB, "the lowered limit")
     assert probe.call("alloc", 1).code in (0, OUT_OF_MEMORY), "what is credited already may be used"
     assert probe.call("alloc", 50 * MIB).code == OUT_OF_MEMORY
@@ -181,7 +181,7 @@ def test_a_raised_limit_counts_at_once(tenant: Tenant) -> None:
 
 def test_each_gpu_has_its_own_limit(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(GPU_1, memory=64 * MIB), terms(GPU_0, memory=128 * MIB))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("own_context", "second", 1)
@@ -189,11 +189,11 @@ def test_each_gpu_has_its_own_limit(make_tenant: MakeTenant) -> None:
     probe.ok("alloc", 64 * MIB)
     probe.ok("context_use")
     probe.ok("alloc", 128 * MIB)
-    assert [daemon.used(0), daemon.used(1)] == [64 * MIB, 128 * MIB]
+    assert [agent.used(0), agent.used(1)] == [64 * MIB, 128 * MIB]
 
 
 def test_a_gpu_that_is_not_the_tenants_gives_no_memory(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("own_context", "foreign", 1)
@@ -203,16 +203,16 @@ def test_a_gpu_that_is_not_the_tenants_gives_no_memory(tenant: Tenant) -> None:
 
 def test_memory_that_is_not_enforced_is_counted_and_not_refused(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(enforced=False))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", 2 * TENANT_MEMORY)
-    daemon.wait(lambda: daemon.used(0) == 2 * TENANT_MEMORY, "the bytes to be counted")
+    agent.wait(lambda: agent.used(0) == 2 * TENANT_MEMORY, "the bytes to be counted")
     assert probe.ok("total_memory") == DEVICE_MEMORY
 
 
 def test_threads_that_allocate_at_once_stay_within_the_limit(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     names = [f"t{n}" for n in range(8)]
@@ -225,42 +225,42 @@ def test_threads_that_allocate_at_once_stay_within_the_limit(tenant: Tenant) -> 
     assert in_use(tenant) == 250 * MIB
 
 
-def test_without_a_daemon_the_credits_in_hand_are_all_there_is(make_tenant: MakeTenant) -> None:
+def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True)
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", MIB)
-    daemon.vanish()
+    agent.vanish()
     probe.ok("alloc", MIB)  # of the 2 MiB that were credited
     begun = time.monotonic()
     assert probe.call("alloc", MIB).code == OUT_OF_MEMORY
-    assert 1.4 < time.monotonic() - begun < 6, "it waits for the daemon first"
+    assert 1.4 < time.monotonic() - begun < 6, "it waits for the agent first"
     assert in_use(tenant) == 2 * MIB
 
 
-def test_an_allocation_waits_for_a_daemon_that_comes_back(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+def test_an_allocation_waits_for_an_agent_that_comes_back(tenant: Tenant) -> None:
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", 100 * MIB)
-    daemon.vanish()
+    agent.vanish()
     waiting = probe.post("alloc", 50 * MIB)
     time.sleep(0.2)
     assert not waiting.done()
-    daemon.appear()
+    agent.appear()
     assert waiting.result(10).code == 0
-    client = daemon.client()
+    client = agent.client()
     assert client.handed_over == [100 * MIB]
-    assert daemon.used(0) == 150 * MIB
+    assert agent.used(0) == 150 * MIB
 
 
-def test_a_daemon_that_hangs_does_not_lift_the_limit(make_tenant: MakeTenant) -> None:
+def test_an_agent_that_hangs_does_not_lift_the_limit(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True)
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    daemon.client()
-    daemon.answer_memory = False
+    agent.client()
+    agent.answer_memory = False
     assert probe.call("alloc", 10 * MIB).code == OUT_OF_MEMORY
     assert in_use(tenant) == 0

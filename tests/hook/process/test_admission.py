@@ -15,33 +15,33 @@ from sharepod.protocol import RefusedReason
 
 
 def test_one_process_too_many_launches_nothing_says_why_and_comes_in_later(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = generous(tenant)
-    daemon.refuse = RefusedReason.FULL
+    agent = generous(tenant)
+    agent.refuse = RefusedReason.FULL
     life = begin(lives, tenant, "run")
     tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
     time.sleep(1.5)
     assert tenant.submitted() == 0
     assert life.stderr.count("refuses") == 1
-    daemon.refuse = None
+    agent.refuse = None
     life.hears("ran")
     assert life.ends() == 0
 
 
-def test_one_process_too_many_goes_by_the_file_when_the_daemon_goes(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = tenant.daemon()
-    daemon.refuse = RefusedReason.FULL
+def test_one_process_too_many_goes_by_the_file_when_the_agent_goes(tenant: Tenant, lives: list[Life]) -> None:
+    agent = tenant.agent()
+    agent.refuse = RefusedReason.FULL
     life = begin(lives, tenant, "run")
     tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
     assert tenant.submitted() == 0
-    daemon.vanish()
+    agent.vanish()
     life.hears("ran")
     assert life.ends() == 0
 
 
 def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[Life]) -> None:
-    """The daemon closes without having read HELLO: the kernel then reports a reset before what was sent."""
-    daemon = tenant.daemon()
-    daemon.turn_away = RefusedReason.FULL
+    """The agent closes without having read HELLO: the kernel then reports a reset before what was sent."""
+    agent = tenant.agent()
+    agent.turn_away = RefusedReason.FULL
     life = begin(lives, tenant, "run")
     tenant.until(lambda: "refuses this process" in life.stderr, "word of it")
     time.sleep(0.5)
@@ -83,7 +83,7 @@ def test_no_variable_gives_that_leave(make_tenant: MakeTenant, name: str) -> Non
 
 def test_leave_is_of_no_use_where_there_are_limits(make_tenant: MakeTenant) -> None:
     tenant = make_tenant()
-    tenant.daemon()
+    tenant.agent()
     (tenant.directory / "fail-open").touch()
     probe = tenant.probe()
     probe.start_cuda()

@@ -12,13 +12,13 @@ NO_DEVICE = 100
 def test_memory_is_booked_on_the_device_whatever_its_number(make_tenant: MakeTenant) -> None:
     """The order that the program sees is its own choice."""
     tenant = make_tenant(terms(GPU_0, memory=64 * MIB), terms(GPU_1, memory=128 * MIB))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(FAKE_CUDA_VISIBLE=f"{GPU_1},{GPU_0}")
     probe.start_cuda()
     assert probe.ok("total_memory", 0) == 128 * MIB
     assert probe.ok("total_memory", 1) == 64 * MIB
     probe.ok("alloc", 100 * MIB)
-    assert [daemon.used(0), daemon.used(1)] == [0, 100 * MIB]
+    assert [agent.used(0), agent.used(1)] == [0, 100 * MIB]
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_devices_chosen_by_index_or_uuid_are_the_ones_booked(
     """CUDA_VISIBLE_DEVICES chooses among what the container has."""
     memory = {GPU_0: 64 * MIB, GPU_1: 128 * MIB}
     tenant = make_tenant(*(terms(gpu, memory=size) for gpu, size in memory.items()))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(FAKE_CUDA_VISIBLE=container, CUDA_VISIBLE_DEVICES=chosen)
     probe.start_cuda()
     assert [probe.ok("total_memory", ordinal) for ordinal in range(len(seen))] == [memory[gpu] for gpu in seen]
     probe.ok("alloc", 40 * MIB)
-    booked = dict(zip(memory, (daemon.used(0), daemon.used(1)), strict=True))
+    booked = dict(zip(memory, (agent.used(0), agent.used(1)), strict=True))
     assert {gpu for gpu, used in booked.items() if used >= 40 * MIB} == {seen[0]}
     launching = probe.post("launch", "spin_us_100", "", 3)
-    client = daemon.client()
-    assert daemon.next_frame(client, Want).gpu_mask == 3, "its GPUs are granted together, whichever it sees"
-    daemon.grant(client)
+    client = agent.client()
+    assert agent.next_frame(client, Want).gpu_mask == 3, "its GPUs are granted together, whichever it sees"
+    agent.grant(client)
     assert launching.result(10).code == 0
     used = tenant.read().client("tenant").usage
     assert {gpu: used[gpu].submitted for gpu in memory} == {gpu: 3 * (gpu == seen[0]) for gpu in memory}
@@ -59,8 +59,8 @@ def test_devices_chosen_by_index_or_uuid_are_the_ones_booked(
 )
 def test_a_choice_of_no_device_is_the_drivers_to_refuse(make_tenant: MakeTenant, chosen: str) -> None:
     tenant = make_tenant()
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(CUDA_VISIBLE_DEVICES=chosen)
     assert probe.call("init").code == NO_DEVICE
-    daemon.client()
-    assert daemon.used(0) == 0
+    agent.client()
+    assert agent.used(0) == 0

@@ -71,7 +71,7 @@ def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> No
 
 def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
     """Two copies under two paths are two objects; only the first one acts."""
-    tenant.daemon().on_want = lambda client: None
+    tenant.agent().on_want = lambda client: None
     copy = tenant.directory / "copy" / "libsharepod.so"
     copy.parent.mkdir()
     shutil.copy2(tenant.directory / "libsharepod.so", copy)
@@ -81,7 +81,7 @@ def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
 
 
 def test_it_starts_with_the_first_cuda_call(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("load")
     before = probe.ok("facts")
@@ -92,17 +92,17 @@ def test_it_starts_with_the_first_cuda_call(tenant: Tenant) -> None:
     assert "sharepod" not in after["threads"]
     assert not any("socket" in file or "eventfd" in file for file in after["files"])
     assert len(after["files"]) == len(before["files"])
-    assert daemon.clients == []
+    assert agent.clients == []
     probe.ok("init")
-    daemon.client()
+    agent.client()
     assert probe.ok("facts")["threads"].count("sharepod") == 1
 
 
 def test_its_thread_takes_no_signals(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("init")
-    daemon.client()
+    agent.client()
     blocked = int(probe.ok("signals_of_agent"), 16)
     for number in (1, 2, 10, 12, 15, 17):
         assert blocked >> (number - 1) & 1
@@ -164,13 +164,13 @@ def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> N
 
 
 def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("alloc", 10 * MIB)
     probe.ok("launch", "noop")
-    first = daemon.client()
+    first = agent.client()
     results = probe.ok("fork", ["facts"], ["init"], ["welcomed"], ["facts"])
     (_, inherited), (initialized, _), (welcomed, _), (_, started) = results
     assert welcomed == 0
@@ -180,28 +180,28 @@ def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
     )
     assert initialized == NOT_INITIALIZED, "as the driver has it for a child of a process that used CUDA"
     assert len(started["threads"]) == len(inherited["threads"]) + 1
-    second = daemon.client(1)
-    daemon.wait(lambda: second.gone, "the child's end")
+    second = agent.client(1)
+    agent.wait(lambda: second.gone, "the child's end")
     assert not first.gone
     assert second.handed_over == [], "the parent's memory is not the child's"
     probe.ok("launch", "noop")
 
 
 def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.ok("load")
     steps = [["init"], ["context_create"], ["alloc", 4096], ["launch", "noop"], ["stream_sync"]]
     assert [code for code, _ in probe.ok("fork", *steps)] == [0] * 5
     probe.start_cuda()
     probe.ok("launch", "noop")
-    assert len(daemon.frames(daemon.client(1), Want)) == 1
+    assert len(agent.frames(agent.client(1), Want)) == 1
 
 
 def test_errno_and_output_are_left_alone(tenant: Tenant) -> None:
     """A healthy run says nothing on standard error."""
-    tenant.daemon().on_want = lambda client: None
+    tenant.agent().on_want = lambda client: None
     program = BUILD / "programs" / "launchloop"
     done = subprocess.run(
         [program, "--seconds", "0.2"], env=tenant.environment(), capture_output=True, text=True, check=True, timeout=30

@@ -19,22 +19,22 @@ from sharepod.protocol import Drained, Want
 
 def test_spawned_programs_have_sessions_of_their_own_and_the_parent_goes_on(tenant: Tenant, lives: list[Life]) -> None:
     """posix_spawn and vfork share the parent's memory until the exec."""
-    daemon = generous(tenant)
+    agent = generous(tenant)
     life = begin(lives, tenant, "spawning")
     life.hears("done")
     assert life.ends() == 0
-    assert len(daemon.clients) == 7, "one for each program that used CUDA"
+    assert len(agent.clients) == 7, "one for each program that used CUDA"
     assert tenant.submitted() == 1 + 3 * (5 + 5 + 1) + 1
 
 
 def test_a_program_that_replaces_itself_gives_all_back(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = generous(tenant)
+    agent = generous(tenant)
     life = begin(lives, tenant, "exec_holding")
     life.hears("held")
-    first, second = daemon.client(0), daemon.client(1)
-    daemon.wait(lambda: first.gone, "the end of the first image's connection")
+    first, second = agent.client(0), agent.client(1)
+    agent.wait(lambda: first.gone, "the end of the first image's connection")
     assert second.handed_over == []
-    assert daemon.used(0) >= 200 * MIB
+    assert agent.used(0) >= 200 * MIB
     life.tell()
     assert life.ends() == 0
 
@@ -48,26 +48,26 @@ def test_a_program_that_replaces_itself_gives_all_back(tenant: Tenant, lives: li
 def test_a_program_ends_although_a_thread_of_it_waits_for_its_turn(
     tenant: Tenant, lives: list[Life], how: str, code: int
 ) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     life = begin(lives, tenant, "end_waiting", how)
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     life.tell()
     assert life.ends(5) == code
-    daemon.wait(lambda: client.gone, "the end of the connection")
+    agent.wait(lambda: client.gone, "the end of the connection")
     assert tenant.submitted() == 0
 
 
 def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     life = begin(lives, tenant, "exit_handler")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 20)
-    daemon.next_frame(client, Drained)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 20)
+    agent.next_frame(client, Drained)
     life.tell()
-    daemon.wait_asked(client, 2)  # for the launch of the handler
-    daemon.grant(client, 20)
+    agent.wait_asked(client, 2)  # for the launch of the handler
+    agent.grant(client, 20)
     life.hears("launched")
     assert life.ends() == 0
     assert tenant.submitted() == 2
@@ -79,56 +79,56 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
     """Else the process would keep the token from others for good: it seems to wait, so it is never idle."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     life = begin(lives, tenant, case)
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     if case == "cancel_waiting":
         life.tell()
     life.hears({"cancel_waiting": "cancelled", "jump_away": "jumped"}[case])
-    daemon.grant(client)  # until it is revoked
-    drained = daemon.next_frame(client, Drained)
+    agent.grant(client)  # until it is revoked
+    drained = agent.next_frame(client, Drained)
     assert drained.idle
     assert drained.launches == 0
-    assert asked(daemon, client) == 1
+    assert asked(agent, client) == 1
     life.tell()  # it launches again
-    daemon.wait_asked(client, 2)
-    daemon.grant(client)
+    agent.wait_asked(client, 2)
+    agent.grant(client)
     life.hears("launched")
-    assert daemon.next_frame(client, Drained, 1).launches == 1
-    assert asked(daemon, client) == 2
+    assert agent.next_frame(client, Drained, 1).launches == 1
+    assert asked(agent, client) == 2
 
 
 def test_waits_for_memory_that_were_left_take_no_places(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = generous(tenant)
-    daemon.answer_memory = False
+    agent = generous(tenant)
+    agent.answer_memory = False
     life = begin(lives, tenant, "jump_away_from_memory")
     life.hears("jumped")
-    daemon.answer_memory = True
+    agent.answer_memory = True
     life.tell()
     life.hears("allocated")
     assert life.ends() == 0
 
 
 def test_a_signal_handler_may_launch_while_its_thread_waits(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     life = begin(lives, tenant, "handler_calls_cuda")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     time.sleep(1.2)  # the handler waits by now, on top of its thread
-    daemon.grant(client)
+    agent.grant(client)
     life.hears("launched")
     assert tenant.submitted() == 2
-    assert daemon.next_frame(client, Drained).launches == 2
-    assert asked(daemon, client) == 1
+    assert agent.next_frame(client, Drained).launches == 2
+    assert asked(agent, client) == 1
 
 
 def test_waits_outlast_signals(tenant: Tenant, lives: list[Life]) -> None:
-    daemon = generous(tenant, quantum_ms=5)
+    agent = generous(tenant, quantum_ms=5)
     life = begin(lives, tenant, "interrupted")
     assert int(life.hears("interrupted", 60)) > 20
     assert life.ends() == 0
-    passed = sum(drained.launches for drained in daemon.frames(daemon.client(), Drained))
+    passed = sum(drained.launches for drained in agent.frames(agent.client(), Drained))
     assert passed <= tenant.submitted() == 300
 
 
@@ -138,24 +138,24 @@ def test_waits_outlast_signals(tenant: Tenant, lives: list[Life]) -> None:
 def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
-    daemon = generous(tenant, quantum_ms=20)
+    agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "close_all")
-    first = daemon.client()
-    daemon.next_frame(first, Drained)
+    first = agent.client()
+    agent.next_frame(first, Drained)
     life.tell()
     cpu_ms = int(life.hears("cpu_ms"))
     assert int(life.hears("written")) == 0, "nothing of the hook's went into the program's files"
     assert cpu_ms < 400, "it does not spin on what is closed"
-    second = daemon.client(1)
+    second = agent.client(1)
     assert not second.gone
-    daemon.wait(lambda: first.gone, "the end of the first connection")
+    agent.wait(lambda: first.gone, "the end of the first connection")
     assert tenant.submitted() == 51
     life.tell()
     assert life.ends() == 0
 
 
 def test_where_no_thread_can_be_started_cuda_says_not_ready_and_nobody_hangs(tenant: Tenant, lives: list[Life]) -> None:
-    tenant.daemon()
+    tenant.agent()
     life = begin(lives, tenant, "no_threads")
     assert life.hears("results", 5).split() == [str(SYSTEM_NOT_READY)] * 3
     assert life.ends() == 0
@@ -178,20 +178,20 @@ def test_a_driver_that_the_program_closes_goes_on_for_the_hook(tenant: Tenant, l
 
 def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, lives: list[Life]) -> None:
     """Else a tenant would get round its share by a low limit of open files."""
-    daemon = generous(tenant, quantum_ms=20)
+    agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "no_descriptors")
     life.hears("started")
-    daemon.next_frame(daemon.client(), Drained)
+    agent.next_frame(agent.client(), Drained)
     life.tell()
     life.hears("full")
-    daemon.vanish()  # what is lost cannot be opened again
+    agent.vanish()  # what is lost cannot be opened again
     tenant.until(lambda: "too many open files" in life.stderr or "going on by" in life.stderr, "word of it")
     life.tell()
     life.hears("launching")
     if "too many open files" in life.stderr:
         time.sleep(0.5)
         assert tenant.submitted() == 1
-    daemon.appear()
+    agent.appear()
     life.tell()
     life.hears("empty")
     tenant.until(lambda: tenant.submitted() == 2, "the launch")
@@ -201,32 +201,32 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
 
 def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life]) -> None:
     """More of them than there are slots, one after the other: those of the dead are used again."""
-    daemon = generous(tenant)
+    agent = generous(tenant)
     life = begin(lives, tenant, "churn_threads")
     life.hears("done", 60)
     assert life.ends() == 0
     assert tenant.submitted() == 1600
-    assert not any(client for client in daemon.clients if not client.gone)
+    assert not any(client for client in agent.clients if not client.gone)
 
 
 # ---- stopped, killed
 
 
 def test_a_stopped_holder_gives_back_when_it_goes_on(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     process = tenant.loop("--kernel-us", "500", "--threads", "3", "--sync-every", "8")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    grant = daemon.grant(client)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 20, "launches")
     process.send_signal(signal.SIGSTOP)
-    daemon.revoke(client, grant)
+    agent.revoke(client, grant)
     stopped = tenant.submitted()
     time.sleep(0.2)
-    assert daemon.frames(client, Drained) == []
+    assert agent.frames(client, Drained) == []
     assert tenant.submitted() == stopped
     process.send_signal(signal.SIGCONT)
-    drained = daemon.next_frame(client, Drained)
+    drained = agent.next_frame(client, Drained)
     assert drained.grant_id == grant.grant_id
     assert tenant.submitted() == drained.launches
 
@@ -242,45 +242,45 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     """As by a debugger. Its process gives the token back after the grace period and gets it again; that one thread's
     launch passes when it goes on."""
     seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
-    daemon = tenant.daemon(grace_ms=300)
+    agent = tenant.agent(grace_ms=300)
     probe = tenant.probe()
     probe.start_cuda()
     stopped = probe.ok("thread_id", thread="stopped")
     for thread in ("stopped", "sibling"):
         probe.ok("context_use", thread=thread)
     launching = probe.post("launch", "spin_us_500", "", 1200, thread="stopped")  # sleeps in a full queue of the driver
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 50)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 50)
     tenant.until(lambda: tenant.submitted() >= 1024, "the queue to be full")
     ptrace(seize, stopped)
     ptrace(interrupt, stopped)
     os.waitpid(stopped, any_child)
-    first = daemon.next_frame(client, Drained)
+    first = agent.next_frame(client, Drained)
     before = tenant.submitted()
     assert before < 1200
     sibling = probe.post("launch", "noop", thread="sibling")
-    daemon.wait_asked(client, 2)
+    agent.wait_asked(client, 2)
     assert tenant.submitted() == before
-    daemon.grant(client, 50)
+    agent.grant(client, 50)
     assert sibling.result(10).code == 0
-    daemon.next_frame(client, Drained, 1)
+    agent.next_frame(client, Drained, 1)
     settled = tenant.submitted()
     ptrace(detach, stopped)
-    daemon.wait_asked(client, 3)
+    agent.wait_asked(client, 3)
     assert tenant.submitted() - settled <= 1, "the launch that it was stopped in"
-    daemon.grant(client)
+    agent.grant(client)
     assert launching.result(10).code == 0
     assert first.launches <= 1200 < tenant.submitted()
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10])
 def test_a_process_killed_at_any_time_leaves_its_siblings_alone(tenant: Tenant, after: int) -> None:
-    daemon = generous(tenant, quantum_ms=10)
+    agent = generous(tenant, quantum_ms=10)
     sibling = tenant.loop("--kernel-us", "300", "--seconds", "1.5", label="sibling")
     victim = tenant.loop("--kernel-us", "300", "--threads", "4", label="victim")
     tenant.until(lambda: tenant.submitted("victim") >= after, "the victim to have come so far")
     victim.kill()
     victim.wait()
     assert last_report(sibling)["launches"] > 50
-    daemon.wait(lambda: all(client.gone for client in daemon.clients), "the end of both")
+    agent.wait(lambda: all(client.gone for client in agent.clients), "the end of both")

@@ -85,20 +85,20 @@ def test_launches_wait_for_the_token_there(
     compile_for(
         there, program, str(SOURCES / "world" / "foreign" / "launches.c"), "-L", str(tmp_path), "-l:libcuda.so.1"
     )
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     environment = {"LD_LIBRARY_PATH": str(tmp_path), "LD_PRELOAD": str(tenant.directory / "libsharepod.so")}
     command = [*there.run(program, environment), way]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            client = daemon.client()
-            daemon.next_frame(client, Want)
+            client = agent.client()
+            agent.next_frame(client, Want)
             process.stdin.write("\n")
             process.stdin.flush()
             assert int(process.stdout.readline()) == 0
-            daemon.grant(client, 50)
-            drained = daemon.next_frame(client, Drained)
+            agent.grant(client, 50)
+            drained = agent.next_frame(client, Drained)
             process.stdin.write("\n")
             process.stdin.flush()
             assert 0 < int(process.stdout.readline()) <= drained.launches

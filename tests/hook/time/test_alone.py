@@ -1,4 +1,4 @@
-"""Without a daemon the tenant keeps its request's share and its memory limit, and finds the daemon again."""
+"""Without an agent the tenant keeps its request's share and its memory limit, and finds the agent again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def share_alone(tenant: Tenant, expected: float, *arguments: str) -> float:
 
 
 @pytest.mark.parametrize("request_milli", [200, 600, 1000])
-def test_without_a_daemon_the_request_is_the_share(make_tenant: MakeTenant, request_milli: int) -> None:
+def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, request_milli: int) -> None:
     tenant = make_tenant(terms(request=request_milli))
     expected = request_milli / 1000
     assert share_alone(tenant, expected, "--kernel-us", "1000") == pytest.approx(expected, abs=0.05)
@@ -33,15 +33,15 @@ def test_long_kernels_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
     assert share_alone(tenant, 0.1, "--kernel-us", "50000") == pytest.approx(0.1, abs=0.05)
 
 
-def test_best_effort_waits_for_the_daemon(make_tenant: MakeTenant) -> None:
+def test_best_effort_waits_for_the_agent(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(request=0))
     process = tenant.loop("--kernel-us", "1000")
     time.sleep(0.3)
     assert tenant.submitted() == 0
-    daemon = tenant.daemon()
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client)
+    agent = tenant.agent()
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 5, "launches")
     process.kill()
 
@@ -55,52 +55,52 @@ def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> 
     assert min(shares) > 0.08
 
 
-def test_when_the_daemon_goes_the_token_goes_and_work_goes_on(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+def test_when_the_agent_goes_the_token_goes_and_work_goes_on(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     tenant.loop("--kernel-us", "500", "--sync-every", "4")
     tenant.until(lambda: tenant.submitted() > 20, "launches under the grant")
-    daemon.vanish()
+    agent.vanish()
     time.sleep(0.3)
     before, begun = tenant.read().busy_ns("tenant"), time.monotonic_ns()
     time.sleep(3)
     share = (tenant.read().busy_ns("tenant") - before) / (time.monotonic_ns() - begun)
     assert 0.3 < share < 0.55
-    daemon.on_want = lambda client: None
-    daemon.appear()
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    agent.on_want = lambda client: None
+    agent.appear()
+    client = agent.client()
+    agent.next_frame(client, Want)
     settled = tenant.submitted()
     time.sleep(0.15)
-    assert tenant.submitted() == settled, "with a daemon the gate is the daemon's again"
-    daemon.grant(client, 20)
-    daemon.next_frame(client, Drained)
+    assert tenant.submitted() == settled, "with an agent the gate is the agent's again"
+    agent.grant(client, 20)
+    agent.next_frame(client, Drained)
     assert tenant.submitted() > settled
 
 
-def test_a_silent_daemon_counts_as_none(make_tenant: MakeTenant) -> None:
+def test_a_silent_agent_counts_as_none(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True)
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "1000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     time.sleep(1.2)
     assert tenant.submitted() == 0, "it answers pings: it only has not granted yet"
-    daemon.mute = True
+    agent.mute = True
     tenant.until(lambda: tenant.submitted() > 20, "launches by the file `limits`")
 
 
 def test_a_tenant_that_is_being_released_runs_nothing(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.refuse = RefusedReason.RELEASING
+    agent = tenant.agent()
+    agent.refuse = RefusedReason.RELEASING
     tenant.loop("--kernel-us", "1000")
     time.sleep(0.6)
     assert tenant.submitted() == 0
 
 
-def test_a_daemon_of_no_common_version_leaves_the_request(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.refuse = RefusedReason.VERSION
+def test_an_agent_of_no_common_version_leaves_the_request(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.refuse = RefusedReason.VERSION
     tenant.loop("--kernel-us", "1000")
     tenant.until(lambda: tenant.submitted() > 20, "launches by the file `limits`")
 
@@ -129,7 +129,7 @@ def test_without_limits_the_first_call_waits_and_then_fails(make_tenant: MakeTen
 
 def test_limits_that_come_late_are_waited_for(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(limits=False)
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     initialized = probe.post("init")
     time.sleep(0.2)
@@ -148,24 +148,24 @@ def test_limits_that_say_nothing_do_not_open_anything(make_tenant: MakeTenant, c
 
 
 def test_a_new_agent_learns_what_every_process_holds(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probes = [tenant.probe(f"p{n}") for n in range(3)]
     for size, probe in enumerate(probes, start=1):
         probe.start_cuda()
         probe.ok("alloc", size * 20 * MIB)
-    daemon.vanish()
-    daemon.appear()
+    agent.vanish()
+    agent.appear()
     for index in range(3):
-        daemon.client(index)
-    daemon.wait(lambda: daemon.used(0) == 120 * MIB, "three handovers")
-    assert sorted(sum(client.handed_over) for client in daemon.clients) == [20 * MIB, 40 * MIB, 60 * MIB]
+        agent.client(index)
+    agent.wait(lambda: agent.used(0) == 120 * MIB, "three handovers")
+    assert sorted(sum(client.handed_over) for client in agent.clients) == [20 * MIB, 40 * MIB, 60 * MIB]
     assert tenant.read().client("p0").usage[GPU_0].memory == 20 * MIB
 
 
 def test_a_new_hook_file_does_not_move_a_running_program(tenant: Tenant) -> None:
     """The agent replaces the file by rename; who runs goes on with the old one."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(20)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(20)
     process = tenant.loop("--kernel-us", "500", "--seconds", "0.6")
     tenant.until(lambda: tenant.submitted() > 5, "launches")
     shutil.copy2(tenant.directory / "libsharepod.so", tenant.directory / "new.so")

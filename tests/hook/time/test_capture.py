@@ -16,7 +16,7 @@ versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 @versions
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     probe.ok("stream", "s")
@@ -25,10 +25,10 @@ def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) 
     probe.ok("capture_end", "s", "graph")
     assert tenant.submitted() == 0
     launched = probe.post("launch_graph", "graph", "s")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     assert tenant.submitted() == 0
-    daemon.grant(client)
+    agent.grant(client)
     assert launched.result(10).code == 0
     tenant.until(lambda: tenant.read().busy_ns("tenant") == 3_000_000, "the graph's work")
 
@@ -38,8 +38,8 @@ def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_outlives_grants_fences_and_drains(tenant: Tenant, version: str, metered: bool, mode: int) -> None:
     """One thread captures, another launches under grants that come and go."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(10, metered=metered)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(10, metered=metered)
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     for name in ("captured", "busy"):
@@ -51,32 +51,32 @@ def test_a_capture_outlives_grants_fences_and_drains(tenant: Tenant, version: st
         probe.ok("launch", "spin_us_100", "captured")
         time.sleep(0.005)
     assert busy.result(10).code == 0
-    client = daemon.client()
-    daemon.wait(lambda: any(drained.launches > 0 for drained in daemon.frames(client, Drained)), "a drain")
+    client = agent.client()
+    agent.wait(lambda: any(drained.launches > 0 for drained in agent.frames(client, Drained)), "a drain")
     probe.ok("capture_end", "captured", "graph")
 
 
 @versions
 def test_unfinished_work_is_drained_beside_a_capture(tenant: Tenant, version: str) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     for name in ("captured", "busy"):
         probe.ok("stream", name)
     launched = probe.post("launch", "spin_us_40000", "busy")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 5)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 5)
     assert launched.result(10).code == 0
     probe.ok("capture_begin", "captured")
-    daemon.next_frame(client, Drained)
+    agent.next_frame(client, Drained)
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
-    assert usage.last_end <= daemon.times(client, Drained)[0]
+    assert usage.last_end <= agent.times(client, Drained)[0]
     probe.ok("capture_end", "captured", "graph")
 
 
 def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     for name in ("captured", "other"):
@@ -84,19 +84,19 @@ def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
     probe.ok("context_use", thread="other")
     probe.ok("capture_begin", "captured")
     launched = probe.post("launch", "noop", "other", thread="other")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     assert not launched.done()
     assert tenant.submitted() == 0
     probe.ok("launch", "noop", "captured")
-    daemon.grant(client)
+    agent.grant(client)
     assert launched.result(10).code == 0
     probe.ok("capture_end", "captured", "graph")
 
 
 def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
     """It waits for the token like any launch, and holds up nobody who begins or ends a capture meanwhile."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     for name in ("s", "t", "u"):
@@ -106,20 +106,20 @@ def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
     probe.ok("launch", "spin_us_100", "s")
     probe.ok("capture_end", "s", "", "graph")
     recaptured = probe.post("recapture", "s", "graph", "spin_us_200", "t")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     probe.ok("capture_begin", "u", RELAXED, thread="other")
     probe.ok("launch", "noop", "u", thread="other")
     probe.ok("capture_end", "u", "other graph", thread="other")
     assert not recaptured.done()
     assert tenant.submitted() == 0
-    daemon.grant(client)
+    agent.grant(client)
     assert (recaptured.result(10).code, recaptured.result(10).value) == (0, [0])
     assert tenant.submitted() == 1
 
 
 def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
@@ -127,16 +127,16 @@ def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -
     probe.ok("stream_destroy", "s")
     probe.ok("stream", "s")
     launched = probe.post("launch", "noop", "s")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     assert tenant.submitted() == 0
-    daemon.grant(client)
+    agent.grant(client)
     assert launched.result(10).code == 0
 
 
 def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> None:
     """What the tests above stand on: without care the hook's calls would do harm."""
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")

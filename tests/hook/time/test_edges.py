@@ -14,7 +14,7 @@ from sharepod.protocol import Drained, MemInfo, Release, Want
 
 def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> None:
     """Every framework asks each device that it finds."""
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     assert probe.ok("total_memory", 1) == 0
@@ -26,50 +26,50 @@ def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> N
 @pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
 def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
     """It launches behind a kernel that waits for what the program does after these launches."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     launching = probe.post("launch", "hang", "", 2)
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, quantum_ms, metered=True)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, quantum_ms, metered=True)
     assert launching.result(10).code == 0
     assert tenant.read().client("tenant").usage[GPU_0].kernels == 0
     if quantum_ms == 0:
         assert probe.call("launch", "hang", "", 50).code == 0
     release_hung_kernels(tenant.state)
-    assert daemon.next_frame(client, Drained).launches == (2 if quantum_ms else 52)
+    assert agent.next_frame(client, Drained).launches == (2 if quantum_ms else 52)
 
 
 def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None:
-    """The daemon asks for idle credits faster than it reads the answers."""
-    daemon = tenant.daemon()
+    """The agent asks for idle credits faster than it reads the answers."""
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("free", probe.ok("alloc", 20 * MIB))
-    client = daemon.client()
-    idle = daemon.used(0)
-    daemon.mute = True
+    client = agent.client()
+    idle = agent.used(0)
+    agent.mute = True
     deadline = time.monotonic() + 10
     for _ in range(2000):
         while True:
             try:
-                daemon.recall(client, 0, 512)
+                agent.recall(client, 0, 512)
                 break
             except BlockingIOError:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
     time.sleep(0.2)
-    daemon.mute = False
-    tenant.until(lambda: bool(probe.ok("memory_info") and daemon.frames(client, MemInfo)), "the daemon to read on")
-    answers = len(daemon.frames(client, Release))
+    agent.mute = False
+    tenant.until(lambda: bool(probe.ok("memory_info") and agent.frames(client, MemInfo)), "the agent to read on")
+    answers = len(agent.frames(client, Release))
     assert 0 < answers < 2000, "the test has not filled the queue"
-    daemon.recall(client, 0, 1 << 40)
-    assert daemon.next_frame(client, Release, answers) == Release(0, idle - answers * 512, recalled=True)
-    assert daemon.used(0) == 0
+    agent.recall(client, 0, 1 << 40)
+    assert agent.next_frame(client, Release, answers) == Release(0, idle - answers * 512, recalled=True)
+    assert agent.used(0) == 0
 
 
-def test_without_a_daemon_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
+def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
     """The agent replaces the file with every change and at its start: ranks from before and after run together."""
     tenant = make_tenant(terms(request=300))
     ranks = []
@@ -91,8 +91,8 @@ def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTen
 
 
 def test_contexts_that_end_leave_no_events_behind(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
     probe.start_cuda()
     counts = []
@@ -106,8 +106,8 @@ def test_contexts_that_end_leave_no_events_behind(tenant: Tenant) -> None:
 
 
 def test_a_context_ends_with_its_last_reference(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("own_context", "own")
@@ -123,7 +123,7 @@ def test_a_context_ends_with_its_last_reference(tenant: Tenant) -> None:
 
 
 def test_a_release_that_is_not_the_last_keeps_the_books(tenant: Tenant) -> None:
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("context_create")  # a second reference
@@ -135,28 +135,28 @@ def test_a_release_that_is_not_the_last_keeps_the_books(tenant: Tenant) -> None:
 
 
 def test_a_sandbox_entered_after_the_start_does_not_open_the_gate(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    client = daemon.client()
+    client = agent.client()
     assert probe.call("forbid_membarrier").code == 0
     passed = 0
     for turn in range(20):
         launched = probe.post("launch", "spin_us_200", "", 20)
-        daemon.wait_asked(client, turn + 1)
-        daemon.grant(client, 1000)
+        agent.wait_asked(client, turn + 1)
+        agent.grant(client, 1000)
         assert launched.result(10).code == 0
-        passed += daemon.next_frame(client, Drained, turn).launches
+        passed += agent.next_frame(client, Drained, turn).launches
         assert tenant.submitted() == passed
     assert passed == 400
 
 
 def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
     """setuid and pthread_cancel of a program wait for them."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    daemon.client()
+    agent.client()
     blocked = int(probe.ok("signals_of_agent"), 16)
     assert not blocked >> 31 & 3
     assert blocked >> 33 & 1
@@ -164,7 +164,7 @@ def test_its_thread_answers_the_c_librarys_own_signals(tenant: Tenant) -> None:
 
 def test_a_second_driver_gives_nothing_that_is_gated(tenant: Tenant, tmp_path: Path) -> None:
     """A compatibility package beside the driver, opened by its path."""
-    tenant.daemon()
+    tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     (tmp_path / "compat").mkdir()

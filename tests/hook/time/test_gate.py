@@ -14,11 +14,11 @@ from sharepod.protocol import Drained, Hello, Want
 @pytest.mark.parametrize("call", ["kernel", "ex", "cooperative", "graph"])
 @pytest.mark.parametrize("per_thread", [False, True], ids=["legacy", "per-thread"])
 def test_no_launch_passes_without_the_token(tenant: Tenant, resolve: str, call: str, per_thread: bool) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     more = ["--per-thread-stream"] if per_thread else []
     process = tenant.loop("--seconds", "0.3", "--kernel-us", "500", "--resolve", resolve, "--call", call, *more)
-    client = daemon.client()
-    assert daemon.next_frame(client, Want).gpu_mask == 1
+    client = agent.client()
+    assert agent.next_frame(client, Want).gpu_mask == 1
     assert last_report(process)["launches"] == 0
     assert tenant.submitted() == 0
 
@@ -26,23 +26,23 @@ def test_no_launch_passes_without_the_token(tenant: Tenant, resolve: str, call: 
 @pytest.mark.parametrize("resolve", ["symbol", "dlsym", "getproc", "getproc11"])
 @pytest.mark.parametrize("call", ["kernel", "ex", "cooperative", "graph"])
 def test_launches_pass_while_the_token_is_held(tenant: Tenant, resolve: str, call: str) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     process = tenant.loop("--seconds", "0.2", "--kernel-us", "500", "--resolve", resolve, "--call", call)
     assert last_report(process)["launches"] > 10
 
 
 def test_nothing_is_launched_between_drained_and_the_next_grant(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "300", "--threads", "3", "--streams", "2")
-    client = daemon.client()
+    client = agent.client()
     passed = 0
     for turn in range(8):
-        daemon.wait_asked(client, turn + 1)
+        agent.wait_asked(client, turn + 1)
         before = tenant.submitted()
-        grant = daemon.grant(client, 20, metered=turn % 2 == 0)
-        drained = daemon.next_frame(client, Drained, turn)
-        came = daemon.times(client, Drained)[turn]
+        grant = agent.grant(client, 20, metered=turn % 2 == 0)
+        drained = agent.next_frame(client, Drained, turn)
+        came = agent.times(client, Drained)[turn]
         usage = tenant.read().client("tenant").usage[GPU_0]
         passed += drained.launches
         assert drained.grant_id == grant.grant_id
@@ -53,46 +53,46 @@ def test_nothing_is_launched_between_drained_and_the_next_grant(tenant: Tenant) 
 
 
 def test_revoke_takes_the_token_back(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "1000", "--sync-every", "1")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    grant = daemon.grant(client)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 5, "launches")
-    daemon.revoke(client, grant)
-    drained = daemon.next_frame(client, Drained)
+    agent.revoke(client, grant)
+    drained = agent.next_frame(client, Drained)
     assert drained.grant_id == grant.grant_id
     assert tenant.submitted() == drained.launches
 
 
 def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "500", "--sync-every", "1")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    first = daemon.grant(client, 10)
-    daemon.next_frame(client, Drained)
-    daemon.wait_asked(client, 2)
-    daemon.grant(client)
-    daemon.revoke(client, first)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    first = agent.grant(client, 10)
+    agent.next_frame(client, Drained)
+    agent.wait_asked(client, 2)
+    agent.grant(client)
+    agent.revoke(client, first)
     before = tenant.submitted()
     tenant.until(lambda: tenant.submitted() > before + 50, "launches after the stale REVOKE")
-    assert len(daemon.frames(client, Drained)) == 1
+    assert len(agent.frames(client, Drained)) == 1
 
 
 @pytest.mark.parametrize(("threads", "streams"), [(1, 1), (1, 16), (3, 5)])
 def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, streams: int) -> None:
     """Unmetered, the program fills its queue with a second of work and the drain takes as long."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "2000", "--threads", str(threads), "--streams", str(streams))
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     overruns = []
     for turn in range(4):
         sent = time.monotonic_ns()
-        daemon.grant(client, 50, metered=True)
-        daemon.next_frame(client, Drained, turn)
-        overruns.append((daemon.times(client, Drained)[turn] - sent) / 1e6 - 50)
+        agent.grant(client, 50, metered=True)
+        agent.next_frame(client, Drained, turn)
+        overruns.append((agent.times(client, Drained)[turn] - sent) / 1e6 - 50)
     assert min(overruns) < 40, overruns
 
 
@@ -100,87 +100,87 @@ def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, str
     ("metered", "contended", "within_ms"), [(True, False, 5), (False, True, 5), (False, False, 200)]
 )
 def test_an_idle_holder_gives_the_token_back(tenant: Tenant, metered: bool, contended: bool, within_ms: int) -> None:
-    daemon = tenant.daemon()
-    daemon.hints.contended = contended
+    agent = tenant.agent()
+    agent.hints.contended = contended
     probe = tenant.probe()
     probe.start_cuda()
     delays = []
     for turn in range(5):  # the machine may be busy: the best of five counts
         launched = probe.post("launch", "spin_us_3000", "", 2)
-        client = daemon.client()
-        daemon.next_frame(client, Want, turn)
-        daemon.grant(client, metered=metered)
+        client = agent.client()
+        agent.next_frame(client, Want, turn)
+        agent.grant(client, metered=metered)
         assert launched.result(10).code == 0
-        drained = daemon.next_frame(client, Drained, turn)
+        drained = agent.next_frame(client, Drained, turn)
         finished = tenant.read().client("tenant").usage[GPU_0].last_end
         assert drained.idle
         assert drained.launches == 2
-        delays.append((daemon.times(client, Drained)[turn] - finished) / 1e6)
+        delays.append((agent.times(client, Drained)[turn] - finished) / 1e6)
     assert 0 <= min(delays) < within_ms
 
 
 def test_a_holder_with_unfinished_work_is_not_idle(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     launched = probe.post("launch", "hang")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, metered=True)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, metered=True)
     assert launched.result(10).code == 0
     time.sleep(0.1)
-    assert daemon.frames(client, Drained) == []
+    assert agent.frames(client, Drained) == []
     release_hung_kernels(tenant.state)
-    assert daemon.next_frame(client, Drained).idle
+    assert agent.next_frame(client, Drained).idle
 
 
 def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
-    daemon = tenant.daemon(grace_ms=20)
+    agent = tenant.agent(grace_ms=20)
     probe = tenant.probe()
     probe.start_cuda()
     launched = probe.post("launch", "hang")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 10, metered=True)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 10, metered=True)
     assert launched.result(10).code == 0
     time.sleep(0.15)
-    assert daemon.frames(client, Drained) == []
+    assert agent.frames(client, Drained) == []
     release_hung_kernels(tenant.state)
-    assert daemon.next_frame(client, Drained).launches == 1
+    assert agent.next_frame(client, Drained).launches == 1
 
 
 def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
     """A kernel that spins until another one has run ends only if that one may be launched: once the grant is overdue
     the token is asked for again, and a new grant opens the gate beside the work of the old one."""
-    daemon = tenant.daemon(grace_ms=50)
+    agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
     for name in ("s", "t"):
         probe.ok("stream", name)
     probe.ok("context_use", thread="other")
     launched = probe.post("launch", "hang", "s")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 10, metered=True)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 10, metered=True)
     assert launched.result(10).code == 0
     others = [probe.post("launch", "noop", "t", thread="other")]
 
     def asked() -> bool:
         if others[-1].done():  # the gate was open still
             others.append(probe.post("launch", "noop", "t", thread="other"))
-        return len(daemon.frames(client, Want)) > 1
+        return len(agent.frames(client, Want)) > 1
 
     tenant.until(asked, "WANT")
     assert not others[-1].done()
-    second = daemon.grant(client, 10, metered=True)
+    second = agent.grant(client, 10, metered=True)
     assert others[-1].result(10).code == 0
-    assert daemon.frames(client, Drained) == []
+    assert agent.frames(client, Drained) == []
     release_hung_kernels(tenant.state)
-    drained = daemon.next_frame(client, Drained)
+    drained = agent.next_frame(client, Drained)
     assert (drained.grant_id, drained.launches) == (second.grant_id, 1 + len(others))
 
 
-def test_without_a_daemon_too_work_may_wait_for_a_thread_at_the_gate(make_tenant: MakeTenant) -> None:
+def test_without_an_agent_too_work_may_wait_for_a_thread_at_the_gate(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(request=950))
     probe = tenant.probe()
     probe.start_cuda()
@@ -195,54 +195,54 @@ def test_without_a_daemon_too_work_may_wait_for_a_thread_at_the_gate(make_tenant
 
 
 def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant: Tenant) -> None:
-    daemon = tenant.daemon(grace_ms=50)
+    agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
     launching = probe.post("launch", "spin_us_200", "s", 1500)  # the queue holds 1024
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 30)
-    drained = daemon.next_frame(client, Drained)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 30)
+    drained = agent.next_frame(client, Drained)
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert 1024 <= usage.submitted < 1500
     assert usage.submitted == usage.kernels == drained.launches
-    daemon.wait_asked(client, 2)
-    daemon.grant(client)
+    agent.wait_asked(client, 2)
+    agent.grant(client)
     assert launching.result(10).code == 0
 
 
 def test_processes_of_a_tenant_share_one_token(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probes = [tenant.probe(f"rank{rank}") for rank in range(2)]
     for probe in probes:
         probe.start_cuda()
     launched = [probe.post("launch", "spin_us_1000") for probe in probes]
-    clients = [daemon.client(index) for index in range(2)]
+    clients = [agent.client(index) for index in range(2)]
     for client in clients:
-        daemon.next_frame(client, Want)
-    grant = daemon.next_grant(20)
+        agent.next_frame(client, Want)
+    grant = agent.next_grant(20)
     for client in clients:
-        daemon.send(client, grant)
+        agent.send(client, grant)
     assert [future.result(10).code for future in launched] == [0, 0]
-    assert {daemon.next_frame(client, Drained).grant_id for client in clients} == {grant.grant_id}
+    assert {agent.next_frame(client, Drained).grant_id for client in clients} == {grant.grant_id}
 
 
 def test_a_killed_holder_is_seen_gone(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     process = tenant.loop("--kernel-us", "1000", "--memory", "8M")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 5, "launches")
     process.kill()
-    daemon.wait(lambda: client.gone, "the end of the connection", 2)
+    agent.wait(lambda: client.gone, "the end of the connection", 2)
     tenant.until(lambda: not tenant.read().client("tenant").alive, "the end of the process")
 
 
 def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("own_context", "second", 1)
@@ -252,12 +252,12 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
     for name, context in (("on first", ""), ("on second", "second")):
         probe.ok("context_use", context, thread=name)
     launching = [probe.post("launch", "spin_us_20000", name, thread=name) for name in ("on first", "on second")]
-    client = daemon.client()
-    assert daemon.next_frame(client, Want).gpu_mask == 3
-    daemon.grant(client, 5)
+    client = agent.client()
+    assert agent.next_frame(client, Want).gpu_mask == 3
+    agent.grant(client, 5)
     assert [future.result(10).code for future in launching] == [0, 0]
-    daemon.next_frame(client, Drained)
-    came = daemon.times(client, Drained)[0]
+    agent.next_frame(client, Drained)
+    came = agent.times(client, Drained)[0]
     usage = tenant.read().client("tenant").usage
     assert [usage[gpu].kernels for gpu in (GPU_0, GPU_1)] == [1, 1]
     assert max(usage[gpu].last_end for gpu in (GPU_0, GPU_1)) <= came
@@ -267,19 +267,19 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
 def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: MakeTenant, version: str) -> None:
     """The handle is the same, the stream is not: each of them is drained."""
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     probe.ok("own_context", "second", 1)
-    daemon.on_want = lambda client: daemon.next_grant(30, metered=True)
+    agent.on_want = lambda client: agent.next_grant(30, metered=True)
     for _ in range(5):
         for context in ("", "second"):
             probe.ok("context_use", context)
             probe.ok("launch", "spin_us_2000")
     probe.ok("launch", "spin_us_100000")  # on the second
-    launched, client = time.monotonic_ns(), daemon.client()
-    daemon.wait(lambda: max(daemon.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
-    came = max(daemon.times(client, Drained))
+    launched, client = time.monotonic_ns(), agent.client()
+    agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
+    came = max(agent.times(client, Drained))
     usage = tenant.read().client("tenant").usage
     assert [usage[gpu].kernels for gpu in (GPU_0, GPU_1)] == [5, 6]
     assert max(usage[gpu].last_end for gpu in (GPU_0, GPU_1)) <= came
@@ -288,51 +288,51 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
 def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
     """As long as there is one context the driver is not asked which one is current. A drain puts an event behind each
     stream of every context that was launched into, where the driver has none for whole contexts."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name("libcuda-11.8"), CUDA_VISIBLE_DEVICES="0")
     probe.start_cuda()
-    grant = daemon.next_grant()
-    daemon.on_want = lambda client: grant
+    grant = agent.next_grant()
+    agent.on_want = lambda client: grant
     for _ in range(3):
         probe.ok("launch", "noop")
     probe.ok("own_context", "second")
     probe.ok("launch", "spin_us_20000")
     before = probe.ok("live_events")
-    client = daemon.client()
-    daemon.revoke(client, grant)
-    daemon.next_frame(client, Drained)
+    client = agent.client()
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained)
     assert probe.ok("live_events") - before == 2
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 4
-    assert usage.last_end <= daemon.times(client, Drained)[0]
+    assert usage.last_end <= agent.times(client, Drained)[0]
 
 
 @pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     probe.ok("stream", "short-lived")
     launched = probe.post("launch", "spin_us_30000", "short-lived")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 5)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 5)
     assert launched.result(10).code == 0
     probe.ok("stream_destroy", "short-lived")
-    daemon.next_frame(client, Drained)
-    assert tenant.read().client("tenant").usage[GPU_0].last_end <= daemon.times(client, Drained)[0]
+    agent.next_frame(client, Drained)
+    assert tenant.read().client("tenant").usage[GPU_0].last_end <= agent.times(client, Drained)[0]
 
 
 def test_more_threads_than_slots_all_pass_and_all_count(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     process = tenant.loop("--threads", "1100", "--kernel-us", "0", "--idle-us", "20000", "--event-every", "1000000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     passed = turn = 0
     while passed < 2200:
-        daemon.wait_asked(client, turn + 1)
-        daemon.grant(client, 100)
-        passed += daemon.next_frame(client, Drained, turn).launches
+        agent.wait_asked(client, turn + 1)
+        agent.grant(client, 100)
+        passed += agent.next_frame(client, Drained, turn).launches
         assert tenant.submitted() == passed
         turn += 1
     process.kill()
@@ -341,23 +341,23 @@ def test_more_threads_than_slots_all_pass_and_all_count(tenant: Tenant) -> None:
 @pytest.mark.parametrize("under", [(), ("nomembarrier",)], ids=["membarrier", "fences"])
 def test_no_launch_slips_through_a_closing_gate(tenant: Tenant, under: tuple[str, ...]) -> None:
     """Hundreds of openings that end in the middle of launches: whatever was launched was counted before DRAINED."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--threads", "6", "--streams", "3", "--function", "noop", "--event-every", "1000000", under=under)
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    assert daemon.frames(client, Hello)[0].no_membarrier == bool(under)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    assert agent.frames(client, Hello)[0].no_membarrier == bool(under)
     passed = 0
     for turn in range(300):
-        daemon.grant(client, 1, metered=turn % 3 == 0)
-        passed += daemon.next_frame(client, Drained, turn).launches
+        agent.grant(client, 1, metered=turn % 3 == 0)
+        passed += agent.next_frame(client, Drained, turn).launches
         assert tenant.submitted() == passed
     assert passed > 300
 
 
 def test_hello_names_the_build(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("init")
-    hello = daemon.next_frame(daemon.client(), Hello)
+    hello = agent.next_frame(agent.client(), Hello)
     assert len(hello.build) == 32
     assert not hello.no_membarrier

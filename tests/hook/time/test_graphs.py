@@ -7,26 +7,26 @@ import time
 import pytest
 from hook.conftest import GPU_0, Tenant
 from hook.world.probe import Probe
-from hook.world.scripted_agent import Client, ScriptedDaemon
+from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Want
 
 
-def with_graph(tenant: Tenant, milliseconds: float) -> tuple[ScriptedDaemon, Client, Probe]:
+def with_graph(tenant: Tenant, milliseconds: float) -> tuple[ScriptedAgent, Client, Probe]:
     """A process whose graph has been measured: it ran three times."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
     capture(probe, milliseconds)
     launched = [probe.post("launch_graph", "graph", "s") for _ in range(3)]
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    grant = daemon.grant(client, metered=True)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client, metered=True)
     assert [future.result(20).code for future in launched] == [0, 0, 0]
     probe.ok("stream_sync", "s")
-    daemon.revoke(client, grant)
-    daemon.next_frame(client, Drained)
-    return daemon, client, probe
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained)
+    return agent, client, probe
 
 
 def capture(probe: Probe, milliseconds: float) -> None:
@@ -40,53 +40,53 @@ def submitted(tenant: Tenant) -> int:
 
 
 def test_a_graph_that_does_not_fit_the_quantum_waits_for_the_next(tenant: Tenant) -> None:
-    daemon, client, probe = with_graph(tenant, 60)
-    asked = len(daemon.frames(client, Want)) + 1
+    agent, client, probe = with_graph(tenant, 60)
+    asked = len(agent.frames(client, Want)) + 1
     launched = [probe.post("launch_graph", "graph", "s") for _ in range(3)]
-    daemon.wait(lambda: len(daemon.frames(client, Want)) >= asked, "WANT")
+    agent.wait(lambda: len(agent.frames(client, Want)) >= asked, "WANT")
     before, sent = submitted(tenant), time.monotonic_ns()
-    daemon.grant(client, 170, metered=True)
-    drained = daemon.next_frame(client, Drained, 1)
+    agent.grant(client, 170, metered=True)
+    drained = agent.next_frame(client, Drained, 1)
     assert drained.wanting
     assert not drained.idle
     assert submitted(tenant) == before + 2, "the third would have ended after the quantum"
     assert not launched[2].done()
-    assert daemon.times(client, Drained)[1] - sent < 170e6, "the rest of the quantum was of no use"
-    daemon.grant(client, 170, metered=True)
+    assert agent.times(client, Drained)[1] - sent < 170e6, "the rest of the quantum was of no use"
+    agent.grant(client, 170, metered=True)
     assert launched[2].result(10).code == 0
 
 
 def test_a_graph_longer_than_any_quantum_runs_at_the_beginning_of_each(tenant: Tenant) -> None:
-    daemon, client, probe = with_graph(tenant, 60)
+    agent, client, probe = with_graph(tenant, 60)
     before = submitted(tenant)
     for turn in range(1, 4):
         launched = probe.post("launch_graph", "graph", "s")
-        daemon.wait_asked(client, turn + 1)
-        daemon.grant(client, 20, metered=True)
+        agent.wait_asked(client, turn + 1)
+        agent.grant(client, 20, metered=True)
         assert launched.result(10).code == 0
-        daemon.next_frame(client, Drained, turn)
+        agent.next_frame(client, Drained, turn)
         usage = tenant.read().client("tenant").usage[GPU_0]
         assert usage.submitted == before + turn
-        assert usage.last_end <= daemon.times(client, Drained)[turn]
+        assert usage.last_end <= agent.times(client, Drained)[turn]
 
 
 def test_a_graph_that_waits_goes_on_when_the_grant_is_prolonged(tenant: Tenant) -> None:
-    daemon, client, probe = with_graph(tenant, 60)
+    agent, client, probe = with_graph(tenant, 60)
     launched = [probe.post("launch_graph", "graph", "s") for _ in range(2)]
-    daemon.wait_asked(client, 2)
+    agent.wait_asked(client, 2)
     before = submitted(tenant)
-    grant = daemon.grant(client, 100, metered=True)
+    grant = agent.grant(client, 100, metered=True)
     tenant.until(lambda: submitted(tenant) == before + 1, "the first graph")
     assert not launched[1].done()
-    daemon.send(client, type(grant)(grant.grant_id, 1_000_000_000, grant.gpu_mask, metered=True))
+    agent.send(client, type(grant)(grant.grant_id, 1_000_000_000, grant.gpu_mask, metered=True))
     assert launched[1].result(10).code == 0
-    assert len(daemon.frames(client, Drained)) == 1
+    assert len(agent.frames(client, Drained)) == 1
 
 
 @pytest.mark.parametrize("change", ["destroy", "update"])
 def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: str) -> None:
     """Another graph under the same handle is launched as one that nobody knows."""
-    daemon, client, probe = with_graph(tenant, 60)
+    agent, client, probe = with_graph(tenant, 60)
     if change == "destroy":
         probe.ok("graph_destroy", "graph")
         capture(probe, 1)
@@ -95,19 +95,19 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
         probe.ok("launch", "spin_us_1000", "s")
         probe.ok("capture_end", "s", "", "graph of 1 ms")
         probe.ok("graph_update", "graph", "graph of 1 ms")
-    daemon.wait_asked(client, 1)
+    agent.wait_asked(client, 1)
     probe.ok("stream", "fresh")  # of what was launched into the other one it is known how long it takes
     posted = [probe.post("launch", "noop", "fresh"), *(probe.post("launch_graph", "graph", "fresh") for _ in range(3))]
-    daemon.wait_asked(client, 2)
-    daemon.grant(client, 50, metered=True)
+    agent.wait_asked(client, 2)
+    agent.grant(client, 50, metered=True)
     assert [future.result(10).code for future in posted] == [0, 0, 0, 0]
-    assert len(daemon.frames(client, Drained)) <= 2
+    assert len(agent.frames(client, Drained)) <= 2
 
 
 def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
     """Alone with limit 1: no event, no clock."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
@@ -119,8 +119,8 @@ def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
 
 
 def test_events_of_a_graph_go_with_it(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")

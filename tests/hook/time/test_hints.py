@@ -14,10 +14,10 @@ from hook.world.lives import generous
 
 def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
     """Whoever has the descriptor can neither shorten nor write it, by whatever way it is opened again."""
-    daemon = generous(tenant)
+    agent = generous(tenant)
     victim = tenant.loop("--kernel-us", "500")
     tenant.until(lambda: tenant.submitted() > 5, "launches")
-    page = os.dup(daemon.hints.fd)  # as it comes to every client
+    page = os.dup(agent.hints.fd)  # as it comes to every client
     try:
         with pytest.raises(PermissionError):
             os.ftruncate(page, 0)
@@ -46,8 +46,8 @@ def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
             )
             address = int(maps.split("-")[0], 16)
             assert libc.mprotect(address, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE) == -1
-            daemon.hints.contended = True
-            assert int.from_bytes(mine[8:12], "little") == 1, "the daemon writes on"
+            agent.hints.contended = True
+            assert int.from_bytes(mine[8:12], "little") == 1, "the agent writes on"
     finally:
         os.close(page)
     before = tenant.submitted()

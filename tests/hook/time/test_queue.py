@@ -13,36 +13,36 @@ versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 
 
 def finished_before_drained(tenant: Tenant, turn: int = 0) -> bool:
-    daemon = tenant.daemons[-1]
-    client = daemon.client()
-    daemon.next_frame(client, Drained, turn)
+    agent = tenant.agents[-1]
+    client = agent.client()
+    agent.next_frame(client, Drained, turn)
     usage = tenant.read().client("tenant").usage[GPU_0]
-    return usage.kernels == usage.submitted and usage.last_end <= daemon.times(client, Drained)[turn]
+    return usage.kernels == usage.submitted and usage.last_end <= agent.times(client, Drained)[turn]
 
 
 @versions
 def test_work_in_more_than_64_contexts_is_drained(tenant: Tenant, version: str) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
-    daemon.on_want = lambda client: daemon.next_grant(60, metered=True)
+    agent.on_want = lambda client: agent.next_grant(60, metered=True)
     for index in range(90):
         probe.ok("own_context", f"c{index}")
         probe.ok("launch", "spin_us_100")
         if index < 89:
             probe.ok("context_pop")
     probe.ok("launch", "spin_us_80000")  # in the last of them
-    launched, client = time.monotonic_ns(), daemon.client()
-    daemon.wait(lambda: max(daemon.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
+    launched, client = time.monotonic_ns(), agent.client()
+    agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 91
-    assert usage.last_end <= max(daemon.times(client, Drained))
+    assert usage.last_end <= max(agent.times(client, Drained))
 
 
 @versions
 def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, version: str) -> None:
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(5, metered=True)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(5, metered=True)
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     names = [f"s{index}" for index in range(80)]
@@ -52,8 +52,8 @@ def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, v
         probe.ok("capture_begin", name)
     probe.ok("context_use", thread="busy")
     probe.ok("launch", "spin_us_500", "busy", 40, thread="busy")
-    client = daemon.client()
-    daemon.wait(lambda: len(daemon.frames(client, Drained)) > 1, "drains")
+    client = agent.client()
+    agent.wait(lambda: len(agent.frames(client, Drained)) > 1, "drains")
     for name in names:
         probe.ok("launch", "noop", name)
         probe.ok("capture_end", name, f"graph {name}")
@@ -66,16 +66,16 @@ def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, v
 @versions
 def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version: str) -> None:
     """It cannot be asked any more, nor one that joins the capture."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
     for name in ("origin", "joins"):
         probe.ok("stream", name)
     probe.ok("event", "fork")
     launched = [probe.post("launch", "spin_us_30000", name) for name in ("origin", "joins")]
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 5)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 5)
     assert [future.result(10).code for future in launched] == [0, 0]
     probe.ok("capture_begin", "origin")
     probe.ok("event_record", "fork", "origin")
@@ -87,8 +87,8 @@ def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version
 @pytest.mark.parametrize("metered", [False, True])
 def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant, metered: bool) -> None:
     """Metered, each launch is behind a fence that is not waited for yet when its stream goes."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(metered=metered)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
     probe.start_cuda()
     for _ in range(300):
@@ -100,118 +100,118 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
 
 def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
     """With limit 1 and no neighbour: no event is recorded, however many launches pass."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant()
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
     before = probe.ok("live_events")
     probe.ok("launch", "noop", "s", 500)
     assert probe.ok("live_events") == before
-    daemon.hints.contended = True  # for the same grant
+    agent.hints.contended = True  # for the same grant
     tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before, "fences")
 
 
 def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
-    """While a thread destroys a context with work in it the process answers its daemon and launches into others."""
-    daemon = tenant.daemon()
+    """While a thread destroys a context with work in it the process answers its agent and launches into others."""
+    agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "other")
-    daemon.on_want = lambda client: daemon.next_grant(metered=True)
+    agent.on_want = lambda client: agent.next_grant(metered=True)
     probe.ok("own_context", "ends", thread="ends")
     probe.ok("launch", "spin_us_400000", thread="ends")
     ending = probe.post("context_destroy", "ends", thread="ends")
     probe.ok("launch", "noop", "other", 50)
     assert ending.result(10).code == 0
-    client = daemon.client()
-    daemon.wait(lambda: sum(drained.launches for drained in daemon.frames(client, Drained)) == 51, "all drained")
+    client = agent.client()
+    agent.wait(lambda: sum(drained.launches for drained in agent.frames(client, Drained)) == 51, "all drained")
 
 
 def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
     """As when a neighbour comes to one who ran alone."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    grant = daemon.grant(client)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
 
     def unfinished() -> int:
         usage = tenant.read().client("tenant").usage[GPU_0]
         return usage.submitted - usage.kernels
 
     tenant.until(lambda: unfinished() > 500, "a long queue")
-    daemon.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=True))
+    agent.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=True))
     tenant.until(lambda: unfinished() < 64, "a short queue")
-    daemon.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=False))
+    agent.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=False))
     tenant.until(lambda: unfinished() > 500, "a long queue again")
-    daemon.revoke(client, grant)
-    assert daemon.next_frame(client, Drained, timeout=30).grant_id == grant.grant_id
+    agent.revoke(client, grant)
+    assert agent.next_frame(client, Drained, timeout=30).grant_id == grant.grant_id
 
 
 def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client)
 
     def unfinished() -> int:
         usage = tenant.read().client("tenant").usage[GPU_0]
         return usage.submitted - usage.kernels
 
     tenant.until(lambda: unfinished() > 500, "a long queue")
-    daemon.hints.contended = True
+    agent.hints.contended = True
     tenant.until(lambda: unfinished() < 64, "a short queue")
 
 
 @pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
 def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
     """What would begin after it waits for the next one: what is left then is less than a kernel of each stream."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", str(kernel_us), "--streams", str(streams), "--event-every", "1000000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
+    client = agent.client()
+    agent.next_frame(client, Want)
     overruns = []
     for turn in range(8):  # the machine may be busy: the best counts
         sent = time.monotonic_ns()
-        daemon.grant(client, 60, metered=True)
-        daemon.next_frame(client, Drained, turn)
-        overruns.append((daemon.times(client, Drained)[turn] - sent) / 1e6 - 60)
-        daemon.wait_asked(client, turn + 2)
+        agent.grant(client, 60, metered=True)
+        agent.next_frame(client, Drained, turn)
+        overruns.append((agent.times(client, Drained)[turn] - sent) / 1e6 - 60)
+        agent.wait_asked(client, turn + 2)
     assert min(overruns) < streams * kernel_us / 1000 + 1.5, overruns
 
 
-def test_a_hook_says_when_its_last_work_will_have_ended_if_the_daemon_listens(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(tenant: Tenant) -> None:
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "50000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    daemon.grant(client, 300, metered=True)
-    daemon.next_frame(client, Drained)
-    assert daemon.frames(client, Draining) == []
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 300, metered=True)
+    agent.next_frame(client, Drained)
+    assert agent.frames(client, Draining) == []
     ids = count(7)
 
     def again(_: object = None) -> Grant:  # of a late thread nothing may be left at the end of a quantum
         return Grant(next(ids), 300_000_000, 1, metered=True, announce=True)
 
-    daemon.on_want = again
-    daemon.send(client, again())
-    said = daemon.next_frame(client, Draining, timeout=20)
-    daemon.wait(lambda: any(frame.grant_id == said.grant_id for frame in daemon.frames(client, Drained)), "its DRAINED")
-    ended = [at for at, frame in enumerate(daemon.frames(client, Drained)) if frame.grant_id == said.grant_id]
+    agent.on_want = again
+    agent.send(client, again())
+    said = agent.next_frame(client, Draining, timeout=20)
+    agent.wait(lambda: any(frame.grant_id == said.grant_id for frame in agent.frames(client, Drained)), "its DRAINED")
+    ended = [at for at, frame in enumerate(agent.frames(client, Drained)) if frame.grant_id == said.grant_id]
     assert 0 < said.expected_ns <= 100_000_000 + 100_000_000, "two kernels, of which a busy machine sees the end late"
-    took = daemon.times(client, Drained)[ended[0]] - daemon.times(client, Draining)[0]
+    took = agent.times(client, Drained)[ended[0]] - agent.times(client, Draining)[0]
     assert said.expected_ns <= took + 50_000_000, "at most one of them too much"
 
 
 def test_new_terms_of_a_grant_that_is_drained_open_nothing(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     tenant.loop("--kernel-us", "1000")
-    client = daemon.client()
-    daemon.next_frame(client, Want)
-    grant = daemon.grant(client, 20, metered=True)
-    daemon.next_frame(client, Drained)
-    daemon.send(client, Grant(grant.grant_id, 20_000_000, 1, metered=True, renews=True))
-    following = daemon.grant(client, 20, metered=True)
-    assert daemon.next_frame(client, Drained, 1).grant_id == following.grant_id
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client, 20, metered=True)
+    agent.next_frame(client, Drained)
+    agent.send(client, Grant(grant.grant_id, 20_000_000, 1, metered=True, renews=True))
+    following = agent.grant(client, 20, metered=True)
+    assert agent.next_frame(client, Drained, 1).grant_id == following.grant_id

@@ -39,29 +39,29 @@ def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
         before = tenant.submitted("bare")
         due.append((bare.call("work", row.symbol, row.parameters).code, tenant.submitted("bare") - before))
     assert sum(worked for _, worked in due) > 80
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     prepare(probe)
     wrong = []
     for turn, (row, expected) in enumerate(zip(GATED, due, strict=True)):
         before = tenant.submitted()
         called = probe.post("work", row.symbol, row.parameters)
-        client = daemon.client()
-        daemon.wait_asked(client, turn + 1)
+        client = agent.client()
+        agent.wait_asked(client, turn + 1)
         waited = not called.done() and tenant.submitted() == before
-        grant = daemon.grant(client)
+        grant = agent.grant(client)
         seen = called.result(10).code, tenant.submitted() - before
         if not waited or seen != expected:
             wrong.append((row.symbol, waited, seen, expected))
-        daemon.revoke(client, grant)
-        daemon.next_frame(client, Drained, turn)
+        agent.revoke(client, grant)
+        agent.next_frame(client, Drained, turn)
     assert wrong == []
 
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> None:
     """No call waits, nothing runs, and each answers as it does without the hook."""
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
     for name, seen in answers.items():
         probe = tenant.probe(name) if name == "hooked" else tenant.probe(name, LD_PRELOAD="")
@@ -72,14 +72,14 @@ def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> No
             seen.append((row.symbol, code, probe.call("capture_end", "s").code))
         assert tenant.submitted(name) == 0
     assert answers["hooked"] == answers["bare"]
-    assert not daemon.frames(daemon.client(), Want)
+    assert not agent.frames(agent.client(), Want)
 
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
     """Another thread works while one captures: as valid or invalid, call by call, as without the hook."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(5, metered=True)
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(5, metered=True)
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
     for name, seen in answers.items():
         probe = tenant.probe(name) if name == "hooked" else tenant.probe(name, LD_PRELOAD="")
@@ -114,7 +114,7 @@ DIRECTIONS = [
 def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
     """Of those whose direction only the descriptor or the driver can tell."""
     parameters = {row.symbol: row.parameters for row in GATED}
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     prepare(probe)
     asked = 0
@@ -122,20 +122,20 @@ def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
         called = probe.post("work", symbol, parameters[symbol], "s", to, source)
         if waits:
             asked += 1
-            daemon.wait_asked(daemon.client(), asked)
-            grant = daemon.grant(daemon.client())
+            agent.wait_asked(agent.client(), asked)
+            grant = agent.grant(agent.client())
         assert called.result(10).code == 0, (symbol, to, source)
         if waits:
-            daemon.revoke(daemon.client(), grant)
-            daemon.next_frame(daemon.client(), Drained, asked - 1)
-        assert len(daemon.frames(daemon.client(), Want)) == asked, (symbol, to, source)
+            agent.revoke(agent.client(), grant)
+            agent.next_frame(agent.client(), Drained, asked - 1)
+        assert len(agent.frames(agent.client(), Want)) == asked, (symbol, to, source)
 
 
 def test_host_copies_pass_a_closed_gate(tenant: Tenant) -> None:
-    daemon = tenant.daemon()
+    agent = tenant.agent()
     probe = tenant.probe()
     prepare(probe)
     codes = [probe.call("work", row.symbol, row.parameters).code for row in HOST_COPIES]
     assert set(codes) <= {0, 801}
     assert codes.count(0) > 10
-    assert not daemon.frames(daemon.client(), Want)
+    assert not agent.frames(agent.client(), Want)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from hook.conftest import BUILD, Tenant
-from hook.world.scripted_agent import Client, ScriptedDaemon
+from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Want
 
 
@@ -88,12 +88,12 @@ def begin(lives: list[Life], tenant: Tenant, *arguments: str, **more: str) -> Li
     return lives[-1]
 
 
-def generous(tenant: Tenant, quantum_ms: float = 0) -> ScriptedDaemon:
-    """A daemon that grants whatever is wanted."""
-    daemon = tenant.daemon()
-    daemon.on_want = lambda client: daemon.next_grant(quantum_ms)
-    return daemon
+def generous(tenant: Tenant, quantum_ms: float = 0) -> ScriptedAgent:
+    """An agent that grants whatever is wanted."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(quantum_ms)
+    return agent
 
 
-def asked(daemon: ScriptedDaemon, client: Client) -> int:
-    return len(daemon.frames(client, Want)) + sum(frame.wanting for frame in daemon.frames(client, Drained))
+def asked(agent: ScriptedAgent, client: Client) -> int:
+    return len(agent.frames(client, Want)) + sum(frame.wanting for frame in agent.frames(client, Drained))

@@ -256,7 +256,7 @@ class Calls(MemoryCalls, WorkCalls):
         return 0, threading.get_native_id()
 
     def welcomed(self) -> tuple[int, Any]:
-        """Waits until the daemon's hints are mapped: it has answered HELLO."""
+        """Waits until the agent's hints are mapped: it has answered HELLO."""
         deadline = time.monotonic() + 10
         while "sharepod-hints" not in Path("/proc/self/maps").read_text():
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A daemon that does what a test tells it to: the other end of the hook's socket.
+"""An agent that does what a test tells it to: the other end of the hook's socket.
 
 It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it got, with the
 time. Without being told it only welcomes clients and answers questions about memory, by a ledger as simple as can be.
@@ -69,7 +69,7 @@ class Client:
     gone: bool = False
 
 
-class ScriptedDaemon:
+class ScriptedAgent:
     """Serves `agent.sock` in a tenant's directory until `close`.
 
     `vanish` and `appear` stand for an agent that ends and comes back.
@@ -87,7 +87,7 @@ class ScriptedDaemon:
         self.turn_away: RefusedReason | None = None
         """Said, with the end of the connection, to whoever connects, before it is read."""
         self.mute = False
-        """Reads nothing: a daemon that hangs."""
+        """Reads nothing: an agent that hangs."""
         self.hints = HintsPage()
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
@@ -107,7 +107,7 @@ class ScriptedDaemon:
         path.chmod(0o666)
         self._listener.listen(64)
         self._stop = False
-        self._thread = threading.Thread(target=self._serve, name="scripted-daemon", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="scripted-agent", daemon=True)
         self._thread.start()
 
     def vanish(self) -> None:
