@@ -21,6 +21,7 @@ import pytest
 from doubles.gpus import State, create_state, read_state
 from sharepod.protocol import GpuTerms
 
+from hook.world.child import end
 from hook.world.probe import Probe
 from hook.world.scripted_agent import ScriptedAgent
 
@@ -181,7 +182,7 @@ class Tenant:
         process = subprocess.Popen(
             program, stdout=subprocess.PIPE, text=True, env=self.environment(label, double=double, **more)
         )
-        self._ends.append(lambda: _end(process))
+        self._ends.append(lambda: end(process))
         return process
 
     def read(self) -> State:
@@ -202,21 +203,14 @@ class Tenant:
             time.sleep(0.002)
 
     def end(self) -> None:
-        for end in reversed(self._ends):
-            end()
+        """End all that was started in the tenant's name, the newest first."""
+        for close in reversed(self._ends):
+            close()
 
 
 def _uuid(raw: bytes) -> str:
     text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def last_report(process: subprocess.Popen[str], timeout: float = 30) -> dict[str, Any]:

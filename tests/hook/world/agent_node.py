@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 from doubles.gpus import State, create_state, read_state
+from hook.world.child import end
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -227,12 +228,8 @@ class Program:
         return self.process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        """Ends it, whatever its state."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(PATIENCE_S)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        """End the program, if it has not ended."""
+        end(self.process)
 
 
 @contextlib.contextmanager

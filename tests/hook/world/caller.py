@@ -1,32 +1,31 @@
-"""A process whose driver calls a test composes itself, structures included: for calls by the thousand and of any kind.
+"""Process whose driver calls a test composes byte by byte, structures included: for calls of any kind, by the thousand.
 
 caller = Caller(environment)
-code, address = caller.call("cuMemAlloc_v2", Out(8), 4096)
+address = caller.new("cuMemAlloc_v2", 4096)
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from hook.world.child import PythonChild
 
 CHILD = Path(__file__).with_name("caller_child.py")
 
 
 @dataclass(frozen=True)
 class Out:
-    """A pointer to so many bytes of zeros."""
+    """A pointer to `size` bytes of zeros."""
 
     size: int = 8
 
 
 @dataclass(frozen=True)
 class In:
-    """A pointer to a copy of these bytes, which comes back as the call left it."""
+    """A pointer to a copy of these bytes; the answer has them as the call left them."""
 
     content: bytes
 
@@ -42,7 +41,7 @@ Argument = int | None | Out | In | By
 
 
 class DriverError(Exception):
-    """A call that had to succeed did not."""
+    """Failure of a call that had to succeed."""
 
     def __init__(self, symbol: str, code: int) -> None:
         super().__init__(f"{symbol} returned {code}")
@@ -50,31 +49,21 @@ class DriverError(Exception):
         self.code = code
 
 
-class Caller:
+class Caller(PythonChild):
     """The process and its calls, one at a time. Ends with `close`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(environment),
-        )
+        super().__init__(CHILD, environment)
         self.calls = 0
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        """Calls begun so far."""
 
     def post(self, symbol: str, *arguments: Argument) -> None:
-        """Begins a call; `answer` is its end."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([symbol, *map(_written, arguments)]).encode() + b"\n")
-        self._process.stdin.flush()
+        """Begin a call; `answer` waits for its end."""
+        self._send(json.dumps([symbol, *map(_written, arguments)]))
         self.calls += 1
 
     def answer(self) -> tuple[int, list[bytes]]:
-        """The CUresult of the call that was posted, and what its pointers point to. EOFError if the process is gone."""
+        """Return the posted call's CUresult and the bytes behind its pointers. EOFError if the process has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -83,41 +72,29 @@ class Caller:
         return code, [bytes.fromhex(content) for content in contents]
 
     def raw(self, symbol: str, *arguments: Argument) -> tuple[int, list[bytes]]:
+        """Make a call; return its CUresult and the bytes behind its pointers."""
         self.post(symbol, *arguments)
         return self.answer()
 
     def code(self, symbol: str, *arguments: Argument) -> int:
-        """The CUresult."""
+        """Make a call; return its CUresult alone."""
         return self.raw(symbol, *arguments)[0]
 
     def ok(self, symbol: str, *arguments: Argument) -> list[bytes]:
-        """What the pointers of a call that has to succeed point to. Raises `DriverError`."""
+        """Make a call that has to succeed; return the bytes behind its pointers. DriverError if it fails."""
         code, contents = self.raw(symbol, *arguments)
         if code != 0:
             raise DriverError(symbol, code)
         return contents
 
     def new(self, symbol: str, *arguments: Argument, size: int = 8) -> int:
-        """What such a call puts behind its first parameter."""
+        """Make a call that has to succeed; return the number that it writes behind its first parameter."""
         return int.from_bytes(self.ok(symbol, Out(size), *arguments)[0], "little")
 
     def start(self, device: int = 0) -> None:
-        """cuInit and the device's primary context."""
+        """Call cuInit and make the device's primary context current."""
         self.ok("cuInit", 0)
         self.ok("cuCtxSetCurrent", self.new("cuDevicePrimaryCtxRetain", device))
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
 
 
 def _written(argument: Argument) -> int | str | None:

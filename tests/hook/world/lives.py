@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 from hook.conftest import BUILD, Tenant
+from hook.world.child import end
 from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Want
 
@@ -68,14 +69,10 @@ class Life:
         return code
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        """End the program, if it has not ended."""
+        end(self._process)
         for reader in self._readers:
             reader.join(5)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
 
     @staticmethod
     def _read(stream: Iterator[str], lines: list[str]) -> None:

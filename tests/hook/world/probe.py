@@ -1,16 +1,16 @@
-"""A process under the hook whose CUDA calls a test makes one by one, from as many threads as it likes."""
+"""Process under the hook whose CUDA calls a test makes by name, one by one, from as many threads as it likes."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hook.world.child import PythonChild
 
 CHILD = Path(__file__).with_name("probe_child.py")
 
@@ -27,67 +27,48 @@ CAPTURE_INVALIDATED = 901
 
 @dataclass(frozen=True)
 class Result:
-    """`code`: the CUresult."""
+    """Answer to a call."""
 
     code: int
+    """CUresult."""
     value: Any
 
 
-class Probe:
+class Probe(PythonChild):
     """The process, and its calls. Ends with `close`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", str(CHILD)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=dict(environment),
-        )
+        super().__init__(CHILD, environment)
         self._pending: dict[int, Future[Result]] = {}
         self._count = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def post(self, op: str, *args: Any, thread: str = "main") -> Future[Result]:
-        """Starts a call in a thread of the process, after the earlier ones of that thread."""
-        assert self._process.stdin is not None
+        """Begin a call in a thread of the process, after the earlier calls of that thread."""
         future: Future[Result] = Future()
         self._count += 1
         self._pending[self._count] = future
-        self._process.stdin.write(json.dumps({"id": self._count, "thread": thread, "op": op, "args": args}) + "\n")
-        self._process.stdin.flush()
+        self._send(json.dumps({"id": self._count, "thread": thread, "op": op, "args": args}))
         return future
 
     def call(self, op: str, *args: Any, thread: str = "main", timeout: float = 20) -> Result:
+        """Make a call and wait for its answer. TimeoutError after `timeout` s; EOFError if the process has ended."""
         return self.post(op, *args, thread=thread).result(timeout)
 
     def ok(self, op: str, *args: Any, thread: str = "main", timeout: float = 20) -> Any:
-        """The value of a call that has to succeed."""
+        """Make a call that has to succeed; return its value."""
         result = self.call(op, *args, thread=thread, timeout=timeout)
         assert result.code == SUCCESS, f"{op}{args} returned {result.code}"
         return result.value
 
     def start_cuda(self, thread: str = "main") -> None:
-        """cuInit, a context and a module."""
+        """Call cuInit, make a context and load a module."""
         self.ok("init", thread=thread)
         self.ok("context_create", thread=thread)
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
     def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        super().close()
         self._reader.join(5)
 
     def _read(self) -> None:
