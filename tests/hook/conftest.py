@@ -38,30 +38,39 @@ TENANT_MEMORY = 256 * MIB
 
 
 _BESIDE_OTHERS = {
-    "test_libcuda_calls",
-    "test_libcuda_memory",
-    "test_libcuda_sharing",
-    "test_libnvml",
-    "test_gpu_kit",
-    "test_capture",
-    "test_memory",
-    "test_kinds",
-    "test_shared",
-    "test_nvml",
-    "test_portable",
-    "test_randomlife",
-    "test_work",
-    "test_memory_table",
-    "test_resolution",
-    "test_soak_memory",
-    "test_table",
+    "doubles/test_libcuda_calls.py",
+    "doubles/test_libcuda_memory.py",
+    "doubles/test_libcuda_sharing.py",
+    "doubles/test_libnvml.py",
+    "test_gpu_kit.py",
+    "life/test_randomlife.py",
+    "life/test_soak_memory.py",
+    "memory/test_arrays.py",
+    "memory/test_contexts.py",
+    "memory/test_graph_memory.py",
+    "memory/test_limit.py",
+    "memory/test_memory.py",
+    "memory/test_memory_table.py",
+    "memory/test_nvml.py",
+    "memory/test_pools.py",
+    "memory/test_shared.py",
+    "memory/test_virtual.py",
+    "process/test_portable.py",
+    "process/test_resolution.py",
+    "process/test_table.py",
+    "time/test_capture.py",
+    "time/test_work.py",
 }
+"""Files, from here, whose tests do not measure time: other tests may run beside them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the hook measure time unless their file is known to be indifferent to what runs beside it."""
+    """Mark the tests of the hook `alone`, except in files that are indifferent to what runs beside them."""
+    here = Path(__file__).parent
+    absent = [file for file in _BESIDE_OTHERS if not (here / file).is_file()]
+    assert not absent, f"{__file__} names files that are not there: {absent}"
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.path.stem not in _BESIDE_OTHERS:
+        if here in item.path.parents and str(item.path.relative_to(here)) not in _BESIDE_OTHERS:
             item.add_marker(pytest.mark.alone)
 
 

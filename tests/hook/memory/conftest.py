@@ -1,0 +1,17 @@
+"""Fixtures of the tests of device memory."""
+
+from __future__ import annotations
+
+import pytest
+from hook.conftest import TENANT_MEMORY, MakeTenant, terms
+from hook.world.ledger_check import LedgerCheck, MakeCheck
+
+
+@pytest.fixture
+def make_check(make_tenant: MakeTenant) -> MakeCheck:
+    """Makes a `LedgerCheck` for a tenant with so many bytes of the first GPU; `environment`: of its probe."""
+
+    def make(memory: int = TENANT_MEMORY, **environment: str) -> LedgerCheck:
+        return LedgerCheck(make_tenant(terms(memory=memory)), **environment)
+
+    return make

@@ -1,0 +1,54 @@
+"""Memory that contexts take, and that their limits add, is paid for by the tenant."""
+
+from __future__ import annotations
+
+import pytest
+from doubles.gpus import create_state
+from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB, MakeTenant, terms
+from hook.world.ledger_check import MakeCheck
+from hook.world.probe import OUT_OF_MEMORY
+
+
+def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None:
+    check = make_check()
+    probe = check.probe
+    probe.ok("own_context", "own")
+    probe.ok("context_limit", 2, 24 * MIB)  # CU_LIMIT_MALLOC_HEAP_SIZE, 8 MiB at first
+    assert check.same() == 16 * MIB
+    probe.ok("context_limit", 0, 1025)  # CU_LIMIT_STACK_SIZE
+    assert check.same() == 16 * MIB + 132 * 2048
+    check.refused("context_limit", 2, 300 * MIB)
+    probe.ok("context_limit", 2, 10 * MIB)
+    assert check.same() == 2 * MIB + 132 * 2048
+    probe.ok("context_limit", 3, 2)
+    probe.ok("context_destroy", "own")
+    probe.ok("context_use")
+    assert check.same() == 0
+
+
+@pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
+def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, create: str) -> None:
+    """Once for each process and GPU, before the first context; back with the last."""
+    tenant = make_tenant(terms(context_kib=100 << 10))
+    create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
+    agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))
+    for probe in (first, second):
+        probe.ok("init")
+        probe.ok(create, *["one"] * (create != "context_create"))
+        probe.ok("own_context", "more")
+    assert agent.used(0) == 200 * MIB == sum(client.usage[GPU_0].memory for client in tenant.read().clients)
+    assert third.call("init").code == 0
+    assert third.call("own_context", "one").code == OUT_OF_MEMORY
+    for probe in (first, second):
+        assert probe.call("alloc", 57 * MIB).code == OUT_OF_MEMORY
+    first.ok("context_destroy", "more")
+    assert agent.used(0) == 200 * MIB
+    match create:
+        case "own_context":
+            first.ok("context_destroy", "one")
+        case "green_context":
+            first.ok("green_context_destroy", "one")
+        case _:
+            first.ok("context_release")
+    agent.wait(lambda: agent.used(0) == 100 * MIB, "what the context took")
+    third.ok("own_context", "one")

@@ -1,0 +1,63 @@
+"""The limit itself: lowered, not enforced, shared with other processes, and what a process sees of it."""
+
+from __future__ import annotations
+
+import pytest
+from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, terms
+from hook.world.ledger_check import LedgerCheck, MakeCheck
+from hook.world.probe import OUT_OF_MEMORY
+
+
+def test_no_argument_of_memory_info_is_needed(make_check: MakeCheck) -> None:
+    probe = make_check().probe
+    assert probe.call("memory_info_of", False, True).code == 0
+    assert probe.ok("memory_info_of", True, False)[0] == TENANT_MEMORY
+
+
+def test_what_another_process_made_counts_there_alone(make_check: MakeCheck) -> None:
+    check = make_check()
+    other = check.tenant.probe("other")
+    other.start_cuda()
+    address = check.probe.ok("alloc", 100 * MIB)
+    opened = other.ok("ipc_open", check.probe.ok("ipc_handle", address))
+    other.ok("alloc", 156 * MIB)
+    assert check.agent.used(0) == 256 * MIB == check.tenant.read().client("other").usage[GPU_0].memory + check.taken()
+    other.ok("ipc_close", opened)
+    assert check.agent.used(0) == 256 * MIB
+    check.probe.ok("free", address)
+    other.ok("alloc", 90 * MIB)
+
+
+def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytest.CaptureFixture[str]) -> None:
+    check = make_check()
+    address = check.probe.ok("alloc", 200 * MIB)
+    check.agent.change_limits([terms(memory=100 * MIB)])
+    check.tenant.until(lambda: check.probe.ok("total_memory") == 100 * MIB, "the lowered limit")
+    assert "below what this process uses" in capfd.readouterr().err
+    assert check.probe.call("alloc", 1).code == OUT_OF_MEMORY
+    assert check.probe.ok("memory_info") == [0, 100 * MIB]
+    check.probe.ok("free", address)
+    check.probe.ok("alloc", 100 * MIB)
+    assert check.same() == 100 * MIB
+
+
+def test_idle_credits_go_back(make_check: MakeCheck) -> None:
+    check = make_check()
+    check.probe.ok("free", check.probe.ok("alloc", 10 * MIB))
+    assert check.agent.used(0) > 0
+    check.agent.wait(lambda: check.agent.used(0) == 0, "the idle credits")
+
+
+def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTenant) -> None:
+    check = LedgerCheck(make_tenant(terms(memory=MIB, enforced=False)))
+    probe = check.probe
+    probe.ok("array", 512, 300)
+    probe.ok("physical", 100 * MIB)
+    probe.ok("alloc_async", MIB)
+    probe.ok("memory_graph", "g", 50 * MIB)
+    probe.ok("graph_upload", "g")
+    probe.ok("context_limit", 2, 24 * MIB)
+    check.agent.wait(lambda: check.taken() <= check.agent.used(0) < check.taken() + 33 * MIB, "all to be counted")
+    for size in (1 << 46, (1 << 64) - 1):
+        assert probe.call("alloc", size).code == OUT_OF_MEMORY, "more than any GPU has is asked of nobody"
+    assert len(check.agent.clients) == 1
