@@ -1,8 +1,8 @@
-"""The simulated devices of the fake CUDA, from Python: make the state file, read it, release hung kernels.
+"""State of the simulated GPUs, from Python: make the state file, read it, release hung kernels.
 
-`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names; `read_state(path)` says which device time and
-memory each process that used it got, also processes that have ended (until their places are needed again). The layout
-is that of `libcuda/state.h`.
+`create_state(path, devices)` makes the file that `FAKE_CUDA_STATE` names. `read_state(path)` returns the device time
+and memory of each process that used it, of ended processes too (until their places are needed again). The layout is
+that of `libcuda/device/state.h`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ _F_OFD_GETLK = 36
 
 @dataclass(frozen=True)
 class DeviceState:
+    """One simulated GPU."""
+
     uuid: str
     model: str
     memory: int
+    """Bytes."""
     busy_until: int
     """CLOCK_MONOTONIC, ns."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one client got of one device. Times in ns, `last_end` on CLOCK_MONOTONIC; memory in bytes."""
+    """Use that one client has made of one device. Times in ns, `last_end` on CLOCK_MONOTONIC; memory in bytes."""
 
     submitted: int
     kernels: int
@@ -54,9 +57,9 @@ class Usage:
     memory: int
     peak: int
     copies: int
-    """Transfers with host memory, which are not among `submitted`."""
+    """Transfers with host memory; `submitted` does not count them."""
     kinds: dict[str, int]
-    """What `memory` is taken for: KINDS."""
+    """Bytes of `memory` by kind, see KINDS."""
 
 
 def _usage(content: bytes, at: int) -> Usage:
@@ -68,21 +71,25 @@ def _usage(content: bytes, at: int) -> Usage:
 
 @dataclass(frozen=True)
 class ClientState:
+    """One process that uses, or used, the devices."""
+
     label: str
     pid: int
-    """As the process itself sees it."""
+    """Pid as the process itself sees it."""
     alive: bool
     usage: dict[str, Usage]
-    """By UUID of the device."""
+    """Use by UUID of the device."""
 
 
 @dataclass(frozen=True)
 class State:
+    """All devices and clients at one moment."""
+
     devices: tuple[DeviceState, ...]
     clients: tuple[ClientState, ...]
 
     def client(self, label: str) -> ClientState:
-        """The one client of that label; KeyError if there is none or more than one."""
+        """Return the client of that label. KeyError unless there is exactly one."""
         found = [client for client in self.clients if client.label == label]
         if len(found) != 1:
             raise KeyError(
@@ -91,7 +98,7 @@ class State:
         return found[0]
 
     def busy_ns(self, label: str, gpu: str | None = None) -> int:
-        """Device time of all clients of a label, on one device or all."""
+        """Return the device time, ns, of all clients of a label, on one device or all."""
         return sum(
             usage.busy_ns
             for client in self.clients
@@ -106,9 +113,11 @@ def _uuid_bytes(gpu: str) -> bytes:
 
 
 def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]], *, context_bytes: int = 0) -> Path:
-    """Makes the state file of devices (uuid, model, bytes of memory), usable by every user. Replaces an older one.
+    """Make a state file that every user may use; an older one is replaced.
 
-    `context_bytes`: what a process's contexts take of a device, together, beside what its calls ask for.
+    Args:
+        devices: UUID, model and bytes of memory of each device.
+        context_bytes: Bytes that a process's contexts together take of a device, beside what its calls ask for.
     """
     if not 0 < len(devices) <= MAX_DEVICES:
         raise ValueError(f"{len(devices)} devices; the double has 1 to {MAX_DEVICES}")
@@ -131,7 +140,7 @@ def _alive(descriptor: int, index: int) -> bool:
 
 
 def read_state(path: Path | str) -> State:
-    """What the devices and their clients look like now."""
+    """Read the state of the devices and their clients. ValueError if the file has another layout."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         content = os.pread(descriptor, _STATE_BYTES, 0)
@@ -159,18 +168,20 @@ def read_state(path: Path | str) -> State:
 
 
 def submitted_at(path: Path | str, pid: int, device: int = 0) -> int:
-    """Where in the file the count `submitted` (8 bytes) of a process lies, for those who map the file to watch it.
-    KeyError if it has not used the devices."""
+    """Return the offset in the file of a process's count `submitted` (8 bytes), for tests that map the file.
+
+    KeyError if the process has not used the devices.
+    """
     return _usage_at(path, pid, device)
 
 
 def memory_at(path: Path | str, pid: int, device: int = 0) -> int:
-    """Where the bytes of memory (8 bytes) that a process has lie, likewise."""
+    """Return the offset in the file of a process's `memory` (8 bytes), likewise."""
     return _usage_at(path, pid, device) + 4 * 8
 
 
 def _usage_at(path: Path | str, pid: int, device: int) -> int:
-    """Of the process that lives, if one that has ended had the same pid."""
+    """Return the offset of a process's usage; the living process's, if an ended one had the same pid."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         content = os.pread(descriptor, _STATE_BYTES, 0)
@@ -187,7 +198,7 @@ def _usage_at(path: Path | str, pid: int, device: int) -> int:
 
 
 def release_hung_kernels(path: Path | str) -> None:
-    """Lets every hung kernel end, now and later."""
+    """Let every hung kernel end, now and later."""
     with Path(path).open("r+b") as file:
         file.seek(12)
         file.write(struct.pack("=I", 1))

@@ -1,6 +1,8 @@
-"""What the tests of the hook need: the double of libcuda, the hook itself, a tenant's directory with a scripted agent.
+"""Fixtures of the tests of the hook: the double of libcuda, the hook itself, tenants with a scripted agent.
 
-Everything is built once per session into build/; nothing outlives a test.
+Guarantees:
+- The double, the hook and the programs are built once per session, into build/.
+- No process, socket or file outlives its test.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from hook.world.probe import Probe
 from hook.world.scripted_agent import ScriptedAgent
 
 if TYPE_CHECKING:
-    from hook.world.lives import Life
+    from hook.world.lifecycle import Life
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -61,7 +63,7 @@ _BESIDE_OTHERS = {
     "time/test_capture.py",
     "time/test_work.py",
 }
-"""Files, from here, whose tests do not measure time: other tests may run beside them."""
+"""Files (relative to this folder) whose tests do not measure time: other tests may run beside them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -95,7 +97,7 @@ def _built(target: Path, define: str) -> Path:
 
 @pytest.fixture(scope="session")
 def double() -> Path:
-    """The folder of the fake libcuda.so.1. The programs of the tests are built with it."""
+    """Folder of the simulated libcuda.so.1. Builds it, and the programs of the tests, if they are out of date."""
     done = subprocess.run(
         ["make", "-C", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"],
         capture_output=True,
@@ -109,13 +111,13 @@ def double() -> Path:
 
 @pytest.fixture(scope="session")
 def hook_file() -> Path:
-    """The hook as it ships."""
+    """File of the hook as it ships."""
     return _build_hook(BUILD / "hook" / "libsharepod.so")
 
 
 @pytest.fixture(scope="session")
 def hasty_hook_file() -> Path:
-    """The hook with short patience: 1 s for `limits`, 1.5 s for memory without an agent, 0.5 s for a silent agent."""
+    """File of the hook with short time-outs: `limits` 1 s, memory without an agent 1.5 s, a silent agent 0.5 s."""
     define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500"
     return _build_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)
 
@@ -135,7 +137,7 @@ def terms(
 
 @dataclass
 class Tenant:
-    """A tenant's directory as the agent makes it, and what runs in it."""
+    """Directory of one tenant as the agent makes it, and the programs and agents that a test runs in it."""
 
     directory: Path
     state: Path
@@ -155,7 +157,7 @@ class Tenant:
         draft.replace(self.directory / "limits")
 
     def environment(self, label: str = "tenant", *, double: Path | None = None, **more: str) -> dict[str, str]:
-        """`double`: another folder of a fake libcuda.so.1."""
+        """Return the environment of a program under the hook; `double`: another folder of a simulated libcuda.so.1."""
         return {
             "PATH": os.environ["PATH"],
             "LD_PRELOAD": str(self.directory / "libsharepod.so"),
@@ -186,7 +188,7 @@ class Tenant:
         under: tuple[str, ...] = (),
         **more: str,
     ) -> subprocess.Popen[str]:
-        """launchloop, started by the programs `under`; ended with the test if it has not by then."""
+        """Run launchloop, started through the programs `under`. It ends with the test at the latest."""
         program = [*(str(BUILD / "programs" / name) for name in (*under, "launchloop")), *arguments]
         process = subprocess.Popen(
             program, stdout=subprocess.PIPE, text=True, env=self.environment(label, double=double, **more)
@@ -223,7 +225,7 @@ def _uuid(raw: bytes) -> str:
 
 
 def last_report(process: subprocess.Popen[str], timeout: float = 30) -> dict[str, Any]:
-    """What launchloop said at its end."""
+    """Wait for launchloop's end and return its last report. AssertionError if it failed."""
     output, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, output
     report: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -235,7 +237,10 @@ MakeTenant = Callable[..., Tenant]
 
 @pytest.fixture
 def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: Path) -> Iterator[MakeTenant]:
-    """Makes tenants' directories on one set of two simulated GPUs."""
+    """Function that makes tenants on one set of two simulated GPUs.
+
+    Its arguments are the tenant's GPUs; `hasty`: with `hasty_hook_file`; `limits`: whether the file `limits` is there.
+    """
     state = create_state(
         tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)]
     )
@@ -258,13 +263,13 @@ def make_tenant(tmp_path: Path, double: Path, hook_file: Path, hasty_hook_file: 
 
 @pytest.fixture
 def tenant(make_tenant: MakeTenant) -> Tenant:
-    """A tenant with half of the first GPU's time and 256 MiB of its memory."""
+    """Tenant with half of the first GPU's time and 256 MiB of its memory."""
     return make_tenant()
 
 
 @pytest.fixture
 def lives() -> Iterator[list[Life]]:
-    """Runs of the program lifecycle, ended with the test."""
+    """Runs of the program lifecycle; each ends with the test."""
     started: list[Life] = []
     yield started
     for life in started:

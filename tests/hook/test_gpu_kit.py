@@ -1,5 +1,7 @@
-"""What the GPU kit promises: it runs from its archive on a bare machine, goes on where it was killed, leaves nothing
-running, and says what failed. On the fake driver, with a Python that has none of the agent's packages."""
+"""The GPU kit runs from its archive on a bare machine, resumes where it was killed and leaves nothing running.
+
+Run on the double, with a Python that has none of the agent's packages.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ bundle, wheels = (_module(path) for path in SOURCES)
 
 
 def _python() -> str:
-    """A bare one: 3.12 as the kit is meant for, else the one below this virtual environment."""
+    """Return a bare Python: 3.12, which the kit is meant for, or else the one below this virtual environment."""
     found = shutil.which("python3.12")
     if found is not None:
         said = subprocess.run([found, "-c", "import venv"], capture_output=True, timeout=20, check=False)
@@ -50,7 +52,7 @@ def _python() -> str:
 
 @pytest.fixture(scope="module")
 def kit(double: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kit, unpacked from its archive in a clean directory."""
+    """Kit, unpacked from its archive in a clean directory."""
     target = tmp_path_factory.mktemp("made") / "gpu-kit"
     try:
         size = bundle.bundle(target)
@@ -67,7 +69,7 @@ def kit(double: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short directory that the kit may put its own into."""
+    """Short directory that the kit may put its own into."""
     with tempfile.TemporaryDirectory(prefix="kit-", dir="/tmp") as place:
         yield Path(place)
 
@@ -91,7 +93,7 @@ def _run(kit: Path, place: Path, *arguments: str) -> tuple[int, str]:
 
 
 def _of(kit: Path) -> list[str]:
-    """The processes that run something of the kit."""
+    """Return the processes that run something of the kit."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,7 +1,8 @@
-"""Generates what of the double follows from the headers alone: `generate.py DIRECTORY [VERSION]`.
+"""Generator of the parts of the double that follow from the headers alone: `generate.py DIRECTORY [VERSION]`.
 
-Reads cuda.h and cudaTypedefs.h through the compiler's preprocessor, so that every form of every function is there under
-the name of its symbol (the headers of CUDA 13 still hold all that those of 11.8 and 12 had). Writes into DIRECTORY:
+The headers cuda.h and cudaTypedefs.h are read through the compiler's preprocessor, so that every form of every function
+is there under the name of its symbol. (The headers of CUDA 13 still hold all forms of 11.8 and 12.) Files written into
+DIRECTORY:
 
     per_thread.c   every _ptds and _ptsz form that the header declares: a call of the plain form which takes the default
                    stream to be the thread's own
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PER_THREAD = ("_ptds", "_ptsz")
-# Where the number of a form and the order of its versions say different things.
+# Symbols whose form number and order of versions disagree.
 SYMBOLS = {
     ("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags",
 }
@@ -37,8 +38,13 @@ _FORM = re.compile(r"(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 @dataclass(frozen=True)
 class Headers:
-    """`functions`: symbol -> parameters as written. `versions`: (name, per-thread suffix or "") -> versions. `errors`:
-    name -> value."""
+    """Entry points and errors of the headers.
+
+    Args:
+        functions: Parameters as written, by symbol.
+        versions: Versions of CUDA, by (name, per-thread suffix or "").
+        errors: Value, by name.
+    """
 
     functions: dict[str, str]
     errors: dict[str, int]
@@ -46,7 +52,7 @@ class Headers:
 
 
 def preprocessed(include: Path, header: str, compiler: str = "cc") -> str:
-    """The header as the compiler sees it, with the forms that only old programs use."""
+    """Return the header as the compiler sees it, with the forms that only old programs use."""
     command = [
         *shlex.split(compiler), "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I", str(include), str(include / header),
     ]  # fmt: skip
@@ -67,7 +73,7 @@ def read_headers(include: Path, compiler: str = "cc") -> Headers:
 
 
 def forms(symbols: set[str], versions: dict[tuple[str, str], list[int]]) -> dict[tuple[str, int, str], str]:
-    """(name, version, per-thread suffix) -> symbol: of a name's symbols the n-th newest has its n-th newest version."""
+    """Map (name, version, per-thread suffix) to symbol: a name's n-th newest symbol has its n-th newest version."""
     numbered: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for symbol in symbols:
         match = _FORM.match(symbol)
@@ -91,7 +97,7 @@ def _argument(parameter: str) -> str:
 
 
 def per_thread(functions: dict[str, str]) -> str:
-    out = ['/* The forms that take the default stream to be the thread\'s own. */\n#include "fake.h"\n']
+    out = ['/* The forms that take the default stream to be the thread\'s own. */\n#include "device/fake.h"\n']
     for symbol, parameters in sorted(functions.items()):
         if not symbol.endswith(PER_THREAD):
             continue
@@ -120,7 +126,7 @@ def stubs(symbols: set[str], declared: set[str]) -> str:
 
 
 def _said(error: str) -> str:
-    """What cuGetErrorString says: the real one's words are NVIDIA's own."""
+    """Return the text of cuGetErrorString; the driver's own words belong to NVIDIA."""
     return "no error" if error == "CUDA_SUCCESS" else error.removeprefix("CUDA_ERROR_").lower().replace("_", " ")
 
 
@@ -130,7 +136,7 @@ def names(table: dict[tuple[str, int, str], str], symbols: set[str], errors: dic
         rows[name].append((version, suffix, symbol))
     out = [
         "/* Every name that cuGetProcAddress knows: newer forms of a name stand before older ones. */",
-        '#include "names.h"',
+        '#include "device/names.h"',
         *(f"extern int {symbol}(void);" for symbol in sorted(symbols)),
         "const struct fake_name fake_names[] = {",
     ]

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "state.h"
+#include "device/state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -1,4 +1,4 @@
-"""The double of libcuda itself: what the tests of the hook, the node and the demo measure is what it promises here."""
+"""The double of libcuda: devices, time, processes and streams behave as tests/doubles/README.md promises."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_program_alone_gets_all_of_the_time(state: Path, kernel_us: int) -> No
 
 
 def test_a_device_runs_one_kernel_at_a_time(state: Path) -> None:
-    """Whatever the processes, kernels and streams: device time handed out is never more than time that passed."""
+    """The device time handed out never exceeds the time that passed, for any mix of processes, kernels and streams."""
     begun = time.monotonic_ns()
     loops = [
         loop(state, f"p{n}", "--seconds", "1", "--kernel-us", str(300 * 3**n), "--streams", str(n + 1))
@@ -60,7 +60,7 @@ def test_a_device_runs_one_kernel_at_a_time(state: Path) -> None:
 
 
 def test_device_time_sleeps(state: Path) -> None:
-    """A fake that spun would measure the CPU."""
+    """A double that spun would measure the CPU instead of the device."""
     process = loop(state, "sleeper", "--report", "1", "--kernel-us", "5000", "--sync-every", "1")
     assert process.stdout is not None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What the double's calls do, each by what CUDA's documentation says of the driver's."""
+"""The double of libcuda: its calls do what CUDA's documentation says of the driver's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def state(tmp_path: Path, double: Path) -> Path:
 
 
 def program(state: Path, script: str, *, folder: str = "libcuda", **more: str) -> State:
-    """Runs the calls in a process of their own; its output is shown if it fails."""
+    """Run a script of calls in a process of its own. AssertionError with the output if it fails."""
     double = str(BUILD / "doubles" / folder)
     done = subprocess.run(
         [sys.executable, "-S", "-c", PRELUDE + script],

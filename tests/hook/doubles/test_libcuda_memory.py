@@ -1,4 +1,4 @@
-"""Device memory of the double, to the byte: what each kind of call takes, and when it comes back."""
+"""The double of libcuda: device memory, to the byte: what each kind of call takes, and when that is free again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def state(tmp_path: Path, double: Path) -> Path:
 
 
 def memory(state: Path, script: str, **more: str) -> None:
-    """Runs the calls; `took(kind)` says what the state file has of the process on the first device."""
+    """Run a script of calls; in it `took(kind)` is what the state file has of the process on the first device."""
     tests = str(Path(__file__).resolve().parents[2])
     program(state, LOOK + script, TESTS=tests, **more)
 

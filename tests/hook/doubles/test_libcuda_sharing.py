@@ -1,4 +1,4 @@
-"""Memory that processes share on the double: who made it holds it, and opening it takes nothing."""
+"""The double of libcuda: memory that processes share belongs to its maker, and opening it takes nothing."""
 
 from __future__ import annotations
 

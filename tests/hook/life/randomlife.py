@@ -1,11 +1,15 @@
-"""Random life under the hook, from one seed: several tenants, each with up to three processes of many threads, which
-are started, stopped, let go on and killed; agents that grant and revoke, end and come back.
+"""Random life under the hook, from one seed: processes start, stop, go on and are killed under scripted agents.
 
-What is proved: between the moment at which a process says that it is drained (or asks for the token) and its next
-grant, the driver accepts no launch of it and has nothing of it to do; and from grant to drained it accepts no more
-launches than the hook says. The fake driver counts them in a page of memory that the agent's side maps too, and the
-agent compares. Beside that: every process ends when it is to end, no stream capture is broken, no CUDA call fails, and
-the ledger of memory stays whole.
+Several tenants have up to three processes of many threads each. Their agents grant and revoke, end and come back. The
+double of libcuda counts each process's launches in a page of memory that the agent's side maps too, and the agent
+compares.
+
+Guarantees that are checked:
+- From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left.
+- From grant to DRAINED the driver accepts no more launches than the hook says.
+- Every process ends when it is to end.
+- No stream capture is broken, and no CUDA call fails.
+- The ledger of memory stays whole.
 """
 
 from __future__ import annotations
@@ -42,19 +46,20 @@ NOTHING_OF = (
     "broken ledgers",
 )
 WANTED = dict.fromkeys(NOTHING_OF, 0)
-"""What has to be 0 at the end."""
+"""Counts that have to be 0 at the end."""
 
 TENANTS = 3
 PROCESSES_MOST = 3
 OVERDUE_S = 40.0
-"""After the end of its time, of which it was not stopped: longer than an allocation waits for an agent."""
+"""Seconds after its time, not counting stops, at which a process counts as hanging: more than the 30 s for which an
+allocation waits for an agent."""
 _SOCKET_PID = struct.Struct("=iii")
 _BACK_TO_PID = 8
-"""From the counts of the first device to the number of the process."""
+"""Bytes from a process's counts of the first device back to its pid."""
 
 
 class Counts:
-    """What the fake driver has accepted of each process."""
+    """Launches that the double of libcuda has accepted of each process, and its unfinished work."""
 
     def __init__(self, state: Path) -> None:
         self._path = state
@@ -62,17 +67,17 @@ class Counts:
             self._page = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 
     def place(self, pid: int) -> int:
-        """Where the counts of a process are that uses CUDA."""
+        """Return the offset of a process's counts. KeyError if it has not used CUDA."""
         return submitted_at(self._path, pid)
 
     def launches(self, turn: Turn) -> int | None:
-        """None: it has ended, and its place has gone to another."""
+        """Return the launches accepted so far; None if the process has ended and its place has gone to another."""
         count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
         owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
         return count if owner == turn.pid else None
 
     def unfinished(self, turn: Turn) -> str:
-        """What the device still has to do for it; empty if nothing."""
+        """Describe the work that the device still has of the process; empty if none."""
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
         left = last_end - time.monotonic_ns()
         return f"{submitted - done} launches to begin, {left} ns of others" if done < submitted or left > 0 else ""
@@ -83,26 +88,26 @@ class Counts:
 
 @dataclass
 class Turn:
-    """What the agent knows of a client's right to launch."""
+    """State of one client's right to launch, as the agent knows it."""
 
     pid: int
     place: int
-    """Of its counts."""
+    """Offset of its counts."""
     held: Grant | None = None
-    """Until it is drained."""
+    """The grant that the client holds, until it is drained."""
     before: int = 0
-    """Launches when that was sent."""
+    """Launches when `held` was sent."""
     settled: int | None = None
-    """Launches when it was last heard to be without the token; None while it may have it."""
+    """Launches when the client last said that it is without the token; None while it may hold it."""
     due: float | None = None
-    """When it is to be granted what it has asked for."""
+    """When the token that the client wants is to be granted, time.monotonic()."""
     given_up: bool = False
-    """It ends the connection and goes on without an agent, until it has made another; what it sent before may still
-    come."""
+    """True once the client ends this connection, to go on without an agent until it has made another. Frames that it
+    sent before may still come."""
 
 
 class WatchedAgent(ScriptedAgent):
-    """Grants what is asked for, after a while, and counts the launches that had no right to be."""
+    """Scripted agent that grants every WANT after a while and counts launches without a grant."""
 
     def __init__(self, tenant: Tenant, counts: Counts, chance: random.Random) -> None:
         self.seen: Counter[str] = Counter()
@@ -112,7 +117,7 @@ class WatchedAgent(ScriptedAgent):
         super().__init__(tenant.directory, tenant.gpus)
 
     def step(self) -> None:
-        """Sends the grants that are due, lets holders go on or takes it back; looks at everybody's launches."""
+        """Send the grants that are due, renew or revoke held ones, and check every client's launches."""
         with self._changed:
             for client in [client for client in self.clients if not client.gone and id(client) in self._turns]:
                 turn = self._turns[id(client)]
@@ -148,7 +153,7 @@ class WatchedAgent(ScriptedAgent):
             self.recall(client, 0, self._chance.randrange(1 << 24))
 
     def _send_nonsense(self, client: Client) -> None:
-        """The hook gives up such a connection and makes another."""
+        """Send a frame that is not valid: the hook gives up the connection and makes another."""
         sound = bytearray(encode(Limits(self.gpus, self.grace_ms)))
         match self._chance.randrange(4):
             case 0:
@@ -184,7 +189,7 @@ class WatchedAgent(ScriptedAgent):
             self.seen["broken ledgers"] += 1
 
     def _cross(self, client: Client) -> None:
-        """Sometimes lets a holder go on that has just said that it is drained, as if that had not been read yet."""
+        """Sometimes renew the grant of a client that has just drained, as if DRAINED had not been read yet."""
         turn = self._turns.get(id(client))
         if turn is not None and turn.held is not None and not turn.given_up and self._chance.random() < 0.1:
             with contextlib.suppress(OSError):
@@ -218,11 +223,11 @@ class WatchedAgent(ScriptedAgent):
 
 @dataclass(frozen=True)
 class Program:
-    """What lives, and how the hook gets into it."""
+    """Program of the random life, and how the hook gets into it."""
 
     path: Path = BUILD / "programs" / "randomlife"
     linked: bool = False
-    """With the hook, which is found in the tenant's directory; else that is preloaded."""
+    """True if the program is linked with the hook, found in the tenant's directory; otherwise the hook is preloaded."""
     more: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, tenant: Tenant, label: str) -> dict[str, str]:
@@ -235,7 +240,7 @@ class Program:
 
 @dataclass
 class Life:
-    """A process, and when it is to be over."""
+    """One process, and when it has to have ended."""
 
     tenant: int
     process: subprocess.Popen[bytes]
@@ -246,7 +251,7 @@ class Life:
 
 
 class Soak:
-    """`step` until the run is over, then `finish`."""
+    """One run of random life: call `step` until the run is over, then `finish`."""
 
     def __init__(self, run: Run, directory: Path, hook: Path, program: Program) -> None:
         self._run = run
@@ -289,7 +294,7 @@ class Soak:
             self._stop(self._chance.choice(running), now)
 
     def finish(self) -> None:
-        """Everybody ends, and is granted what they need for that."""
+        """End all processes; they are granted what they need to end."""
         while self._lives:
             now = time.monotonic()
             for index, agent in enumerate(self.agents):
@@ -385,7 +390,7 @@ class Soak:
 
 
 def soak(run: Run, hook: Path, program: Program = Program()) -> dict[str, int]:
-    """The counts of what happened; those of NOTHING_OF have to be 0."""
+    """Run random life; return what happened, counted. The counts of NOTHING_OF have to be 0."""
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         life = Soak(run, Path(directory), hook, program)
         try:
@@ -412,7 +417,7 @@ def _pid_of(client: Client) -> int:
 
 
 def _where(pid: int) -> str:
-    """What each thread of the process waits in."""
+    """Describe the kernel function that each thread of the process waits in."""
     said = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         said.append(f"{(task / 'comm').read_text().strip()}: {(task / 'syscall').read_text().split()[0]}")

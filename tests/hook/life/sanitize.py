@@ -1,9 +1,12 @@
 """The hook's C sources under the address, undefined-behaviour and thread sanitizers: `make sanitize`.
 
-They are compiled with a sanitizer into a library that the programs `randomlife` and `memoryrace` are linked with ahead
-of the fake driver (all but interpose.c: a `dlsym` of the hook's own would come before the sanitizer's; resolution is
-tested on the real file). Random lives are lived under the agent that `randomlife.py` plays, then threads race for
-memory under the real agent. A finding ends the process, so that it counts as failed. No finding is suppressed.
+1. The sources are compiled with a sanitizer into a library. The programs `randomlife` and `memoryrace` are linked with
+   it ahead of the double. interpose.c is left out: its `dlsym` would come before the sanitizer's. Resolution is tested
+   on the real file.
+2. Random lives run under the scripted agents of `randomlife.py`.
+3. Threads race for memory under the real agent.
+
+A finding ends its process, which then counts as failed. No finding is suppressed.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ KINDS = {
     "thread": ["-fsanitize=thread", "-Wno-tsan"],
 }
 WRAPPED = ("object_libc_symbol", "sys_map", "sys_unmap")
-"""See sanitized/wrap.c."""
+"""Functions that sanitized/wrap.c replaces."""
 LIMIT = 256 << 20
 # The double keeps what operations may still point to, and the hook has no heap: there is nothing to leak.
 # A child of a process with threads may start threads of its own.
@@ -45,7 +48,7 @@ FLAGS = [
 
 
 def build(kind: str, folder: Path) -> Path:
-    """The hook and the programs, in that folder."""
+    """Build the hook and the programs with a sanitizer in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     headers = subprocess.run(
         [sys.executable, str(ROOT / "shim" / "cuda_headers.py")], capture_output=True, text=True, check=True, timeout=60
@@ -71,7 +74,7 @@ def build(kind: str, folder: Path) -> Path:
 
 
 def race(folder: Path, hook: Path, seed: int) -> dict[str, int]:
-    """The counts of one race for memory, and whether it ended well."""
+    """Run one race for memory; return its counts and whether it ended well."""
     with (
         tempfile.TemporaryDirectory(prefix="sr") as directory,
         running(Path(directory), tenant("a", 0.5, memory=LIMIT), hook_file=str(hook)) as node,

@@ -1,9 +1,12 @@
-"""Random trouble for one node's agent, and what its tenants notice of it.
+"""Random trouble for one node's agent, from one seed, and what its tenants notice of it: `make soak-agent`.
 
-The real agent, the real hook in real programs, on simulated GPUs. From one seed: holders are killed and stopped, the
-agent is killed and started again, programs flood its sockets and ask for more memory than their tenants have. Counted,
-all along: how long a program that nobody troubled went without GPU time, programs that died without having been
-killed, bytes beyond any tenant's limit. `make soak-agent` is twenty minutes of it.
+The real agent and the real hook run real programs on simulated GPUs. Holders are killed and stopped, the agent is
+killed and started again, programs flood its sockets and ask for more memory than their tenants have.
+
+Counted:
+- the longest time that an untroubled program went without GPU time;
+- programs that died without having been killed;
+- bytes beyond any tenant's limit.
 """
 
 from __future__ import annotations
@@ -33,20 +36,22 @@ TENANTS = {
     "e": (0.3, GPUS[1:2]),
 }
 TOO_LONG_S = 5.0
-"""A stopped holder is overtaken a second (the grace period) after its quantum, of 100 ms at most. On a GPU of three
-both others may be stopped: 2.2 s. The rest is for a slow machine."""
+"""Seconds without GPU time that fail the run. A stopped holder is preempted 1 s (the grace period) after its quantum
+of at most 100 ms. On a GPU of three tenants both others may be stopped: 2.2 s. The rest is for a slow machine."""
 LOOKED_BACK_S = 1.0
+"""Seconds before the end of the longest wait whose troubles are reported with it."""
 SETTLE_S = 1.5
-"""So long after it began or was let go on a program is not counted as waiting."""
+"""Seconds after its start or SIGCONT in which a program does not count as waiting."""
 
 
 @dataclass
 class Worker:
-    """A tenant's program that works on and on. `troubled_until`: until then it may be without GPU time by our doing."""
+    """Program of a tenant that works without end."""
 
     label: str
     program: Program
     troubled_until: float
+    """Until then the test itself may keep it from GPU time, time.monotonic()."""
     busy_ns: int = 0
     progress_at: float = 0.0
     stopped_until: float | None = None
@@ -62,11 +67,11 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     longest_ms: int = 0
     longest_gap_ms: int = 0
-    """Without an agent."""
+    """Longest time without an agent."""
     longest_after: str = ""
-    """Of the longest wait: the troubles of the seconds before its end."""
+    """Troubles in the last seconds of the longest wait."""
     lately: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=40))
-    """When which trouble was made."""
+    """Latest troubles and when they were made, time.monotonic()."""
     over: int = 0
     flood: subprocess.Popen[bytes] | None = None
     flood_until: float = 0.0
@@ -77,7 +82,7 @@ class Soak:
             self.work(name)
 
     def work(self, name: str) -> None:
-        """A new program for a tenant."""
+        """Start a new program for a tenant."""
         label = f"{name}.{next(self.numbers)}"
         kernel_us = self.run.random.choice(("200", "2000", "10000"))
         program = self.node.launch(
@@ -125,7 +130,7 @@ class Soak:
             self.note(f"flood of {how} on {there.name}")
 
     def memory(self) -> None:
-        """A sibling that asks for more than is left, and one that does not."""
+        """Start a sibling that asks for more memory than is left, and one that does not."""
         name = self.run.random.choice(sorted(TENANTS))
         for size in (LIMIT - HELD + (1 << 20), HELD // 2):
             self.node.launch(
@@ -139,11 +144,11 @@ class Soak:
     # ---- what is seen of it
 
     def note(self, what: str) -> None:
-        """This was done just now."""
+        """Remember a trouble, with the time."""
         self.lately.append((time.monotonic(), what))
 
     def wait(self, seconds: float) -> None:
-        """Looks on for a while."""
+        """Look at the devices again and again for `seconds`."""
         deadline = time.monotonic() + seconds
         while True:
             self.look()
@@ -201,7 +206,7 @@ class Soak:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Until the run is over; what happened."""
+    """Make trouble until the run is over; return what happened, counted."""
     rows = [tenant(name, request, gpus=gpus, memory=LIMIT) for name, (request, gpus) in TENANTS.items()]
     with (
         tempfile.TemporaryDirectory(prefix="sa") as directory,

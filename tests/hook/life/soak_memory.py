@@ -1,11 +1,13 @@
-"""Random memory calls of several processes of one tenant, and what the agent and the driver count after each of them.
+"""Random memory calls of several processes of one tenant, from one seed, checked after each step: `make soak-memory`.
 
-The real agent, the real hook, the fake driver with two GPUs. From one seed: every way to take memory and to give it
+The real agent and the real hook run on the double with two GPUs. Steps are: every way to take memory and to give it
 back, calls that must fail, allocations that all processes make at once, processes that are killed, an agent that is
-killed and started again, limits that are raised and lowered. In lock-step: after each step what the processes use of
-each GPU by the agent's ledger has to be what the driver has taken for them; what they use is not more than the limit
-(nor, if that was lowered, than it was before the step); what was refused would not have fitted. `make soak-memory` is
-twenty minutes of it.
+killed and started again, limits that are raised and lowered.
+
+Guarantees that are checked after each step, for each GPU:
+- What the processes use by the agent's ledger is what the driver has taken for them.
+- What they use is not more than the limit (or, if that was lowered, than it was before the step).
+- What was refused would not have fitted.
 """
 
 from __future__ import annotations
@@ -25,38 +27,44 @@ from typing import Any
 from harness.soak import Run
 from hook.world.agent_node import FAKE_CUDA, GPUS, Node, running, tenant, wait_for
 from hook.world.allocating import CAPTURED, CONTEXTS, MODULES, PAGE, WAYS, take
-from hook.world.bookkeeping import Driver, Observer, ledger_use
 from hook.world.caller import Caller, DriverError, Out
+from hook.world.ledger_and_driver import Driver, Observer, ledger_use
 from hook.world.memory_moves import MOVES, Held, Move
 
 MIB = 1 << 20
 LIMITS = (512 * MIB, 768 * MIB, 1024 * MIB)
 CONTEXT = 32 * MIB
 ON = GPUS[:2]
-"""The tenant's GPUs; each has a ledger of its own."""
+"""GPUs of the tenant; each has a ledger of its own."""
 PROCESSES = 4
 MOST_HELD = 24
 OUT_OF_MEMORY = 2
 IDLE_MOST = 34 * MIB
-"""Credits that a process may have beyond what it uses."""
+"""Bytes that a process may be credited with beyond its use: 32 MiB idle and the step of 2 MiB, as in credits.c."""
 POOL_STEP = 32 * MIB
-"""By so much the hook takes a pool to grow until it has seen that the driver takes less."""
+"""Bytes by which the hook expects a pool to grow until it has seen the driver's step, as in pool_calls.c."""
 AGREE_S = 5.0
-"""Idle credits that a process gives back by itself are on their way for a moment: then the books are read again."""
+"""Seconds within which ledger and driver have to agree: idle credits that a process gives back are on their way for a
+moment, and then both are read again."""
 WANTED = {"mismatches": 0, "bytes over the limit": 0, "refused in vain": 0, "unexpected errors": 0}
 
 EXACT = (
     "cuMemAlloc_v2", "cuMemAllocManaged", "cuMemAllocPitch_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemCreate",
     "cuMemMap", "cuMemRetainAllocationHandle", "cuMemImportFromShareableHandle", "cuMemMapArrayAsync",
 )  # fmt: skip
-"""Ways that take just what they are asked for: refused only if that does not fit."""
+"""Functions that take exactly the bytes asked for: refused only if these do not fit."""
 OLD = ("cuMemAlloc", "cuMemAllocPitch")
-"""Their addresses have 32 bits and the double uses each once: not for long runs."""
+"""Functions of 32-bit addresses. The double uses each address once, so long runs leave them out."""
 OTHERS = tuple(way for way in WAYS if way not in {*EXACT, *OLD, *CONTEXTS, *MODULES})
 
 
 class WrongError(Exception):
-    """The books do not agree, or the limit was passed. `count`: which of WANTED, and by how much."""
+    """Ledger and driver disagree, or the limit was exceeded.
+
+    Args:
+        count: Which count of WANTED is wrong.
+        by: By how much.
+    """
 
     def __init__(self, count: str, what: str, by: int = 1) -> None:
         super().__init__(what)
@@ -65,7 +73,7 @@ class WrongError(Exception):
 
 
 class Process:
-    """One process of the tenant, on one of its GPUs, and what it holds."""
+    """One process of the tenant, on one of its GPUs, and the memory that it holds."""
 
     def __init__(self, environment: dict[str, str], gpu: int) -> None:
         self.caller = Caller(environment | {"CUDA_VISIBLE_DEVICES": str(gpu)})
@@ -73,7 +81,7 @@ class Process:
         self.held: list[Held] = []
 
     def begin(self) -> bool:
-        """False: its context does not fit."""
+        """Make the process's context. False if that does not fit."""
         try:
             self.caller.start()
         except DriverError as error:
@@ -107,7 +115,7 @@ class Soak:
         }
 
     def go(self) -> None:
-        """Until the time is over, or something is wrong."""
+        """Take random steps until the time is over. WrongError if a guarantee is broken."""
         events: list[tuple[float, Callable[[], str]]] = [
             (0.004, self.kill),
             (0.004, self.change_limit),
@@ -189,8 +197,11 @@ class Soak:
         self.used[gpu] = used
 
     def told(self, gpu: int, callers: list[Caller], used: int) -> int:
-        """What the ledger has in use. While more is credited than a lowered limit, processes see nothing free, however
-        much they have; then the ledger only has to have no less than the driver, and no more than idle credits."""
+        """Return the bytes that the ledger has in use.
+
+        While more is credited than a lowered limit allows, processes see nothing free, whatever they use. Then the
+        ledger has to be between what the driver has taken and that plus all idle credits.
+        """
         credited = self.observer.ask(gpu).used
         if callers and credited <= self.limit:
             return ledger_use(self.observer, callers, gpu)
@@ -199,7 +210,7 @@ class Soak:
     # ---- what happens
 
     def size(self, gpu: int) -> int:
-        """Whole pages; now and then just what is left, or a page more."""
+        """Choose whole pages; now and then exactly what is left, or a page more."""
         chance = self.random.random()
         left = max(0, self.limit - self.use(gpu)) // (4 * MIB) * 4 * MIB
         if chance < 0.1 and left:
@@ -226,7 +237,7 @@ class Soak:
         return what
 
     def most(self, way: str, size: int) -> int:
-        """What it may take at most."""
+        """Return the most bytes that the function may take for `size`."""
         if way in EXACT or way == "cuCtxSetLimit":
             return (size + 511) & ~511
         if "Async" in way and CAPTURED not in way:
@@ -251,7 +262,7 @@ class Soak:
         return f"{held.name} given back by {process.caller.pid}"
 
     def move(self) -> str:
-        """Some of the finer life of one kind of memory."""
+        """Make one of the moves of memory_moves.py."""
         process = self.random.choice(self.processes)
         others = [other.caller for other in self.on(process.gpu) if other is not process]
         move: Move = self.random.choice(MOVES)
@@ -268,7 +279,7 @@ class Soak:
         return what
 
     def all_at_once(self) -> str:
-        """Every process of a GPU asks for the same: as many get it as it fits for."""
+        """Let all processes of a GPU ask for the same size at once: exactly as many get it as fit."""
         gpu = self.random.choice(self.processes).gpu
         asking, size, before = self.on(gpu), self.size(gpu), self.use(gpu)
         for process in asking:
@@ -302,7 +313,7 @@ class Soak:
             raise WrongError("refused in vain", "a context, and nobody is there")
 
     def kill(self) -> str:
-        """In the middle of a call, half of the time."""
+        """Kill a process, half of the time in the middle of a call."""
         process = self.processes.pop(self.random.randrange(len(self.processes)))
         if self.random.random() < 0.5:
             process.caller.post("cuMemAlloc_v2", Out(8), self.size(process.gpu))
@@ -329,7 +340,7 @@ class Soak:
         return f"limit {self.limit:,}"
 
     def restart_agent(self) -> str:
-        """An allocation that is made meanwhile waits for the next agent, unless there are credits for it."""
+        """Kill the agent and start the next; an allocation meanwhile waits, unless there are idle credits for it."""
         process = self.random.choice(self.processes)
         size, before = self.size(process.gpu), self.use(process.gpu)
         number = self.random.choice((signal.SIGTERM, signal.SIGKILL))
@@ -365,9 +376,9 @@ def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """The counts of one run."""
+    """Run random memory calls; return what happened, counted."""
     limit = run.random.choice(LIMITS)
-    nvml = run.random.random() < 0.5  # else nobody tells the agent of processes: it goes by its own books
+    nvml = run.random.random() < 0.5  # else the agent learns of processes from its own ledger alone
     with _node(limit, nvml=nvml) as node:
         soaking = Soak(run, node, limit)
         try:

@@ -1,4 +1,4 @@
-"""A slice of the random life that `make soak-hook` lives for twenty minutes."""
+"""A slice of `make soak-hook`: random life under the hook."""
 
 from __future__ import annotations
 

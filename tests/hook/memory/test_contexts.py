@@ -28,7 +28,7 @@ def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None
 
 @pytest.mark.parametrize("create", ["context_create", "own_context", "green_context"])
 def test_a_context_is_paid_for_as_the_agent_has_learnt(make_tenant: MakeTenant, create: str) -> None:
-    """Once for each process and GPU, before the first context; back with the last."""
+    """A context is charged once for each process and GPU, before the first, and given back with the last."""
     tenant = make_tenant(terms(context_kib=100 << 10))
     create_state(tenant.state, [(gpu, "Simulated", DEVICE_MEMORY) for gpu in (GPU_0, GPU_1)], context_bytes=100 * MIB)
     agent, first, second, third = tenant.agent(), *(tenant.probe(f"p{n}") for n in range(3))

@@ -51,8 +51,8 @@ def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
     probe.ok("alloc", TENANT_MEMORY)
 
 
-def test_any_sequence_keeps_the_books(tenant: Tenant) -> None:
-    """After each of many random calls: what the GPU says, what the agent counts and what was asked fit together."""
+def test_any_sequence_keeps_the_ledger_right(tenant: Tenant) -> None:
+    """After each of many random calls the GPU's figure, the agent's count and the calls' sizes agree."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

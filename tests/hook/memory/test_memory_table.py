@@ -1,7 +1,11 @@
-"""Every function of the driver that takes device memory, under the real hook and the real agent, on the fake driver.
+"""Every function of the driver that takes device memory, under the real hook and the real agent: `make memory-table`.
 
-Of each: what it takes can be had to the last byte of the limit and not beyond it; nothing stays counted when the driver
-refuses it; all of it comes back. `make memory-table` prints what was found, as `pytest -s` of this file does.
+Guarantees that are checked of each function:
+- The tenant can have its memory to the last byte of the limit, and not beyond.
+- Nothing stays counted when the driver refuses the call.
+- All of it is given back.
+
+The table of what was found is printed at the end (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from pathlib import Path
 import pytest
 from hook.world.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
 from hook.world.allocating import CONTEXTS, MODULES, WAYS, take
-from hook.world.bookkeeping import Driver, Observer, ledger_use
 from hook.world.caller import Caller, DriverError, Out
+from hook.world.ledger_and_driver import Driver, Observer, ledger_use
 from table.render import read_table
 
 MIB = 1 << 20
@@ -25,7 +29,7 @@ SIZE = 12 * MIB
 LEAST = 512
 OUT_OF_MEMORY = 2
 
-# Of class memory, and takes nothing: gives back, tells, or makes what takes memory later by a function of WAYS.
+# Functions of class memory that take nothing: they free, tell, or make what takes memory later by a function of WAYS.
 TAKES_NOTHING = {
     "cuArrayDestroy",
     "cuDeviceGraphMemTrim",
@@ -49,7 +53,7 @@ REFUSED = [symbol for symbol in WAYS if symbol not in MODULES]
 
 @dataclass
 class Tenant:
-    """A tenant's processes on the node, and what they use."""
+    """Processes of one tenant on the node, and what they use."""
 
     node: Node
     name: str
@@ -58,7 +62,7 @@ class Tenant:
     callers: list[Caller]
 
     def process(self) -> Caller:
-        """One more, that has not yet called the driver."""
+        """Start one more process; it has not called the driver yet."""
         environment = dict(os.environ) | {
             "LD_LIBRARY_PATH": str(FAKE_CUDA),
             "LD_PRELOAD": str(self.node.path(self.name) / "libsharepod.so"),
@@ -70,13 +74,13 @@ class Tenant:
         return self.callers[-1]
 
     def filler(self) -> Caller:
-        """The first, which others share."""
+        """First process, which the tests share."""
         if not self.callers:
             self.process().start()
         return self.callers[0]
 
     def user(self, symbol: str) -> Caller:
-        """A process that can call the function: a new one without a context, if the function makes that."""
+        """Return a process that can call the function: a new one without a context, if the function makes one."""
         if symbol in CONTEXTS:
             caller = self.process()
             caller.ok("cuInit", 0)
@@ -87,14 +91,16 @@ class Tenant:
         return self.callers[1]
 
     def end(self, caller: Caller, symbol: str) -> None:
-        """Of a process of its own."""
+        """End a process that `user` started for one test."""
         if symbol in CONTEXTS:
             self.callers.remove(caller)
             caller.close()
 
     def use(self) -> int:
-        """What the driver has taken for its processes; the ledger says the same at once, or the idle credits of one are
-        on their way."""
+        """Return the bytes that the driver has taken for the processes.
+
+        AssertionError unless the ledger says the same, at once or when idle credits that are on their way have arrived.
+        """
         begun = [caller for caller in self.callers if self.driver.memory(caller.pid) > 0]
         used = sum(self.driver.memory(caller.pid) for caller in begun)
         if begun:
@@ -118,7 +124,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, double: Path, hook_file: Path
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
-    """What was found of each function, by its symbol; printed at the end."""
+    """Findings of each function, by its symbol; printed at the end."""
     found: Table = {symbol: {} for symbol in REFUSED}
     yield found
     columns = ("takes", "limit", "refused by the driver", "freed")
@@ -137,7 +143,7 @@ def limited(node: Node) -> Iterator[Tenant]:
 
 @pytest.fixture(scope="module")
 def wide(node: Node) -> Iterator[Tenant]:
-    """Its limit is more than the GPU has left once somebody else is there."""
+    """Tenant whose limit is more than the GPU has left beside another process."""
     yield from tenant_of(node, "wide")
 
 
@@ -150,7 +156,7 @@ def tenant_of(node: Node, name: str) -> Iterator[Tenant]:
 
 
 def fill(of: Tenant, caller: Caller, left: int) -> list[int]:
-    """Takes all of the tenant's limit but `left`."""
+    """Allocate all of the tenant's limit but `left` bytes."""
     held, wanted = [], LIMIT - of.use() - left
     assert wanted >= 0
     while wanted > 0:

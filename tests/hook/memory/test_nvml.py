@@ -1,4 +1,4 @@
-"""What NVML says of device memory under the hook: the tenant's view, as CUDA's, by the real Python binding."""
+"""NVML under the hook shows the tenant's view of device memory, as CUDA does; asked by the real Python binding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def node(tmp_path: Path, double: Path, hook_file: Path) -> Iterator[Node]:
 
 @contextlib.contextmanager
 def stranger(node: Node) -> Iterator[None]:
-    """A process of nobody's, with 5 GiB on each of three GPUs."""
+    """Process of no tenant, with 5 GiB on each of three GPUs."""
     environment = dict(os.environ) | {"LD_LIBRARY_PATH": str(FAKE_CUDA), "FAKE_CUDA_STATE": str(node.state)}
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", STRANGER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE

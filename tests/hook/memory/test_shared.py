@@ -1,4 +1,4 @@
-"""The processes of a tenant share one limit, kept by the real agent: nothing is refused because of what nobody uses."""
+"""Processes of a tenant share one limit under the real agent: idle credits of one never refuse another's call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hook.conftest import MIB
 from hook.world.agent_node import GPUS, PROGRAMS, Node, built, running, tenant, wait_for
-from hook.world.bookkeeping import Observer
+from hook.world.ledger_and_driver import Observer
 from hook.world.probe import OUT_OF_MEMORY, Probe
 
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
@@ -23,7 +23,7 @@ LIMIT = 256 * MIB
 
 @contextmanager
 def siblings(directory: Path, count: int = 2) -> Iterator[tuple[Node, list[Probe]]]:
-    """Processes of one tenant of 256 MiB, with CUDA started."""
+    """Function that starts processes of one tenant of 256 MiB, each with a context."""
     with running(directory, tenant("a", 0.5, memory=LIMIT)) as node:
         probes = [Probe(node.environment("a", label=f"p{n}")) for n in range(count)]
         try:
@@ -115,7 +115,7 @@ IN_POOLS, GRAPHS = 5, 9
 
 @pytest.mark.parametrize(("kind", "beyond"), [(0, LARGEST_CALL), (IN_POOLS, LARGEST_CALL), (GRAPHS, 0)])
 def test_threads_that_race_for_the_last_bytes_stay_within_the_limit(tmp_path: Path, kind: int, beyond: int) -> None:
-    """By the driver's own books at their highest: a pool may hold what one call asked for until that is undone."""
+    """The driver's own peak counts: a pool may hold what one call asked for until the hook has undone it."""
     with running(tmp_path, tenant("a", 0.5, memory=LIMIT)) as node:
         racing = subprocess.Popen(
             [PROGRAMS / "memoryrace", "1", "8", "800", str(kind)],

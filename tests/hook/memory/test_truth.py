@@ -1,6 +1,6 @@
-"""What the driver takes without a call that the hook could refuse: the agent reads it by NVML, and it counts as well.
+"""Memory that the driver takes without a call that the hook could refuse counts too: the agent reads it by NVML.
 
-The real agent, its NVML being the double on the simulated devices; the real hook; the fake driver.
+The real agent with the double of NVML, the real hook, the double of libcuda.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hook.world.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
 from hook.world.allocating import take
-from hook.world.bookkeeping import Driver, Observer, ledger_use
 from hook.world.caller import Caller, Out
+from hook.world.ledger_and_driver import Driver, Observer, ledger_use
 
 MIB = 1 << 20
 CONTEXT = 96 * MIB

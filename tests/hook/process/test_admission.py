@@ -1,4 +1,4 @@
-"""Processes that may not run: one too many for the tenant's connections, or without the file `limits`."""
+"""Processes that may not run: beyond the tenant's connections, or without the file `limits`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hook.conftest import MIB, MakeTenant, Tenant, last_report, terms
 from hook.world.agent_node import running, wait_for
 from hook.world.agent_node import tenant as agent_tenant
-from hook.world.lives import Life, begin, generous
+from hook.world.lifecycle import Life, begin, generous
 from hook.world.probe import OUT_OF_MEMORY, SYSTEM_NOT_READY
 from sharepod.protocol import RefusedReason
 
@@ -39,7 +39,7 @@ def test_one_process_too_many_goes_by_the_file_when_the_agent_goes(tenant: Tenan
 
 
 def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[Life]) -> None:
-    """The agent closes without having read HELLO: the kernel then reports a reset before what was sent."""
+    """The agent closes without having read HELLO; the kernel then reports the reset before the frame sent."""
     agent = tenant.agent()
     agent.turn_away = RefusedReason.FULL
     life = begin(lives, tenant, "run")
@@ -91,7 +91,7 @@ def test_leave_is_of_no_use_where_there_are_limits(make_tenant: MakeTenant) -> N
 
 
 def test_under_the_agent_processes_beyond_its_bound_do_not_add_to_the_share(tmp_path: Path, double: Path) -> None:
-    """Four processes, of which two may connect: together they get what the tenant was granted."""
+    """Four processes of which two may connect get together what the tenant was granted."""
     assert double.is_dir()
     with running(tmp_path, agent_tenant("a", 0.3, 0.3), connections_max="2") as node:
         for rank in range(4):

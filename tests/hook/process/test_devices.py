@@ -1,4 +1,4 @@
-"""Which GPU is which: the program's numbers are its own choice, the tenant's GPUs are told by their UUIDs."""
+"""The hook tells GPUs by their UUIDs: a program chooses their order and numbers itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NO_DEVICE = 100
 
 
 def test_memory_is_booked_on_the_device_whatever_its_number(make_tenant: MakeTenant) -> None:
-    """The order that the program sees is its own choice."""
+    """The device's number in the program does not matter."""
     tenant = make_tenant(terms(GPU_0, memory=64 * MIB), terms(GPU_1, memory=128 * MIB))
     agent = tenant.agent()
     probe = tenant.probe(FAKE_CUDA_VISIBLE=f"{GPU_1},{GPU_0}")

@@ -1,4 +1,4 @@
-"""A program that does not use CUDA does not notice the hook; one that does finds everything else as it was."""
+"""The hook changes nothing for a program without CUDA, and nothing but CUDA for a program with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hook.world.probe import NOT_FOUND, NOT_INITIALIZED
 from sharepod.protocol import Want
 from table.render import read_table
 
-# In libc.so.6 of every glibc since 2.17 and in musl.
+# Symbols in libc.so.6 of every glibc since 2.17 and in musl.
 ALLOWED_UNDEFINED = {
     "dl_iterate_phdr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strrchr",
 }  # fmt: skip
@@ -130,7 +130,7 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
 
 
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
-    """An interposer asks for the next one behind itself; a dlsym that forwards would answer with the interposer."""
+    """An interposer asks for the next symbol behind itself; a forwarding dlsym would answer with the interposer."""
     sources = {
         "behind.c": "int answer(void) { return 40; }",
         "before.c": """

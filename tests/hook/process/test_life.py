@@ -1,5 +1,5 @@
-"""What programs do with their lives harms neither them nor anybody else: they fork, exec, end, are interrupted, stopped
-and killed, close what is not theirs."""
+"""Programs may fork, exec, end, be interrupted, stopped and killed, and close descriptors of the hook: neither they nor
+their siblings are harmed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 from hook.conftest import MIB, Tenant, last_report
-from hook.world.lives import Life, asked, begin, generous
+from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
 from sharepod.protocol import Drained, Want
 
@@ -78,7 +78,7 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
 
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
-    """Else the process would keep the token from others for good: it seems to wait, so it is never idle."""
+    """Otherwise the process would keep the token from others for good: it would seem to wait and never be idle."""
     agent = tenant.agent()
     life = begin(lives, tenant, case)
     client = agent.client()
@@ -177,7 +177,7 @@ def test_a_driver_that_the_program_closes_goes_on_for_the_hook(tenant: Tenant, l
 
 
 def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """Else a tenant would get round its share by a low limit of open files."""
+    """Otherwise a tenant would escape its share by a low limit of open files."""
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "no_descriptors")
     life.hears("started")
@@ -200,7 +200,7 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
 
 
 def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """More of them than there are slots, one after the other: those of the dead are used again."""
+    """More threads than slots, one after the other: the slots of ended threads are used again."""
     agent = generous(tenant)
     life = begin(lives, tenant, "churn_threads")
     life.hears("done", 60)
@@ -239,8 +239,8 @@ def ptrace(request: int, thread: int) -> None:
 
 
 def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Tenant) -> None:
-    """As by a debugger. Its process gives the token back after the grace period and gets it again; that one thread's
-    launch passes when it goes on."""
+    """A debugger stops a thread. Its process gives the token back after the grace period and gets it again; the stopped
+    thread's launch passes when it goes on."""
     seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
     agent = tenant.agent(grace_ms=300)
     probe = tenant.probe()

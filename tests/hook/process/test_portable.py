@@ -1,6 +1,6 @@
 """One file for every C library: the hook in programs of an old glibc, of musl, and of arm64.
 
-What it may take from a C library at all is tested in test_hook_harmless.py; here it runs in those that can be had.
+test_harmless.py checks which symbols the hook takes from a C library. Here the hook runs in those that are available.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever way a program comes by an entry point, a wrapped one comes out as the hook's wrapper of that very form."""
+"""Every way in which a program looks up a wrapped entry point returns the hook's wrapper of that very form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hook.conftest import GPU_0
-from hook.world.catalogue import PRIVATE, build, expected_symbol, exported
+from hook.world.catalogue_driver import PRIVATE, build, expected_symbol, exported
 from table import wheels
 from table.render import read_table
 
@@ -22,7 +22,7 @@ LEGACY, PER_THREAD = 1, 2
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of ask, runtime and libwitness.so."""
+    """Folder of ask, runtime and libwitness.so."""
     folder = tmp_path_factory.mktemp("resolution")
     flags = ["-O1", "-Wall", "-Werror", "-fPIC"]
     for name in ("ask", "runtime"):
@@ -35,7 +35,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A driver with every entry point of the table."""
+    """Folder of a driver with every entry point of the table."""
     return build(tmp_path_factory.mktemp("driver") / "newest", NEWEST)
 
 
@@ -60,7 +60,7 @@ def run(program: Path, *arguments: str, questions: str = "", **environment: str)
 
 
 def ask(programs: Path, driver: Path, questions: list[str], *preloads: Path) -> tuple[list[list[str]], str]:
-    """The answers' words, with files by their base names; and what was said on standard error."""
+    """Ask for symbols; return the answers' words, with files by their base names, and standard error."""
     done = run(
         programs / "ask",
         questions="\n".join([f"load {driver / DRIVER}", *questions]) + "\n",
@@ -163,7 +163,7 @@ def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path)
 def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, first: str
 ) -> None:
-    """In front of the hook the other one sees every lookup, and what it gets from the hook are wrappers."""
+    """The other preload stands before the hook and sees every lookup; the hook gives it wrappers."""
     witness = programs / "libwitness.so"
     preloads = [hook, witness] if first == "hook" else [witness, hook]
     done = run(
@@ -177,7 +177,7 @@ def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
 
 
 def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, driver: Path, hook: Path) -> None:
-    """/etc/ld.so.preload, in a mount namespace with an /etc of its own."""
+    """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own."""
     script = (
         'cache=$(mktemp) && cp /etc/ld.so.cache "$cache" && mount -t tmpfs tmpfs /etc && '
         'cp "$cache" /etc/ld.so.cache && rm "$cache" && echo "$1" >/etc/ld.so.preload && exec env -i "$2"'
@@ -198,7 +198,7 @@ def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, 
 def test_nvidias_runtime_gets_nothing_gated_but_wrappers(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, requirement: str
 ) -> None:
-    """The real libcudart looks for the driver as it does in production, until it finds no table of NVIDIA's own."""
+    """The real libcudart looks for the driver as in production; it stops where the double lacks NVIDIA's own table."""
     try:
         runtime = wheels.fetch(requirement).runtime
     except wheels.UnreachableError as error:

@@ -1,4 +1,4 @@
-"""The table of entry points is what the headers and the classification say, and a newer header cannot slip past it."""
+"""The table of entry points agrees with the headers and the classification, and no new entry point slips past it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CUresult CUDAAPI cuBrandNew(int answer);
 
 @pytest.fixture(scope="module")
 def covered() -> list[wheels.Wheel]:
-    """The wheels of the releases that the table covers."""
+    """Header wheels of the releases that the table covers."""
     try:
         return [wheels.fetch(requirement) for requirement in wheels.RELEASES]
     except wheels.UnreachableError as error:
@@ -48,7 +48,7 @@ def test_the_table_is_not_stale(covered: list[wheels.Wheel]) -> None:
 
 
 def test_the_table_covers_the_installed_header() -> None:
-    """Without a network too: what the hook is compiled with stands in the table as the header has it."""
+    """Checked without a network: the table has every entry point of the header that the hook is compiled with."""
     rows = {row.symbol: row for row in read_table()}
     for entry in union([read(include_dir())]):
         row = rows[entry.symbol]
@@ -66,7 +66,7 @@ def test_the_table_agrees_with_the_classification() -> None:
 
 
 def test_a_new_entry_point_in_a_newer_header_is_named_not_guessed(tmp_path: Path) -> None:
-    """Even one that a pattern of its family would cover, if it launches, allocates, copies or frees."""
+    """An entry point that launches, allocates, copies or frees is named even if a pattern of its family covers it."""
     header = (include_dir() / "cuda.h").read_text()
     end = header.rindex("#ifdef __cplusplus")
     (tmp_path / "cuda.h").write_text(header[:end] + INVENTED + header[end:])

@@ -1,4 +1,4 @@
-"""The real agent and the real hook on simulated GPUs: what programs get is what their tenants were granted."""
+"""Under the real agent and the real hook, programs on simulated GPUs get the shares that their tenants were granted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: r
 
 SETTLE_S = 1.0
 SYNC = ("--sync-every", "16")
-"""As programs do between steps. One that never does has seconds of work in its queue before anyone else arrives."""
+"""Synchronise as programs do between steps. One that never does has seconds of work queued before others arrive."""
 
 
 def busy(node: Node, *labels: str) -> None:
-    """Waits until each has device time."""
+    """Wait until each program has device time."""
     wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in labels), f"device time of {labels}")
 
 

@@ -12,7 +12,7 @@ from sharepod.protocol import Drained, RefusedReason, Want
 
 
 def share_alone(tenant: Tenant, expected: float, *arguments: str) -> float:
-    """What launchloop gets: the best of three tries, as a busy machine only takes from it. None may be over."""
+    """Return the share that launchloop gets: the best of three tries, as a busy machine only takes from it."""
     shares: list[float] = []
     while len(shares) < 3 and max(shares, default=0) < expected - 0.05:
         shares.append(last_report(tenant.loop("--seconds", "3", *arguments))["share"])
@@ -28,7 +28,7 @@ def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, requ
 
 
 def test_long_kernels_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Each takes longer than the window that it is launched in: the next windows stay shut."""
+    """Each kernel takes longer than the window that it is launched in; the next windows stay shut."""
     tenant = make_tenant(terms(request=100))
     assert share_alone(tenant, 0.1, "--kernel-us", "50000") == pytest.approx(0.1, abs=0.05)
 
@@ -163,7 +163,7 @@ def test_a_new_agent_learns_what_every_process_holds(tenant: Tenant) -> None:
 
 
 def test_a_new_hook_file_does_not_move_a_running_program(tenant: Tenant) -> None:
-    """The agent replaces the file by rename; who runs goes on with the old one."""
+    """The agent replaces the file by rename; a running program goes on with the old one."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(20)
     process = tenant.loop("--kernel-us", "500", "--seconds", "0.6")

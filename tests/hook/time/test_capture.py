@@ -95,7 +95,7 @@ def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
 
 
 def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
-    """It waits for the token like any launch, and holds up nobody who begins or ends a capture meanwhile."""
+    """A launch from the callback waits for the token, and delays no capture that begins or ends meanwhile."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -135,7 +135,7 @@ def test_after_a_captured_stream_is_destroyed_the_gate_goes_on(tenant: Tenant) -
 
 
 def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> None:
-    """What the tests above stand on: without care the hook's calls would do harm."""
+    """The tests above need this of the double: without care the hook's own calls would break a capture."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

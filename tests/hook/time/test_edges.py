@@ -1,4 +1,4 @@
-"""At the edges: GPUs that are none of the tenant's, programs that wait for themselves, sandboxes, contexts that end."""
+"""Edge cases: GPUs of other tenants, programs that wait for themselves, sandboxes, contexts that end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharepod.protocol import Drained, MemInfo, Release, Want
 
 
 def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> None:
-    """Every framework asks each device that it finds."""
+    """Frameworks ask each device that they find."""
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -25,7 +25,7 @@ def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> N
 
 @pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
 def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
-    """It launches behind a kernel that waits for what the program does after these launches."""
+    """The program launches behind a kernel that waits for what the program does after these launches."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -70,7 +70,7 @@ def test_credits_whose_return_could_not_be_sent_are_kept(tenant: Tenant) -> None
 
 
 def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
-    """The agent replaces the file with every change and at its start: ranks from before and after run together."""
+    """The agent replaces the file with every change and at its start; ranks from before and after run together."""
     tenant = make_tenant(terms(request=300))
     ranks = []
     for rank in range(3):
@@ -82,7 +82,7 @@ def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTena
 
 
 def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Threads arrive at a shut gate one by one; none of them makes the tenant's debt smaller."""
+    """Threads arrive at a shut gate one by one; no arrival reduces the tenant's debt."""
     tenant = make_tenant(terms(request=100))
     loop = tenant.loop(
         "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"
@@ -122,7 +122,7 @@ def test_a_context_ends_with_its_last_reference(tenant: Tenant) -> None:
     probe.ok("launch", "spin_us_100", "", 10)
 
 
-def test_a_release_that_is_not_the_last_keeps_the_books(tenant: Tenant) -> None:
+def test_a_release_that_is_not_the_last_keeps_the_charge(tenant: Tenant) -> None:
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -1,4 +1,4 @@
-"""Launches pass with the token only, by every way in; what was launched is finished before the token goes back."""
+"""Launches pass with the token only, by every way in; all work has finished before the token goes back."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(("threads", "streams"), [(1, 1), (1, 16), (3, 5)])
 def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, streams: int) -> None:
-    """Unmetered, the program fills its queue with a second of work and the drain takes as long."""
+    """Under an unmetered grant the program queues a second of work, and the drain takes as long."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", "2000", "--threads", str(threads), "--streams", str(streams))
     client = agent.client()
@@ -150,8 +150,8 @@ def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
 
 
 def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
-    """A kernel that spins until another one has run ends only if that one may be launched: once the grant is overdue
-    the token is asked for again, and a new grant opens the gate beside the work of the old one."""
+    """A kernel that spins until another has run ends only if that other may be launched. Once the grant is overdue the
+    hook asks for the token again, and a new grant opens the gate beside the work of the old one."""
     agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
@@ -265,7 +265,7 @@ def test_work_on_several_gpus_is_drained_on_all_of_them(make_tenant: MakeTenant)
 
 @pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: MakeTenant, version: str) -> None:
-    """The handle is the same, the stream is not: each of them is drained."""
+    """One handle stands for a different stream on each GPU; each of them is drained."""
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
@@ -286,8 +286,8 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
 
 
 def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
-    """As long as there is one context the driver is not asked which one is current. A drain puts an event behind each
-    stream of every context that was launched into, where the driver has none for whole contexts."""
+    """With a single context the hook does not ask the driver which one is current. A drain puts an event behind each
+    stream of every context that was launched into, where the driver has no events for whole contexts."""
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name("libcuda-11.8"), CUDA_VISIBLE_DEVICES="0")
     probe.start_cuda()
@@ -340,7 +340,7 @@ def test_more_threads_than_slots_all_pass_and_all_count(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("under", [(), ("nomembarrier",)], ids=["membarrier", "fences"])
 def test_no_launch_slips_through_a_closing_gate(tenant: Tenant, under: tuple[str, ...]) -> None:
-    """Hundreds of openings that end in the middle of launches: whatever was launched was counted before DRAINED."""
+    """Hundreds of grants end in the middle of launches; every launch is counted before DRAINED."""
     agent = tenant.agent()
     tenant.loop("--threads", "6", "--streams", "3", "--function", "noop", "--event-every", "1000000", under=under)
     client = agent.client()

@@ -12,7 +12,7 @@ from sharepod.protocol import Drained, Want
 
 
 def with_graph(tenant: Tenant, milliseconds: float) -> tuple[ScriptedAgent, Client, Probe]:
-    """A process whose graph has been measured: it ran three times."""
+    """Start a process whose graph ran three times and so has been measured."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -85,7 +85,7 @@ def test_a_graph_that_waits_goes_on_when_the_grant_is_prolonged(tenant: Tenant) 
 
 @pytest.mark.parametrize("change", ["destroy", "update"])
 def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: str) -> None:
-    """Another graph under the same handle is launched as one that nobody knows."""
+    """Another graph under the same handle is launched as an unknown one."""
     agent, client, probe = with_graph(tenant, 60)
     if change == "destroy":
         probe.ok("graph_destroy", "graph")
@@ -105,7 +105,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
 
 
 def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
-    """Alone with limit 1: no event, no clock."""
+    """A tenant alone with limit 1 records no event and reads no clock."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from hook.conftest import Tenant
-from hook.world.lives import generous
+from hook.world.lifecycle import generous
 
 
 def test_a_hints_page_in_hostile_hands_harms_nobody(tenant: Tenant) -> None:
-    """Whoever has the descriptor can neither shorten nor write it, by whatever way it is opened again."""
+    """No holder of the descriptor can shorten or write the page, nor by opening it again in any way."""
     agent = generous(tenant)
     victim = tenant.loop("--kernel-us", "500")
     tenant.until(lambda: tenant.submitted() > 5, "launches")

@@ -1,4 +1,4 @@
-"""How much unfinished work a grant may leave, and that all of it is seen finished before the token goes back."""
+"""The queue of unfinished work stays bounded, and all of it has finished before the token goes back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_more_than_64_captures_at_once_stay_valid_under_drains(tenant: Tenant, v
 
 @versions
 def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version: str) -> None:
-    """It cannot be asked any more, nor one that joins the capture."""
+    """A capturing stream cannot be asked any more, nor one that joins the capture."""
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name(version))
     probe.start_cuda()
@@ -86,7 +86,7 @@ def test_what_a_stream_ran_before_it_captures_is_drained(tenant: Tenant, version
 
 @pytest.mark.parametrize("metered", [False, True])
 def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tenant, metered: bool) -> None:
-    """Metered, each launch is behind a fence that is not waited for yet when its stream goes."""
+    """Under a metered grant each launch has a fence that may be unfinished when its stream is destroyed."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
@@ -99,7 +99,7 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
 
 
 def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
-    """With limit 1 and no neighbour: no event is recorded, however many launches pass."""
+    """A tenant with limit 1 and no neighbour records no event, for any number of launches."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -129,7 +129,7 @@ def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
 
 
 def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
-    """As when a neighbour comes to one who ran alone."""
+    """A neighbour arrives beside a tenant that ran alone."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", "1000", "--sync-every", "1000000")
     client = agent.client()
@@ -167,7 +167,7 @@ def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> Non
 
 @pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
 def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
-    """What would begin after it waits for the next one: what is left then is less than a kernel of each stream."""
+    """Work that would begin after the quantum waits for the next; less than one kernel of each stream is left."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", str(kernel_us), "--streams", str(streams), "--event-every", "1000000")
     client = agent.client()

@@ -1,8 +1,8 @@
 """Everything that makes the device work waits for the token: each gated entry point of the table, in each of its forms.
 
-The list is the table's own, and what an entry point is called with is chosen by its prototype, so that a new one is
-called too. What is only recorded by a stream capture does not wait, and the program notices nothing of the hook
-beside a capture: every call answers as it does without one.
+The list is the table's own, and the arguments are chosen by the prototype, so that a new entry point is called too.
+Work that a stream capture only records does not wait, and beside a capture every call answers as it does without the
+hook.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 
 
 def prepare(probe: Probe) -> None:
-    """Streams `s` and `t`, memory, a graph of one kernel that does nothing."""
+    """Make streams `s` and `t`, memory, and a graph of one kernel that does nothing."""
     probe.start_cuda()
     for name in ("s", "t"):
         probe.ok("stream", name)
@@ -31,7 +31,7 @@ def prepare(probe: Probe) -> None:
 
 
 def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
-    """Then it answers and works as without the hook (the double has no form of CUDA 2 for arrays and boxes)."""
+    """With the token each call answers and works as without the hook (the double lacks CUDA 2's array forms)."""
     bare = tenant.probe("bare", LD_PRELOAD="")
     prepare(bare)
     due = []
@@ -60,7 +60,7 @@ def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> None:
-    """No call waits, nothing runs, and each answers as it does without the hook."""
+    """On a capturing stream no call waits, nothing runs, and each answers as without the hook."""
     agent = tenant.agent()
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
     for name, seen in answers.items():
@@ -77,7 +77,7 @@ def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> No
 
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
-    """Another thread works while one captures: as valid or invalid, call by call, as without the hook."""
+    """Another thread works while one captures; the capture is valid or not, call by call, as without the hook."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(5, metered=True)
     answers: dict[str, list[tuple[str, int, int]]] = {"hooked": [], "bare": []}
@@ -112,7 +112,7 @@ DIRECTIONS = [
 
 
 def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
-    """Of those whose direction only the descriptor or the driver can tell."""
+    """Copies whose direction only the descriptor or the driver can tell."""
     parameters = {row.symbol: row.parameters for row in GATED}
     agent = tenant.agent()
     probe = tenant.probe()

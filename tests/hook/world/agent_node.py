@@ -1,5 +1,7 @@
-"""A node without Kubernetes: the real agent, standalone, on simulated GPUs; programs run under the real hook from a
-tenant's directory, as they would from the volume in their container."""
+"""Node without Kubernetes: the real agent, standalone, on simulated GPUs.
+
+Programs run under the real hook from a tenant's directory, as they would from the volume in their container.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ PATIENCE_S = 20.0
 
 
 def built() -> bool:
-    """Whether hook, double and programs are there."""
+    """Return whether hook, double and programs are built."""
     return HOOK.exists() and (FAKE_CUDA / "libcuda.so.1").exists() and (PROGRAMS / "launchloop").exists()
 
 
 def tenant(
     tenant_id: str, request: float, limit: float = 1.0, *, gpus: Sequence[str] = GPUS[:1], **changes: Any
 ) -> dict[str, Any]:
-    """A row of the tenants file; fractions as users write them."""
+    """Return a row of the tenants file; `request` and `limit` are fractions of a GPU, as users write them."""
     return {
         "id": tenant_id,
         "namespace": "default",
@@ -53,7 +55,15 @@ def tenant(
 
 
 class Node:
-    """`directory` has to be short: Unix socket paths end at 107 bytes. Use `running`."""
+    """One node: the agent, its state directory, its simulated GPUs and its programs. Made by `running`.
+
+    Args:
+        directory: A short path: Unix socket paths end at 107 bytes.
+        settings: Environment variables of the agent.
+        context_bytes: Bytes that a process's contexts take of a GPU.
+        known: Whether the agent has learnt `context_bytes` already.
+        nvml: Whether the agent reads the devices by NVML instead of from a file.
+    """
 
     def __init__(
         self,
@@ -64,8 +74,6 @@ class Node:
         known: bool = True,
         nvml: bool = False,
     ) -> None:
-        """`context_bytes`: what a process's contexts take of a GPU, which the agent has learnt already if it is
-        `known`. `nvml`: the agent reads the simulated devices by NVML, not from a file."""
         self.directory = directory
         self.state = create_state(
             directory / "devices", [(gpu, "Simulated", 16 * GI) for gpu in GPUS], context_bytes=context_bytes
@@ -82,7 +90,7 @@ class Node:
         (directory / "inventory.yaml").write_text(yaml.safe_dump({"gpus": inventory}))
 
     def set_tenants(self, *rows: Mapping[str, Any]) -> None:
-        """Writes the tenants file; returns when each row's limits are in force, if the agent runs."""
+        """Write the tenants file; if the agent runs, wait until each row's limits are in force."""
         fresh = self.directory / "tenants.new"
         fresh.write_text(yaml.safe_dump({"tenants": [dict(row) for row in rows]}))
         fresh.rename(self.directory / "tenants.yaml")
@@ -91,7 +99,7 @@ class Node:
                 wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
 
     def start_agent(self, *rows: Mapping[str, Any]) -> None:
-        """Starts it, with these tenants if given; returns when their sockets are there."""
+        """Start the agent, with these tenants if given; wait until it listens on their sockets."""
         if rows:
             self.set_tenants(*rows)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
@@ -120,7 +128,7 @@ class Node:
         wait_for(listening, "the agent's sockets")
 
     def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ends it; its exit status."""
+        """Send the agent a signal and wait for its end; return its exit status."""
         assert self._agent is not None
         self._agent.send_signal(number)
         try:
@@ -130,12 +138,12 @@ class Node:
 
     @property
     def agent_pid(self) -> int:
-        """The running agent's."""
+        """Pid of the running agent."""
         assert self._agent is not None
         return self._agent.pid
 
     def path(self, tenant_id: str) -> Path:
-        """The tenant's directory."""
+        """Return the tenant's directory."""
         return self.directory / "state" / "tenants" / tenant_id
 
     def launch(
@@ -146,8 +154,12 @@ class Node:
         gpus: Sequence[str] = GPUS[:1],
         quiet: bool = False,
     ) -> Program:
-        """Runs launchloop under the tenant's hook, on the tenant's GPUs. `label`: what its device time is counted
-        under. `quiet`: what it says of errors is not shown."""
+        """Run launchloop under the tenant's hook, on the tenant's GPUs.
+
+        Args:
+            label: Name that its device time is counted under; by default the tenant's id.
+            quiet: Whether its standard error is discarded.
+        """
         environment = self.environment(tenant_id, label=label, gpus=gpus)
         program = Program([str(PROGRAMS / "launchloop"), *arguments], environment, quiet=quiet)
         self._programs.append(program)
@@ -156,7 +168,7 @@ class Node:
     def environment(
         self, tenant_id: str, *, label: str | None = None, gpus: Sequence[str] = GPUS[:1]
     ) -> dict[str, str]:
-        """Of a program under the tenant's hook."""
+        """Return the environment of a program under the tenant's hook."""
         return dict(os.environ) | {
             "LD_LIBRARY_PATH": str(FAKE_CUDA),
             "LD_PRELOAD": str(self.path(tenant_id) / "libsharepod.so"),
@@ -166,11 +178,11 @@ class Node:
         }
 
     def devices(self) -> State:
-        """What each program got, as the devices saw it."""
+        """Return what each program got of the simulated devices."""
         return read_state(self.state)
 
     def shares(self, seconds: float, *labels: str, gpu: str = GPUS[0]) -> dict[str, float]:
-        """The part of a GPU's time that each label gets within the next seconds."""
+        """Measure for `seconds` which fraction of a GPU's time each label gets."""
         before, begin = self.devices(), time.monotonic()
         time.sleep(seconds)
         after, end = self.devices(), time.monotonic()
@@ -179,18 +191,18 @@ class Node:
         }
 
     def metrics(self) -> list[Sample]:
-        """What the agent tells Prometheus."""
+        """Return the agent's metrics as Prometheus reads them."""
         found = re.findall(r'"port": (\d+)', self.log())
         with urllib.request.urlopen(f"http://127.0.0.1:{found[-1]}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def log(self) -> str:
-        """What the agent has logged."""
+        """Return the agent's log so far."""
         return (self.directory / "agent.log").read_text()
 
     def close(self) -> None:
-        """Ends everything."""
+        """End all programs and the agent."""
         for program in self._programs:
             program.close()
         if self._agent is not None:
@@ -206,7 +218,7 @@ class Node:
 
 
 class Program:
-    """A program under the hook; every line that it prints is a JSON report."""
+    """Program under the hook; every line that it prints is a JSON report."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> None:
         errors = subprocess.DEVNULL if quiet else None
@@ -215,7 +227,7 @@ class Program:
         )
 
     def report(self) -> dict[str, Any]:
-        """The next report, when it comes."""
+        """Wait for the next report and return it. AssertionError if the program has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the program ended with {self.process.wait(PATIENCE_S)}"
@@ -223,7 +235,7 @@ class Program:
         return report
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit status after a signal."""
+        """Send a signal and wait for the end; return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
 
@@ -241,7 +253,7 @@ def running(
     nvml: bool = False,
     **settings: str,
 ) -> Iterator[Node]:
-    """A node with these tenants; settings of the agent by the names of the environment, without prefix."""
+    """Run a node with these tenants; `settings`: of the agent, by environment variable without its prefix."""
     named = {f"SHAREPOD_AGENT_{name.upper()}": value for name, value in settings.items()}
     node = Node(directory, named, context_bytes=context_bytes, known=known, nvml=nvml)
     try:
@@ -252,7 +264,7 @@ def running(
 
 
 def wait_for(condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
-    """Until it is so; AssertionError if it does not become so."""
+    """Wait until the condition holds. AssertionError with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

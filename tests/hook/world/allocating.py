@@ -1,8 +1,6 @@
 """Every way to take device memory, by the symbol of the driver's function that takes it.
 
-`take(symbol, caller, size)` takes about `size` bytes (a multiple of 4 MiB) of the first device by that function, with
-what it needs around it, and returns what gives all of it back when it is closed. A call that fails raises
-`DriverError`, after what had been made for it is gone again. Structures are those of cuda.h, packed by hand.
+Structures are those of cuda.h, packed by hand.
 """
 
 from __future__ import annotations
@@ -33,17 +31,17 @@ def pool_properties(most: int = 0, handles: int = DESCRIPTOR) -> bytes:
 
 
 def node_parameters(size: int) -> bytes:
-    """CUDA_MEM_ALLOC_NODE_PARAMS; the address comes back in its last 8 bytes."""
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS; the driver writes the address into its last 8 bytes."""
     return pool_properties() + struct.pack("<QQQQ", 0, 0, size, 0)
 
 
 def box(size: int, flags: int = 0) -> bytes:
-    """CUDA_ARRAY3D_DESCRIPTOR of about `size` bytes."""
+    """Return a CUDA_ARRAY3D_DESCRIPTOR of about `size` bytes."""
     return struct.pack("<QQQiII4x", 1024, size >> 14, 0, FLOAT, 4, flags)
 
 
 def tile(array: int, x: int, handle: int) -> bytes:
-    """CUarrayMapInfo: a tile of an array at an offset is mapped to the memory, or unmapped with handle 0."""
+    """Return a CUarrayMapInfo that maps a tile of an array to the memory, or unmaps it with handle 0."""
     place = struct.pack("<8I", 0, 0, x, 0, 0, 128, 128, 1)
     return (
         struct.pack("<i4xQi4x", 0, array, 0) + place + struct.pack("<iiQQII8x", 1 if handle else 2, 0, handle, 0, 1, 0)
@@ -51,7 +49,7 @@ def tile(array: int, x: int, handle: int) -> bytes:
 
 
 def image(size: int) -> bytes:
-    """A module, half of which is its variable."""
+    """Return a module of `size` bytes, half of them code, half a variable."""
     return b"fakecuda code=%d table=%d\0" % (size // 2, size // 2)
 
 
@@ -59,7 +57,15 @@ Way = Callable[[Caller, int, ExitStack], None]
 
 
 def take(symbol: str, caller: Caller, size: int) -> ExitStack:
-    """As the module says."""
+    """Take about `size` bytes of the first device by a function, with what it needs around it.
+
+    Args:
+        symbol: A key of WAYS.
+        size: Bytes, a multiple of 4 MiB.
+
+    Returns: A stack that gives all of it back when it is closed.
+    Raises DriverError if a call fails; then nothing that was made for it is left.
+    """
     with ExitStack() as undo:
         WAYS[symbol](caller, size, undo)
         return undo.pop_all()
@@ -96,7 +102,7 @@ def _stream(caller: Caller, undo: ExitStack) -> int:
 
 
 def _pooled(symbol: str) -> Way:
-    """Of the current pool, or of one that is made for it."""
+    """Take memory of the current pool, or of a pool that is made for it."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         stream = _stream(caller, undo)
@@ -115,7 +121,7 @@ def _physical(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _mapped(caller: Caller, size: int, undo: ExitStack) -> None:
-    """Kept by its mapping alone."""
+    """Take memory that its mapping alone keeps."""
     address = caller.new("cuMemAddressReserve", size, 0, 0, 0)
     undo.callback(caller.ok, "cuMemAddressFree", address, size)
     with ExitStack() as made:
@@ -126,7 +132,7 @@ def _mapped(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _retained(caller: Caller, size: int, undo: ExitStack) -> None:
-    """Kept by a reference that was got through a mapping."""
+    """Take memory that a handle keeps which was retained through a mapping."""
     with ExitStack() as mapping:
         address = caller.new("cuMemAddressReserve", size, 0, 0, 0)
         mapping.callback(caller.ok, "cuMemAddressFree", address, size)
@@ -139,7 +145,7 @@ def _retained(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _tiles(symbol: str) -> Way:
-    """Kept by a tile of an array."""
+    """Take memory that a tile of an array keeps."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         array = caller.new("cuArray3DCreate_v2", In(box(64 * MIB, SPARSE)))
@@ -153,7 +159,7 @@ def _tiles(symbol: str) -> Way:
 
 
 def _bound(symbol: str) -> Way:
-    """Kept by what it is bound to, a multicast object, by its handle or by the address where it is mapped."""
+    """Take memory that a multicast object keeps, bound by its handle or by the address where it is mapped."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         team = caller.new("cuMulticastCreate", In(struct.pack("<I4xQQQ", 1, size, 0, 0)))
@@ -177,7 +183,7 @@ def _bound(symbol: str) -> Way:
 
 
 def _imported(caller: Caller, size: int, undo: ExitStack) -> None:
-    """A second handle to the process's own memory."""
+    """Take memory and import a second handle to it."""
     handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
     undo.callback(caller.ok, "cuMemRelease", handle)
     descriptor = caller.new("cuMemExportToShareableHandle", handle, DESCRIPTOR, 0, size=4)
@@ -203,7 +209,7 @@ def _instantiate(symbol: str, caller: Caller, graph: int) -> int:
 
 
 def _graph(symbol: str) -> Way:
-    """A graph that allocates, made by way of the function and launched, or only brought to the device."""
+    """Make a graph that allocates, by way of the function, and launch or upload it."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         add = symbol if symbol.startswith("cuGraphAdd") else "cuGraphAddMemAllocNode"
@@ -223,7 +229,7 @@ def _graph(symbol: str) -> Way:
 
 
 def _captured(symbol: str) -> Way:
-    """A graph that was captured with an allocation of a stream in it."""
+    """Capture a stream-ordered allocation into a graph, and launch that."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         undo.callback(caller.ok, "cuDeviceGraphMemTrim", 0)
@@ -248,7 +254,7 @@ def _heap(caller: Caller, size: int, undo: ExitStack) -> None:
 
 
 def _context(symbol: str, *between: int | None) -> Way:
-    """For a process without a context. `size` does not matter."""
+    """Make a context, in a process without one. `size` does not matter."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
         undo.callback(caller.ok, "cuCtxDestroy_v2", caller.new(symbol, *between, 0, 0))
@@ -314,7 +320,7 @@ CONTEXTS: dict[str, Way] = {
     "cuDevicePrimaryCtxRetain": _primary,
     "cuGreenCtxCreate": _green,
 }
-"""For a process without a context. What they take is what a context takes by itself, whatever `size`."""
+"""Functions that make a context, for a process without one. They take what a context takes, whatever `size`."""
 
 MODULES: dict[str, Way] = {
     "cuModuleLoad": _module("cuModuleLoad"),

@@ -1,8 +1,9 @@
-"""Runs inside a process whose driver calls a test composes: one JSON array a line, `[SYMBOL, ARGUMENT, ...]`.
+"""Program behind `Caller`: makes the driver calls that a test composes, one JSON array a line.
 
-An argument is a number, `null`, or a string that begins with what it is: `out:N` (a pointer to N bytes of zeros),
-`in:HEX` (a pointer to these bytes) or `by:HEX` (a structure by value). Answered by `[CUresult, HEX, ...]`, the last
-being what the pointers point to after the call. Only `-S` and the standard library: it starts quickly.
+A call is `[SYMBOL, ARGUMENT, ...]`. An argument is a number, `null`, or a string with a prefix: `out:N` (a pointer to N
+bytes of zeros), `in:HEX` (a pointer to these bytes) or `by:HEX` (a structure by value). The answer is
+`[CUresult, HEX, ...]`: the bytes behind the pointers after the call. Runs with `-S` and the standard library only, so
+that it starts quickly.
 """
 
 from __future__ import annotations

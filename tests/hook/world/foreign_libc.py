@@ -1,7 +1,7 @@
-"""C libraries and machines other than this one's, as far as they can be had: how to build for them and run there.
+"""Foreign C libraries and machines: how to build programs for them and run them there.
 
-A `Land` that is missing says in one line why, for the reason of a skipped test. Nothing is installed; an old C library
-is unpacked into the cache directory from a package of the distribution's release before this one.
+A `Land` that is not available says in one line why, for the reason of a skipped test. Nothing is installed: an old C
+library is unpacked into the cache directory from a package of the distribution's previous release.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _TIMEOUT = 120.0
 
 
 class MissingError(Exception):
-    """Cannot be had here; the message is one line."""
+    """A land is not available on this machine; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Land:
-    """How a program comes to be and to run there."""
+    """C library, or machine, and how to compile and run a program there."""
 
     compiler: tuple[str, ...]
     last: tuple[str, ...]
-    """Behind all other arguments of the compiler, for what is linked."""
+    """Last arguments of the compiler: the libraries to link."""
     run: Callable[[Path, dict[str, str]], list[str]]
-    """The command that runs a program with that environment, and no other, there."""
+    """Function that returns the command which runs a program there, with exactly that environment."""
     own_hook: bool = False
-    """The hook has to be built with that compiler; else it is the one file for all."""
+    """True if the hook has to be built with that compiler; otherwise the one hook file is used."""
 
 
 def musl() -> Land:
-    """Debian's musl."""
+    """Return Debian's musl. MissingError if it is not installed."""
     compiler = _needs("musl-gcc", "musl-tools")
     return Land((compiler,), (), lambda program, environment: [*_only(environment), str(program)])
 
 
 def old_glibc() -> Land:
-    """The glibc of the release before."""
+    """Return the glibc of the previous release. MissingError if it cannot be downloaded."""
     if platform.machine() != "x86_64":
         raise MissingError("an old glibc is fetched for x86-64 only")
     libraries = _old_libraries()
@@ -64,7 +64,7 @@ def old_glibc() -> Land:
 
 
 def arm64() -> Land:
-    """An arm64 Debian, by a cross compiler and user-mode emulation."""
+    """Return an arm64 Debian, by a cross compiler and user-mode emulation. MissingError if these are not installed."""
     if platform.machine() != "x86_64":
         raise MissingError("arm64 is emulated on x86-64 only")
     compiler = _needs("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross")
@@ -103,7 +103,7 @@ def _old_libraries() -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    """With lists and a status of its own, so that the machine's packages stay as they are."""
+    """Download and unpack libc6, with package lists and status of its own: the machine's packages are not touched."""
     draft = folder.with_suffix(".new")
     shutil.rmtree(draft, ignore_errors=True)
     for part in ("lists/partial", "cache/archives/partial"):

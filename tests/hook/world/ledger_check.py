@@ -1,7 +1,4 @@
-"""What the agent's ledger and the simulated driver have of one tenant's memory, compared.
-
-The truth is the double's: what it has of the process, by kind.
-"""
+"""Memory of one tenant by a scripted agent's ledger and by the simulated driver, compared by kind."""
 
 from __future__ import annotations
 

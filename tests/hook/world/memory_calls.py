@@ -1,6 +1,6 @@
-"""The probed process' calls that take device memory or give it back, beside plain linear memory.
+"""Calls of the probed process that take or free device memory, beside plain linear memory.
 
-Handles and addresses come back as numbers. Each call returns (CUresult, value).
+Each call returns (CUresult, value); handles and addresses are numbers.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class _Handle(ctypes.Structure):
 
 
 class MemoryCalls:
-    """To be mixed into the probe's calls, which have `cuda` and `handles`."""
+    """Mix-in of the probe's calls, which have `cuda` and `handles`."""
 
     handles: dict[str, c_void_p]
 
     def cuda(self, name: str, *arguments: Any) -> int:
-        """Makes the call."""
+        """Make a driver call; return its CUresult."""
         raise NotImplementedError
 
     # ---- arrays
@@ -96,7 +96,7 @@ class MemoryCalls:
     def array(
         self, width: int, height: int, depth: int = 0, flags: int = 0, levels: int = 0, channels: int = 4
     ) -> tuple[int, Any]:
-        """Of floats; `levels` > 0: a mipmapped one."""
+        """Make an array of floats; `levels` > 0: a mipmapped one."""
         handle, shape = c_void_p(), _Shape(width, height, depth, 0x20, channels, flags)
         if levels:
             return self.cuda("cuMipmappedArrayCreate", byref(handle), byref(shape), c_uint(levels)), handle.value
@@ -134,7 +134,7 @@ class MemoryCalls:
         return self.cuda("cuDeviceSetMemPool", device, c_void_p(pool)), None
 
     def pool_keep(self, pool: int, threshold: int) -> tuple[int, Any]:
-        """Sets the release threshold."""
+        """Set the release threshold, in bytes."""
         return self.cuda("cuMemPoolSetAttribute", c_void_p(pool), 4, byref(c_uint64(threshold))), None
 
     def pool_trim(self, pool: int, keep: int = 0) -> tuple[int, Any]:
@@ -154,7 +154,7 @@ class MemoryCalls:
         return self.cuda("cuMemRetainAllocationHandle", byref(handle), c_uint64(address)), handle.value
 
     def physical_again(self, handle: int) -> tuple[int, Any]:
-        """Exports and imports it."""
+        """Export a handle and import it again; the value is the second handle."""
         descriptor, imported = c_int(-1), c_uint64()
         code = self.cuda("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), 1, c_uint64(0))
         code = code or self.cuda("cuMemImportFromShareableHandle", byref(imported), c_uint64(descriptor.value), 1)
@@ -174,12 +174,12 @@ class MemoryCalls:
         return self.cuda("cuMemUnmap", c_uint64(address), c_size_t(size)), None
 
     def sparse_map(self, array: int, x: int, handle: int) -> tuple[int, Any]:
-        """A tile of 128 x 128 at that column; `handle` 0: unmaps it."""
+        """Map a tile of 128 x 128 at column `x`; `handle` 0: unmap it."""
         tile = _Tile(0, array, 0, (0, 0, 0, x, 0, 0, 128, 128, 1), 1 if handle else 2, 0, handle, 0, 1, 0)
         return self.cuda("cuMemMapArrayAsync", byref(tile), c_uint(1), None), None
 
     def multicast(self, size: int, device: int = 0) -> tuple[int, Any]:
-        """An object of one device."""
+        """Make a multicast object of one device."""
         handle, properties = c_uint64(), _Multicast(1, size, 0, 0)
         code = self.cuda("cuMulticastCreate", byref(handle), byref(properties))
         return code or self.cuda("cuMulticastAddDevice", handle, device), handle.value
@@ -200,7 +200,7 @@ class MemoryCalls:
     def memory_graph(
         self, name: str, *sizes: int, inside: bool = False, uploaded: bool = False, frees: bool = False
     ) -> tuple[int, Any]:
-        """An executable graph with one node for each allocation; `frees`: and one behind it that frees it."""
+        """Make an executable graph with a node for each allocation; `frees`: with a node behind each that frees it."""
         graph, node, executable = c_void_p(), c_void_p(), c_void_p()
         code = self.cuda("cuGraphCreate", byref(graph), 0)
         for size in sizes:
@@ -240,7 +240,7 @@ class MemoryCalls:
     # ---- other processes' memory
 
     def ipc_handle(self, address: int) -> tuple[int, Any]:
-        """In hexadecimal."""
+        """Return the IPC handle of an address, in hexadecimal."""
         handle = _Handle()
         return self.cuda("cuIpcGetMemHandle", byref(handle), c_uint64(address)), bytes(handle).hex()
 
@@ -253,13 +253,13 @@ class MemoryCalls:
         return self.cuda("cuIpcCloseMemHandle", c_uint64(address)), None
 
     def pool_export(self, pool: int) -> tuple[int, Any]:
-        """The number of a descriptor."""
+        """Export a pool; the value is the number of a descriptor."""
         descriptor = c_int(-1)
         code = self.cuda("cuMemPoolExportToShareableHandle", byref(descriptor), c_void_p(pool), 1, c_uint64(0))
         return code, descriptor.value
 
     def pool_import(self, pid: int, descriptor: int) -> tuple[int, Any]:
-        """From a descriptor of another process."""
+        """Import a pool from a descriptor of another process."""
         imported, own = c_void_p(), os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
         code = self.cuda("cuMemPoolImportFromShareableHandle", byref(imported), c_void_p(own), 1, c_uint64(0))
         os.close(own)
@@ -268,7 +268,7 @@ class MemoryCalls:
     # ---- contexts
 
     def green_context(self, name: str, device: int = 0) -> tuple[int, Any]:
-        """Made and current."""
+        """Make a green context and make it current."""
         resource, description, green, context = (ctypes.c_ubyte * 1024)(), c_void_p(), c_void_p(), c_void_p()
         code = self.cuda("cuDeviceGetDevResource", device, resource, 1)
         code = code or self.cuda("cuDevResourceGenerateDesc", byref(description), resource, c_uint(1))
@@ -284,7 +284,7 @@ class MemoryCalls:
         return self.cuda("cuCtxSetLimit", limit, c_size_t(value)), None
 
     def memory_info_of(self, free: bool, total: bool) -> tuple[int, Any]:
-        """cuMemGetInfo with NULL in place of what is not wanted."""
+        """Call cuMemGetInfo with NULL for the figures that are not wanted."""
         amounts = c_size_t(), c_size_t()
         return self.cuda(
             "cuMemGetInfo_v2", byref(amounts[0]) if free else None, byref(amounts[1]) if total else None

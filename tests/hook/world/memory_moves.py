@@ -1,7 +1,7 @@
-"""What programs do with device memory beside taking it and giving it back: the finer life of each kind.
+"""Moves: what programs do with each kind of device memory beside taking it and freeing it.
 
-A move makes calls of one process and leaves something held, or nothing. It raises `DriverError` where the driver
-refuses, after what it had made is gone again; a call that has to fail and does not is an AssertionError.
+A move makes calls of one process and returns what it then holds, or nothing. It raises DriverError where the driver
+refuses a call; then nothing that the move made is left. AssertionError if a call succeeds that has to fail.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RELEASE_THRESHOLD = 4
 
 @dataclass
 class Held:
-    """What a process holds, and how it is given back."""
+    """Memory that a process holds, and how to give it back."""
 
     name: str
     give: ExitStack
@@ -42,7 +42,7 @@ Move = Callable[[Caller, int, random.Random, Sequence[Caller]], Held | None]
 
 
 def several_from_a_pool(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """A pool with a threshold and a limit of its own: some of its allocations are freed, some outlive it."""
+    """Use a pool with its own threshold and limit: some of its allocations are freed, some outlive it."""
     with ExitStack() as undo:
         stream = _stream(caller, undo)
         pool = [caller.new("cuMemPoolCreate", In(pool_properties(chance.choice((0, 64 * MIB, 256 * MIB)))))]
@@ -66,7 +66,7 @@ def several_from_a_pool(caller: Caller, size: int, chance: random.Random, others
 
 
 def another_current_pool(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """A made pool is the device's current one for a while."""
+    """Make a pool the device's current one for a while."""
     with ExitStack() as undo:
         stream = _stream(caller, undo)
         pool = [caller.new("cuMemPoolCreate", In(pool_properties()))]
@@ -83,7 +83,7 @@ def another_current_pool(caller: Caller, size: int, chance: random.Random, other
 
 
 def freed_on_a_stream(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> None:
-    """Memory of cuMemAlloc may be freed on a stream, memory of a pool by cuMemFree."""
+    """Free memory of cuMemAlloc on a stream, and memory of a pool by cuMemFree."""
     with ExitStack() as undo:
         stream = _stream(caller, undo)
         undo.callback(caller.ok, "cuStreamSynchronize", stream)
@@ -92,7 +92,7 @@ def freed_on_a_stream(caller: Caller, size: int, chance: random.Random, others: 
 
 
 def pieces_of_addresses(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Physical memory that is mapped more than once, released, retained and unmapped piece by piece."""
+    """Map physical memory more than once; release, retain and unmap it piece by piece."""
     pieces, each = 4, max(PAGE, size // 4 // PAGE * PAGE)
     with ExitStack() as undo:
         address = caller.new("cuMemAddressReserve", pieces * each, 0, 0, 0)
@@ -119,7 +119,7 @@ def pieces_of_addresses(caller: Caller, size: int, chance: random.Random, others
 
 
 def tiles_of_an_array(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Tiles that share memory, are mapped anew and unmapped."""
+    """Map tiles of a sparse array that share memory, map them again and unmap them."""
     with ExitStack() as undo:
         array = caller.new("cuArray3DCreate_v2", In(box(64 * MIB, SPARSE)))
         undo.callback(caller.ok, "cuArrayDestroy", array)
@@ -136,8 +136,7 @@ def tiles_of_an_array(caller: Caller, size: int, chance: random.Random, others: 
 
 
 def handed_to_another(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Physical memory by a descriptor, and memory of cuMemAlloc by IPC: opened by a sibling, which is charged
-    nothing."""
+    """Share physical memory by a descriptor and memory of cuMemAlloc by IPC: a sibling that opens it is not charged."""
     with ExitStack() as undo:
         handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
         undo.callback(caller.ok, "cuMemRelease", handle)
@@ -155,7 +154,7 @@ def handed_to_another(caller: Caller, size: int, chance: random.Random, others: 
 
 
 def a_context_with_all_its_memory(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> None:
-    """A second context ends, and what was allocated in it with it."""
+    """End a second context, and with it the memory that was allocated in it."""
     first = caller.new("cuCtxGetCurrent")
     with ExitStack() as undo:
         undo.callback(caller.ok, "cuCtxSetCurrent", first)
@@ -169,7 +168,7 @@ def a_context_with_all_its_memory(caller: Caller, size: int, chance: random.Rand
 
 
 def a_graph_that_is_used_again(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Two executables of one graph, uploaded and launched; what one leaves behind serves the other."""
+    """Upload and launch two executables of one graph; memory that one leaves behind serves the other."""
     with ExitStack() as undo:
         undo.callback(caller.ok, "cuDeviceGraphMemTrim", 0)
         stream = _stream(caller, undo)
@@ -197,7 +196,7 @@ def a_graph_that_is_used_again(caller: Caller, size: int, chance: random.Random,
 
 
 def what_must_fail(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> None:
-    """Calls without sense change no books."""
+    """Make calls without sense: each fails and changes no ledger."""
     address = caller.new("cuMemAlloc_v2", 4096)
     assert caller.code("cuMemFree_v2", address + 512) != 0
     caller.ok("cuMemFree_v2", address)
@@ -220,7 +219,7 @@ def what_must_fail(caller: Caller, size: int, chance: random.Random, others: Seq
 
 
 def modules(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> None:
-    """Of such as take nothing: code and variables are the driver's own affair."""
+    """Load and unload a module that takes no memory."""
     module = caller.new("cuModuleLoadData", In(b"\0"))
     caller.new("cuModuleGetFunction", module, In(b"noop\0"))
     caller.ok("cuModuleUnload", module)

@@ -1,8 +1,8 @@
-"""Runs inside the probed process: makes the CUDA calls that the test asks for, one JSON object a line.
+"""Program behind `Probe`: makes the CUDA calls that a test asks for by name, one JSON object a line.
 
 `{"id": 1, "thread": "main", "op": "alloc", "args": [4096]}` is answered with `{"id": 1, "code": 0, "value": ...}`;
-`code` is the CUresult. Operations of one thread follow each other; a thread that waits in a call does not keep the
-others.
+`code` is the CUresult. Operations of one thread run one after the other; a thread that waits in a call does not delay
+the other threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _answer(reply: dict[str, Any]) -> None:
 
 
 class Calls(MemoryCalls, WorkCalls):
-    """The operations, by name. Each returns (CUresult, value)."""
+    """Operations of the probe, by name. Each returns (CUresult, value)."""
 
     def __init__(self) -> None:
         self.library: ctypes.CDLL | None = None
@@ -160,7 +160,7 @@ class Calls(MemoryCalls, WorkCalls):
         return self.cuda("cuStreamWaitEvent", self.handles[stream], self.handles[event], 0), None
 
     def capture_end(self, stream: str, graph: str = "", plain: str = "") -> tuple[int, Any]:
-        """`graph`: the name of what is instantiated; `plain`: of the graph itself."""
+        """End a capture. `graph`: name for the executable graph; `plain`: name for the graph itself."""
         captured, executable = ctypes.c_void_p(), ctypes.c_void_p()
         code = self.cuda("cuStreamEndCapture", self.handles[stream], ctypes.byref(captured))
         self.handles[plain] = captured
@@ -170,7 +170,7 @@ class Calls(MemoryCalls, WorkCalls):
         return code, None
 
     def recapture(self, stream: str, plain: str, kernel: str, other: str) -> tuple[int, Any]:
-        """Records a kernel into a graph of one that differs; called back for that, it launches into `other`."""
+        """Record a kernel into a graph of a different kernel; the callback for the mismatch launches into `other`."""
         answers = []
 
         @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, ctypes.c_int)  # type: ignore[untyped-decorator]
@@ -191,7 +191,7 @@ class Calls(MemoryCalls, WorkCalls):
         return self.cuda("cuGraphExecUpdate_v2", self.handles[name], self.handles[plain], outcome), None
 
     def proc_address(self, name: str, version: int = 13000, flags: int = 0) -> tuple[int, Any]:
-        """Where cuGetProcAddress says the function is, and in which file that lies."""
+        """Ask cuGetProcAddress; return the file that the function lies in and the status."""
         found, status = ctypes.c_void_p(), ctypes.c_int(-1)
         code = self.cuda(
             "cuGetProcAddress_v2",
@@ -204,7 +204,7 @@ class Calls(MemoryCalls, WorkCalls):
         return code, [_file_of(found.value or 0), status.value]
 
     def proc_address_v1(self, name: str, version: int) -> tuple[int, Any]:
-        """The same by the only form that CUDA 11 has."""
+        """Ask the form of cuGetProcAddress that CUDA 11 has; return the file that the function lies in."""
         found = ctypes.c_void_p()
         code = self.cuda("cuGetProcAddress", name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0))
         return code, _file_of(found.value or 0)
@@ -212,17 +212,17 @@ class Calls(MemoryCalls, WorkCalls):
     # Not CUDA.
 
     def live_events(self) -> tuple[int, Any]:
-        """Events of the double that nobody has destroyed yet."""
+        """Return the number of the double's events that are not destroyed."""
         assert self.library is not None
         return 0, self.library.fake_live_events()
 
     def symbol_of(self, path: str, name: str) -> tuple[int, Any]:
-        """In which file the function lies that dlsym finds in the library of that path."""
+        """Return the file of the function that dlsym finds in the library at `path`."""
         function = getattr(ctypes.CDLL(path), name, None)
         return 0, _file_of(ctypes.cast(function, ctypes.c_void_p).value or 0) if function else ""
 
     def forbid_membarrier(self) -> tuple[int, Any]:
-        """As a sandbox does that a program enters after its start: all threads, from now on."""
+        """Forbid membarrier to all threads from now on, like a sandbox that a program enters after its start."""
         number, seccomp = (324, 317) if platform.machine() == "x86_64" else (283, 277)
         rules = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
         content = b"".join(struct.pack("=HBBI", *rule) for rule in rules)
@@ -238,7 +238,7 @@ class Calls(MemoryCalls, WorkCalls):
         return 0, None
 
     def symbol_file(self, name: str) -> tuple[int, Any]:
-        """In which file the function lies that dlsym finds in libcuda."""
+        """Return the file of the function that dlsym finds in libcuda."""
         assert self.library is not None
         return 0, _file_of(ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0)
 
@@ -256,7 +256,7 @@ class Calls(MemoryCalls, WorkCalls):
         return 0, threading.get_native_id()
 
     def welcomed(self) -> tuple[int, Any]:
-        """Waits until the agent's hints are mapped: it has answered HELLO."""
+        """Wait until the agent's hints page is mapped, which shows that it has answered HELLO."""
         deadline = time.monotonic() + 10
         while "sharepod-hints" not in Path("/proc/self/maps").read_text():
             if time.monotonic() > deadline:
@@ -274,7 +274,7 @@ class Calls(MemoryCalls, WorkCalls):
         return 1, None
 
     def fork(self, *steps: list[Any]) -> tuple[int, Any]:
-        """Runs steps [op, args...] in a child of fork; returns what each answered."""
+        """Run steps [op, args...] in a child of fork; return what each answered."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:

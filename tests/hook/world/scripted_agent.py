@@ -1,7 +1,7 @@
-"""An agent that does what a test tells it to: the other end of the hook's socket.
+"""Scripted agent: the other end of the hook's socket, which does what a test tells it.
 
-It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it got, with the
-time. Without being told it only welcomes clients and answers questions about memory, by a ledger as simple as can be.
+It speaks the wire format of `sharepod.protocol` from a thread of its own and keeps every frame that it received, with
+the time. On its own it only welcomes clients and answers questions about memory, from a minimal ledger.
 """
 
 from __future__ import annotations
@@ -50,29 +50,32 @@ GRACE_MS = 1000
 
 @dataclass(frozen=True)
 class Received:
-    """A frame and when it came, CLOCK_MONOTONIC in ns."""
+    """Frame of a client, and when it was received."""
 
     time: int
+    """CLOCK_MONOTONIC, ns."""
     frame: ClientFrame
 
 
 @dataclass
 class Client:
-    """One connection: one process of the tenant."""
+    """Connection of one process of the tenant."""
 
     socket: socket.socket
     received: list[Received] = field(default_factory=list)
     credited: list[int] = field(default_factory=list)
-    """Bytes by GPU."""
+    """Bytes credited, by GPU."""
     handed_over: list[int] = field(default_factory=list)
+    """Bytes of each RESERVE with HANDOVER."""
     grown: list[int] = field(default_factory=list)
+    """Bytes of each RESERVE with GROWN."""
     gone: bool = False
 
 
 class ScriptedAgent:
-    """Serves `agent.sock` in a tenant's directory until `close`.
+    """Server of `agent.sock` in a tenant's directory until `close`.
 
-    `vanish` and `appear` stand for an agent that ends and comes back.
+    `vanish` and `appear` play an agent that ends and comes back.
     """
 
     def __init__(self, directory: Path, gpus: Sequence[GpuTerms], *, grace_ms: int = GRACE_MS) -> None:
@@ -81,13 +84,15 @@ class ScriptedAgent:
         self.grace_ms = grace_ms
         self.clients: list[Client] = []
         self.on_want: Callable[[Client], Grant | None] = lambda client: None
-        """What a WANT, or a DRAINED that counts as one, is answered with."""
+        """Returns the answer to a WANT, or to a DRAINED that counts as one; None: no answer yet."""
         self.answer_memory = True
+        """False: RESERVE and MEMINFO are not answered."""
         self.refuse: RefusedReason | None = None
+        """Answer to HELLO: REFUSED with this reason."""
         self.turn_away: RefusedReason | None = None
-        """Said, with the end of the connection, to whoever connects, before it is read."""
+        """Answer to a new connection, which is then closed before HELLO is read."""
         self.mute = False
-        """Reads nothing: an agent that hangs."""
+        """True: nothing is read, as by an agent that hangs."""
         self.hints = HintsPage()
         self._changed = threading.Condition()
         self._listener: socket.socket | None = None
@@ -96,10 +101,10 @@ class ScriptedAgent:
         self._grant_ids = 0
         self.appear()
 
-    # What a test does.
+    # ---- called by tests
 
     def appear(self) -> None:
-        """Listens, at the same path as before."""
+        """Start to listen, at the same path as before."""
         path = self.directory / "agent.sock"
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -111,7 +116,7 @@ class ScriptedAgent:
         self._thread.start()
 
     def vanish(self) -> None:
-        """Closes all connections and listens no more."""
+        """Close all connections and stop listening."""
         self._stop = True
         if self._thread is not None:
             self._thread.join()
@@ -128,6 +133,7 @@ class ScriptedAgent:
         self.hints.close()
 
     def next_grant(self, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
+        """Return the next GRANT, without sending it; `quantum_ms` 0: until revoked."""
         self._grant_ids += 1
         return Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
 
@@ -151,7 +157,7 @@ class ScriptedAgent:
             self.send(client, Limits(self.gpus, self.grace_ms))
 
     def wait(self, condition: Callable[[], bool], what: str, timeout: float = 10) -> None:
-        """Until the condition holds; AssertionError with `what` if it does not."""
+        """Wait until the condition holds. AssertionError with `what` after `timeout` s."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not condition():
@@ -162,7 +168,7 @@ class ScriptedAgent:
                 self._changed.wait(min(left, 0.01))
 
     def client(self, index: int = 0, timeout: float = 10) -> Client:
-        """The client that connected as the index-th, once it has said HELLO."""
+        """Wait for the index-th client's HELLO and return the client."""
         self.wait(lambda: len(self.clients) > index and bool(self.clients[index].received), f"client {index}", timeout)
         return self.clients[index]
 
@@ -175,12 +181,12 @@ class ScriptedAgent:
             return [received.time for received in client.received if isinstance(received.frame, kind)]
 
     def next_frame(self, client: Client, kind: type[Got], after: int = 0, timeout: float = 10) -> Got:
-        """The frame of that type that came when `after` others of it had come."""
+        """Wait for the frame of that type that follows `after` others of it, and return it."""
         self.wait(lambda: len(self.frames(client, kind)) > after, f"{kind.__name__} number {after + 1}", timeout)
         return self.frames(client, kind)[after]
 
     def wait_asked(self, client: Client, times: int = 1, timeout: float = 10) -> None:
-        """Until the client has asked for the token so many times, by WANT or with DRAINED."""
+        """Wait until the client has asked for the token `times` times, by WANT or with DRAINED."""
 
         def asked() -> bool:
             drained = self.frames(client, Drained)
@@ -189,9 +195,10 @@ class ScriptedAgent:
         self.wait(asked, f"the token to be asked for {times} times", timeout)
 
     def used(self, gpu: int) -> int:
+        """Return the bytes of a GPU credited to all connected clients."""
         return sum(client.credited[gpu] for client in self.clients if not client.gone)
 
-    # What it does by itself.
+    # ---- done on its own
 
     def _serve(self) -> None:
         assert self._listener is not None

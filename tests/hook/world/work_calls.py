@@ -1,7 +1,7 @@
-"""Part of the probed process: calls any entry point that makes the device work, by the prototype in the table.
+"""Calls of the probed process that make the device work: any such entry point, by its prototype in the table.
 
-What it is called with is chosen by the types and names of the parameters, so that a new entry point is called too:
-64 bytes are copied, filled or moved between two pieces of memory, or a kernel or a graph that does nothing is launched.
+The arguments are chosen by the types and names of the parameters, so that a new entry point is called too: 64 bytes are
+copied, filled or moved between two pieces of memory, or a kernel or graph that does nothing is launched.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def _side(word: Any, side: str, three: bool) -> list[tuple[str, Any]]:
 
 
 def copy_2d(word: Any) -> Any:
-    """CUDA_MEMCPY2D, of 32 or 64 bits."""
+    """Return the type CUDA_MEMCPY2D; `word`: unsigned of 32 or 64 bits."""
     fields = [*_side(word, "src", False), *_side(word, "dst", False), ("Width", word), ("Height", word)]
     return type("Copy2D", (ctypes.Structure,), {"_fields_": fields})
 
 
 def copy_3d(word: Any) -> Any:
-    """CUDA_MEMCPY3D, of 32 or 64 bits, or of two contexts."""
+    """Return the type CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER; `word`: unsigned of 32 or 64 bits."""
     fields = [*_side(word, "src", True), *_side(word, "dst", True)]
     fields += [("Width", word), ("Height", word), ("Depth", word)]
     return type("Copy3D", (ctypes.Structure,), {"_fields_": fields})
 
 
 class WorkCalls:
-    """The operations `work_memory` and `work`."""
+    """Mix-in of the probe's calls: `work_memory` and `work`."""
 
     context: ctypes.c_void_p
     handles: dict[str, ctypes.c_void_p]
@@ -53,7 +53,7 @@ class WorkCalls:
         raise NotImplementedError
 
     def work_memory(self) -> tuple[int, Any]:
-        """What `work` works on: of each kind of memory two pieces, two arrays."""
+        """Make what `work` works on: two pieces of each kind of memory, and two arrays."""
         code = 0
         self.places: dict[str, list[int]] = {}
         for kind, symbol, word in (
@@ -77,7 +77,7 @@ class WorkCalls:
     def work(
         self, symbol: str, parameters: str, stream: str = "s", to: str = "device", source: str = "device"
     ) -> tuple[int, Any]:
-        """`to` and `source`: host, device, unified host or unified device. A graph is that of the name "graph"."""
+        """Call an entry point. `to` and `source`: host, device, unified host or unified device."""
         self.kinds = {"dst": to, "src": source}
         self.kept: list[Any] = []  # what is pointed to while the call runs
         self.stream_handle = self.handles.get(stream)

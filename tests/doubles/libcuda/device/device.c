@@ -1,0 +1,145 @@
+/* The devices of the double, and the names of its errors. */
+#include <stdio.h>
+#include <string.h>
+
+#include "device/limits.h"
+#include "device/names.h"
+
+EXPORT CUresult cuDriverGetVersion(int *version) {
+    *version = FAKE_CUDA_VERSION;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetCount(int *count) {
+    if (fake_initialized() != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    for (*count = 0; fake_state_visible(*count) >= 0; ++*count)
+        ;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    if (fake_initialized() != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (fake_state_visible(ordinal) < 0)
+        return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult fake_find_device(CUdevice ordinal, int *device) {
+    if (fake_initialized() != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    *device = fake_state_visible(ordinal);
+    return *device < 0 ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice ordinal) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS)
+        snprintf(name, (size_t)length, "%s", fake_state_device(device)->model);
+    return result;
+}
+
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice ordinal) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS)
+        memcpy(uuid->bytes, fake_state_device(device)->uuid, sizeof uuid->bytes);
+    return result;
+}
+
+EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice ordinal) {
+    return cuDeviceGetUuid_v2(uuid, ordinal);
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice ordinal) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS)
+        *bytes = fake_state_device(device)->memory;
+    return result;
+}
+
+EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice ordinal) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = FAKE_PROCESSORS; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = FAKE_THREADS_PER_PROCESSOR; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY:
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; break;
+    default: *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+int fake_ordinal_of(int device) {
+    int ordinal = 0;
+    while (fake_state_visible(ordinal) >= 0 && fake_state_visible(ordinal) != device)
+        ordinal++;
+    return ordinal;
+}
+
+EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice ordinal) {
+    int device;
+    CUresult result = fake_find_device(ordinal, &device);
+    if (result == CUDA_SUCCESS)
+        snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
+    return result;
+}
+
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *out, const char *text) {
+    int device;
+    char own[24];
+    if (fake_initialized() != CUDA_SUCCESS)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    for (int ordinal = 0; fake_find_device(ordinal, &device) == CUDA_SUCCESS; ordinal++) {
+        snprintf(own, sizeof own, "0000:%02X:00.0", device + 1);
+        if (strcasecmp(own, text) == 0) {
+            *out = ordinal;
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+
+EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice one, CUdevice other) {
+    int device;
+    CUresult result = fake_find_device(one, &device);
+    if (result == CUDA_SUCCESS)
+        result = fake_find_device(other, &device);
+    if (result == CUDA_SUCCESS)
+        *can = one != other;
+    return result;
+}
+
+static const struct fake_error *find_error(CUresult error) {
+    for (unsigned i = 0; i < fake_error_count; i++)
+        if (fake_errors[i].value == (int)error)
+            return &fake_errors[i];
+    return NULL;
+}
+
+EXPORT CUresult cuGetErrorName(CUresult error, const char **name) {
+    const struct fake_error *found = find_error(error);
+    *name = found ? found->name : NULL;
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
+    const struct fake_error *found = find_error(error);
+    *text = found ? found->text : NULL;
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

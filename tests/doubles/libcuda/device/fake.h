@@ -1,0 +1,166 @@
+/* What the files of the double share: contexts, streams, events, the queue of a device, stream capture.
+ *
+ * Every call that CUDA declares in a _ptds or _ptsz form has one function here; the other form is generated and sets
+ * fake_per_thread around it. Every function that is not written here is a generated stub (generate.py).
+ */
+#ifndef FAKECUDA_FAKE_H
+#define FAKECUDA_FAKE_H
+
+#include <cuda.h>
+#include <pthread.h>
+
+#include "device/state.h"
+
+#ifndef FAKE_CUDA_VERSION
+#define FAKE_CUDA_VERSION CUDA_VERSION
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+    MAGIC_CONTEXT = 0xc0,
+    MAGIC_STREAM,
+    MAGIC_EVENT,
+    MAGIC_MODULE,
+    MAGIC_LIBRARY,
+    MAGIC_FUNCTION,
+    MAGIC_GRAPH,
+    MAGIC_NODE,
+    MAGIC_EXEC,
+    MAGIC_ARRAY,
+    MAGIC_MIPMAP,
+    MAGIC_POOL,
+    MAGIC_PHYSICAL,
+    MAGIC_EXTERNAL
+};
+enum {
+    QUEUE_DEPTH = 1024
+}; /* unfinished operations of one stream; a launch beyond them blocks, as the real one does */
+
+struct capture {
+    CUstreamCaptureMode mode;
+    pthread_t thread;
+    struct context *context;
+    struct stream *origin;
+    struct graph *graph;
+    bool owns_graph; /* made for this capture, not given to it */
+    bool invalid, over;
+    struct node *recaptured; /* of an existing graph: the node that the next one has to be like */
+    bool recaptures;
+    CUgraphRecaptureCallback mismatch;
+    void *argument;
+    struct capture *next;
+};
+
+struct stream {
+    unsigned magic;
+    unsigned flags;
+    int priority;
+    struct context *context;
+    uint64_t submitted, committed, finished; /* operations: accepted, on the timeline, over */
+    uint64_t end;                            /* when the last committed one ends */
+    struct capture *capture;
+    struct stream *next;
+};
+
+struct event {
+    unsigned magic;
+    unsigned flags;
+    struct context *context;
+    uint64_t recorded, committed; /* records: asked for, on the timeline */
+    uint64_t end;
+    struct capture *capture; /* last recorded in this capture sequence */
+};
+
+struct context {
+    unsigned magic;
+    int device;
+    unsigned flags;
+    unsigned references;
+    bool alive;
+    uint64_t limits[CU_LIMIT_MAX];
+    uint64_t charged; /* device memory that the context itself takes */
+    struct stream legacy, per_thread;
+    struct stream *streams;
+    struct stream *destroyed; /* with work on them, perhaps */
+    struct context *next;
+};
+
+enum op_kind {
+    OP_KERNEL, /* occupies the device */
+    OP_COPY,   /* takes time beside it, in order with the rest of the process's work */
+    OP_HANG,
+    OP_EVENT,
+    OP_WAIT,
+    OP_HOST, /* calls a function of the program */
+    OP_RETURN /* gives memory back */
+};
+
+struct op {
+    enum op_kind kind;
+    struct stream *stream;
+    struct event *event;
+    bool behind_all;               /* OP_EVENT: behind all work of the device, not only its stream's */
+    uint64_t generation;           /* OP_EVENT, OP_WAIT: which record of the event */
+    void (*call)(void *);          /* OP_HOST; OP_RETURN: with fake_lock */
+    void *argument;
+    uint64_t ready, left, end;
+};
+
+/* Work as a stream takes it, as a graph keeps it. */
+struct work {
+    CUgraphNodeType type;
+    bool hang;
+    uint64_t device_ns, copy_ns; /* time on the device; time of a transfer beside it */
+    CUhostFn function;
+    void *argument;
+};
+
+/* One lock for all of it: a double need not scale. */
+extern pthread_mutex_t fake_lock;
+/* In a _ptds or _ptsz form: the default stream is the thread's own. */
+extern __thread bool fake_per_thread;
+
+uint64_t fake_now(void);
+void fake_sleep_until(uint64_t moment);
+
+/* context.c */
+CUresult fake_enter(struct context **context); /* initialized, and with a current context */
+CUresult fake_enter_stream(CUstream handle, struct stream **stream);
+CUresult fake_initialized(void);
+CUresult fake_find_device(CUdevice ordinal, int *device);
+int fake_ordinal_of(int device);
+bool fake_is(const void *handle, unsigned magic);
+void fake_add_stream(struct context *context, struct stream *stream);
+
+/* engine.c; all with fake_lock, which the waits and a full queue let go of */
+void fake_submit(struct stream *stream, struct op op);
+void fake_wait_stream(struct stream *stream);
+void fake_wait_event(struct event *event);
+void fake_wait_context(struct context *context);
+void fake_settle(int device); /* takes note of what is over */
+bool fake_stream_idle(struct stream *stream);
+bool fake_event_done(struct event *event);
+void fake_engine_forked(void);
+
+/* capture.c; with fake_lock */
+CUresult fake_unsafe_call(void);                       /* a call that stream capture may forbid */
+CUresult fake_sync_call(struct context *context);      /* a call that waits for all of a context */
+CUresult fake_stream_sync_call(struct stream *stream); /* a call that waits for a stream */
+CUresult fake_order_call(struct stream *stream);       /* work put on a stream outside of capture */
+CUresult fake_not_captured(struct stream *stream);     /* a call that a capturing stream does not take */
+void fake_capture_context_gone(struct context *context);
+
+struct node;
+/* Adds a node to what the stream captures; a mismatch on recapture calls the program, without fake_lock. */
+CUresult fake_capture_node(struct stream *stream, const struct node *node);
+
+/* launch.c; with fake_lock: captured, or put on the stream; counted as a launch if it takes time of the device */
+CUresult fake_submit_work(struct stream *stream, const struct work *work);
+/* The same outside of capture and without a look at other captures. */
+void fake_put_work(struct stream *stream, const struct work *work);
+
+/* symbols.c */
+int fake_unsupported(const char *symbol);
+
+#endif

@@ -1,0 +1,288 @@
+/* The shared state file: who uses it, and the memory and time of its devices. See state.h. */
+#include "device/state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Open-file-description locks on bytes that the file need not have: one for memory, one for the life of each record. */
+enum { MEMORY_LOCK_BYTE = 1 << 24, CLIENT_LOCK_BYTE = 1 << 25 };
+
+static struct fake_state *state;
+static struct fake_client *self;
+static int state_fd = -1;
+static int visible[FAKE_DEVICES];
+static pthread_mutex_t memory_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static int lock_byte(int command, off_t byte, short type) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    int result;
+    do {
+        result = fcntl(state_fd, command, &lock);
+    } while (result != 0 && errno == EINTR);
+    if (result == 0 && command == F_OFD_GETLK)
+        return lock.l_type != F_UNLCK;
+    return result;
+}
+
+static void lock_memory(void) {
+    pthread_mutex_lock(&memory_mutex);
+    lock_byte(F_OFD_SETLKW, MEMORY_LOCK_BYTE, F_WRLCK);
+}
+
+static void unlock_memory(void) {
+    lock_byte(F_OFD_SETLK, MEMORY_LOCK_BYTE, F_UNLCK);
+    pthread_mutex_unlock(&memory_mutex);
+}
+
+/* Frees what ended processes held. With the memory lock. */
+static void reap(void) {
+    for (int i = 0; i < FAKE_CLIENTS; i++) {
+        struct fake_client *client = &state->clients[i];
+        if (!client->used || client == self || lock_byte(F_OFD_GETLK, CLIENT_LOCK_BYTE + i, F_WRLCK) != 0)
+            continue;
+        for (int device = 0; device < FAKE_DEVICES; device++) {
+            struct fake_usage *usage = &client->usage[device];
+            usage->memory = 0;
+            for (int kind = 0; kind < FAKE_KINDS; kind++)
+                usage->kinds[kind] = 0;
+        }
+    }
+}
+
+static bool take_record(void) {
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < FAKE_CLIENTS; i++) {
+            struct fake_client *client = &state->clients[i];
+            if (pass == 0 && client->used)
+                continue;
+            if (lock_byte(F_OFD_SETLK, CLIENT_LOCK_BYTE + i, F_WRLCK) != 0)
+                continue;
+            memset(client, 0, sizeof *client);
+            const char *label = getenv("FAKE_CUDA_LABEL");
+            if (label != NULL && *label != '\0')
+                snprintf(client->label, sizeof client->label, "%s", label);
+            else
+                snprintf(client->label, sizeof client->label, "%d", (int)getpid());
+            client->pid = (uint32_t)getpid();
+            client->used = 1;
+            self = client;
+            return true;
+        }
+    return false;
+}
+
+static void format_uuid(const uint8_t *uuid, char *text) {
+    int at = sprintf(text, "GPU-");
+    for (int i = 0; i < 16; i++)
+        at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+}
+
+/* Whether the text names one of the devices, by index or by what its UUID begins with; -1 if none, or more than one. */
+static int named(const char *text, const int *devices, int count) {
+    int found = -1;
+    char *end;
+    long index = strtol(text, &end, 10);
+    if (end != text && *end == '\0')
+        return index >= 0 && index < count ? (int)index : -1;
+    for (int i = 0; i < count && strlen(text) > strlen("GPU-"); i++) {
+        char uuid[64];
+        format_uuid(state->devices[devices[i]].uuid, uuid);
+        if (strncasecmp(uuid, text, strlen(text)) != 0)
+            continue;
+        if (found >= 0)
+            return -1;
+        found = i;
+    }
+    return found;
+}
+
+/* CUDA_VISIBLE_DEVICES: the devices up to the first that is not there, in its order; none if one is named twice. */
+static void choose(const char *list) {
+    int before[FAKE_DEVICES], count = 0, chosen = 0;
+    for (; count < FAKE_DEVICES && visible[count] >= 0; count++) {
+        before[count] = visible[count];
+        visible[count] = -1;
+    }
+    char *copy = strdup(list), *rest = copy;
+    for (char *item = strsep(&rest, ","); item != NULL && chosen < FAKE_DEVICES; item = strsep(&rest, ",")) {
+        int place = named(item + strspn(item, " "), before, count);
+        if (place < 0)
+            break;
+        for (int i = 0; i < chosen; i++)
+            if (visible[i] == before[place]) {
+                visible[0] = -1;
+                free(copy);
+                return;
+            }
+        visible[chosen++] = before[place];
+    }
+    free(copy);
+}
+
+/* FAKE_CUDA_VISIBLE: the devices of the container, as NVIDIA_VISIBLE_DEVICES gives them. */
+static void find_visible(const char *choice) {
+    const char *list = getenv("FAKE_CUDA_VISIBLE");
+    int all[FAKE_DEVICES], count = 0;
+    for (int i = 0; i < FAKE_DEVICES; i++) {
+        all[i] = i;
+        visible[i] = -1;
+    }
+    char *copy = list == NULL || strcmp(list, "all") == 0 ? NULL : strdup(list), *rest = copy;
+    if (copy == NULL)
+        for (; count < (int)state->device_count; count++)
+            visible[count] = count;
+    for (char *item = strsep(&rest, ","); item != NULL && count < FAKE_DEVICES; item = strsep(&rest, ",")) {
+        int device = named(item, all, (int)state->device_count);
+        if (device >= 0)
+            visible[count++] = device;
+    }
+    free(copy);
+    if (choice != NULL)
+        choose(choice);
+}
+
+static bool attach(bool record) {
+    const char *path = getenv("FAKE_CUDA_STATE");
+    struct stat facts;
+    if (state != NULL)
+        return true;
+    state_fd = path == NULL ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (state_fd < 0) {
+        fprintf(stderr, "fake CUDA: FAKE_CUDA_STATE=%s: %s\n", path ? path : "(unset)",
+                strerror(path ? errno : ENOENT));
+        return false;
+    }
+    if (fstat(state_fd, &facts) != 0 || facts.st_size < (off_t)sizeof *state)
+        goto fail;
+    state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, state_fd, 0);
+    if (state == MAP_FAILED || state->magic != FAKE_MAGIC || state->layout != FAKE_LAYOUT)
+        goto fail;
+    find_visible(record ? getenv("CUDA_VISIBLE_DEVICES") : NULL);
+    lock_memory();
+    bool taken = !record || take_record();
+    unlock_memory();
+    if (taken)
+        return true;
+fail:
+    fprintf(stderr, "fake CUDA: %s is not a usable state file of layout %u\n", path, FAKE_LAYOUT);
+    if (state != NULL && state != MAP_FAILED)
+        munmap(state, sizeof *state);
+    state = NULL;
+    close(state_fd);
+    state_fd = -1;
+    return false;
+}
+
+bool fake_state_attach(void) {
+    return attach(true);
+}
+
+bool fake_state_watch(void) {
+    return attach(false);
+}
+
+void fake_state_detach(void) {
+    if (state_fd >= 0)
+        close(state_fd);
+    state_fd = -1;
+    if (state != NULL)
+        munmap(state, sizeof *state);
+    state = NULL;
+    self = NULL;
+}
+
+int fake_state_visible(int ordinal) {
+    return ordinal < 0 || ordinal >= FAKE_DEVICES ? -1 : visible[ordinal];
+}
+
+struct fake_device *fake_state_device(int device) {
+    return &state->devices[device];
+}
+
+const struct fake_client *fake_state_client(unsigned record) {
+    return &state->clients[record];
+}
+
+void fake_state_uuid(int device, char *text) {
+    format_uuid(state->devices[device].uuid, text);
+}
+
+struct fake_usage *fake_state_usage(int device) {
+    return &self->usage[device];
+}
+
+void fake_state_self(uint32_t *record, uint32_t *pid) {
+    *record = (uint32_t)(self - state->clients);
+    *pid = self->pid;
+}
+
+bool fake_state_lives(uint32_t record, uint32_t pid) {
+    if (record >= FAKE_CLIENTS || state->clients[record].pid != pid)
+        return false;
+    return &state->clients[record] == self || lock_byte(F_OFD_GETLK, CLIENT_LOCK_BYTE + (off_t)record, F_WRLCK) == 1;
+}
+
+bool fake_state_released(void) {
+    return state->release != 0;
+}
+
+uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length) {
+    _Atomic uint64_t *busy_until = &state->devices[device].busy_until;
+    uint64_t busy = *busy_until, end;
+    do {
+        end = (busy > ready ? busy : ready) + length;
+    } while (!atomic_compare_exchange_weak(busy_until, &busy, end));
+    struct fake_usage *usage = fake_state_usage(device);
+    usage->busy_ns += length;
+    usage->last_end = end;
+    return end;
+}
+
+/* With the memory lock. */
+static uint64_t unused(int device) {
+    uint64_t used = 0;
+    for (int i = 0; i < FAKE_CLIENTS; i++)
+        used += state->clients[i].usage[device].memory;
+    uint64_t total = state->devices[device].memory;
+    return used < total ? total - used : 0;
+}
+
+uint64_t fake_state_context_bytes(void) {
+    return state->context_bytes;
+}
+
+bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes) {
+    lock_memory();
+    reap();
+    bool fits = bytes <= unused(device);
+    if (fits) {
+        struct fake_usage *usage = fake_state_usage(device);
+        usage->memory += bytes;
+        usage->kinds[kind] += bytes;
+        if (usage->memory > usage->peak)
+            usage->peak = usage->memory;
+    }
+    unlock_memory();
+    return fits;
+}
+
+void fake_state_give(int device, enum fake_kind kind, uint64_t bytes) {
+    struct fake_usage *usage = fake_state_usage(device);
+    usage->memory -= bytes;
+    usage->kinds[kind] -= bytes;
+}
+
+uint64_t fake_state_free(int device) {
+    lock_memory();
+    reap();
+    uint64_t bytes = unused(device);
+    unlock_memory();
+    return bytes;
+}

@@ -1,0 +1,10 @@
+/* Memory mapped to arrays. With fake_lock. */
+#ifndef FAKECUDA_SPARSE_H
+#define FAKECUDA_SPARSE_H
+
+#include "device/fake.h"
+
+/* The array ends, and lets go of what is mapped to it. */
+void fake_tiles_of_array_gone(const void *array);
+
+#endif

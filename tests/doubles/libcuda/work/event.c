@@ -1,0 +1,173 @@
+/* Events of the double. */
+#include <stdlib.h>
+
+#include "device/fake.h"
+#include "memory/pool.h"
+
+static int live_events;
+
+/* Not CUDA: events that were created and not destroyed. */
+EXPORT int fake_live_events(void);
+EXPORT int fake_live_events(void) {
+    return live_events;
+}
+
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct event *event = calloc(1, sizeof *event);
+    *event = (struct event){.magic = MAGIC_EVENT, .flags = flags, .context = context};
+    *out = (CUevent)event;
+    pthread_mutex_lock(&fake_lock);
+    live_events++;
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
+    struct event *event = (struct event *)handle;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    event->magic = 0;
+    live_events--;
+    /* The double keeps the small struct: operations may point to it. */
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+static void record(struct event *event, struct stream *stream, bool behind_all) {
+    event->capture = NULL;
+    fake_submit(stream, (struct op){.kind = OP_EVENT,
+                                    .behind_all = behind_all,
+                                    .event = event,
+                                    .generation = ++event->recorded});
+}
+
+EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
+    struct event *event = (struct event *)handle;
+    struct stream *stream;
+    CUresult result = fake_enter_stream(stream_handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT) || event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    if (stream->capture != NULL) {
+        result = stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+        event->capture = stream->capture;
+    } else {
+        result = fake_order_call(stream);
+        if (result == CUDA_SUCCESS)
+            record(event, stream, false);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
+    (void)flags;
+    return cuEventRecord(event, stream);
+}
+
+EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
+    struct context *context = (struct context *)handle, *current;
+    struct event *event = (struct event *)event_handle;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (context == NULL && (result = fake_enter(&current)) == CUDA_SUCCESS)
+        context = current;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!fake_is(event, MAGIC_EVENT) || event->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_sync_call(context);
+    if (result == CUDA_SUCCESS)
+        record(event, &context->legacy, true); /* the device's queue is in order: all of the context lies before it */
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+/* Whether the real one needs a current context is nowhere said; the double does. */
+static CUresult event_call(CUevent handle, bool wait) {
+    struct event *event = (struct event *)handle;
+    struct context *current;
+    CUresult result = fake_enter(&current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_unsafe_call();
+    if (result == CUDA_SUCCESS && event->capture != NULL) {
+        event->capture->invalid = true;
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    }
+    if (result == CUDA_SUCCESS && wait) {
+        fake_wait_event(event);
+        fake_pools_waited(event->context->device);
+    } else if (result == CUDA_SUCCESS && !fake_event_done(event))
+        result = CUDA_ERROR_NOT_READY;
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event) {
+    return event_call(event, false);
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event) {
+    return event_call(event, true);
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
+    struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
+    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) ||
+        ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    CUresult result = start->recorded == 0 || end->recorded == 0       ? CUDA_ERROR_INVALID_HANDLE
+                      : fake_event_done(start) && fake_event_done(end) ? CUDA_SUCCESS
+                                                                       : CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS)
+        *milliseconds = (float)((double)((int64_t)end->end - (int64_t)start->end) / 1e6);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
+    return cuEventElapsedTime(milliseconds, start, end);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int flags) {
+    struct event *event = (struct event *)event_handle;
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    (void)flags;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(event, MAGIC_EVENT))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    if (event->capture != NULL && event->capture->over)
+        result = CUDA_ERROR_CAPTURED_EVENT;
+    else if (event->capture != NULL && stream->capture == NULL)
+        stream->capture = event->capture; /* joins the capture sequence */
+    else if (event->capture != stream->capture) {
+        if (stream->capture != NULL)
+            stream->capture->invalid = true;
+        result = event->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_MERGE : CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    } else if (stream->capture == NULL) {
+        result = fake_order_call(stream);
+        if (result == CUDA_SUCCESS && event->recorded > 0)
+            fake_submit(stream, (struct op){.kind = OP_WAIT, .event = event, .generation = event->recorded});
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}

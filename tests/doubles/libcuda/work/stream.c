@@ -1,0 +1,176 @@
+/* Streams of the double. */
+#include <stdlib.h>
+
+#include "device/fake.h"
+#include "memory/pool.h"
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct stream *stream = calloc(1, sizeof *stream);
+    stream->flags = flags;
+    stream->priority = priority;
+    pthread_mutex_lock(&fake_lock);
+    fake_add_stream(context, stream);
+    pthread_mutex_unlock(&fake_lock);
+    *out = (CUstream)stream;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
+    return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct stream *stream = fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
+    if (stream == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    stream->magic = 0;
+    if (stream->capture != NULL)
+        stream->capture->invalid = true;
+    /* The real call returns at once and frees when the work is done; the double keeps the small struct: operations
+     * point to it. */
+    for (struct stream **at = &stream->context->streams; *at != NULL; at = &(*at)->next)
+        if (*at == stream) {
+            *at = stream->next;
+            stream->next = stream->context->destroyed;
+            stream->context->destroyed = stream;
+            break;
+        }
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_stream_sync_call(stream);
+    if (result == CUDA_SUCCESS) {
+        if (stream == &stream->context->legacy)
+            fake_wait_context(stream->context);
+        else
+            fake_wait_stream(stream);
+        fake_pools_waited(stream->context->device);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    result = fake_stream_sync_call(stream);
+    if (result == CUDA_SUCCESS && !fake_stream_idle(stream))
+        result = CUDA_ERROR_NOT_READY;
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *context = (CUcontext)stream->context;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
+    if (green != NULL)
+        *green = NULL;
+    return cuStreamGetCtx(handle, context);
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *flags = stream->flags;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *priority = stream->priority;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *id = (uintptr_t)stream;
+    return result;
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        *device = fake_ordinal_of(stream->context->device);
+    return result;
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *argument) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (function == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct work work = {.type = CU_GRAPH_NODE_TYPE_HOST, .function = function, .argument = argument};
+    pthread_mutex_lock(&fake_lock);
+    result = fake_submit_work(stream, &work);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *argument, unsigned int mode) {
+    (void)mode;
+    return cuLaunchHostFunc(handle, function, argument);
+}
+
+struct callback {
+    CUstream stream;
+    CUstreamCallback function;
+    void *argument;
+};
+
+static void run_callback(void *of) {
+    struct callback callback = *(struct callback *)of;
+    free(of);
+    callback.function(callback.stream, CUDA_SUCCESS, callback.argument);
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback function, void *argument, unsigned int flags) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (function == NULL || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct callback *kept = malloc(sizeof *kept);
+    *kept = (struct callback){handle, function, argument};
+    pthread_mutex_lock(&fake_lock);
+    result = fake_not_captured(stream); /* the one kind of work that no capture takes */
+    if (result == CUDA_SUCCESS)
+        fake_submit(stream, (struct op){.kind = OP_HOST, .call = run_callback, .argument = kept});
+    pthread_mutex_unlock(&fake_lock);
+    if (result != CUDA_SUCCESS)
+        free(kept);
+    return result;
+}

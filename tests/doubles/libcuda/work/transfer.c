@@ -1,0 +1,316 @@
+/* Copies, fills and prefetches of the double.
+ *
+ * What stays on the device (fills, copies between device memory, arrays and peers, prefetches to a device,
+ * decompression) occupies it for a nanosecond per 1,000 bytes, at least 1 us; what goes to or comes from host memory
+ * takes a nanosecond per 20 bytes beside it. A synchronous call returns when a transfer with host memory is over, and
+ * at once for what stays on the device, as the real one does. No bytes move: nothing lies behind the addresses.
+ */
+#include "work/transfer.h"
+
+enum { DEVICE_BYTES_PER_NS = 1000, HOST_BYTES_PER_NS = 20, LEAST_DEVICE_NS = 1000 };
+
+enum manner { ASYNC, SYNC };
+
+struct work fake_device_work(CUgraphNodeType type, uint64_t bytes) {
+    uint64_t ns = bytes / DEVICE_BYTES_PER_NS;
+    return (struct work){.type = type, .device_ns = ns < LEAST_DEVICE_NS ? LEAST_DEVICE_NS : ns};
+}
+
+struct work fake_copy_work(bool host, uint64_t bytes) {
+    if (!host)
+        return fake_device_work(CU_GRAPH_NODE_TYPE_MEMCPY, bytes);
+    return (struct work){.type = CU_GRAPH_NODE_TYPE_MEMCPY, .copy_ns = bytes / HOST_BYTES_PER_NS + 1};
+}
+
+static CUresult submit(CUstream handle, struct work work, enum manner manner) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&fake_lock);
+    if (manner == ASYNC) {
+        result = fake_submit_work(stream, &work);
+    } else {
+        bool waits = work.copy_ns > 0;
+        result = waits ? fake_stream_sync_call(stream) : fake_not_captured(stream);
+        if (result == CUDA_SUCCESS)
+            fake_put_work(stream, &work);
+        if (result == CUDA_SUCCESS && waits)
+            fake_wait_stream(stream);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+CUresult fake_submit_transfer(CUstream handle, struct work work) {
+    return submit(handle, work, ASYNC);
+}
+
+bool fake_on_device(CUdeviceptr address, uint64_t bytes) {
+    pthread_mutex_lock(&fake_lock);
+    bool is = bytes == 0 || fake_range_on_device(address, bytes);
+    pthread_mutex_unlock(&fake_lock);
+    return is;
+}
+
+/* Whether the address is one of host memory: all that is not the device's. */
+static bool host(CUdeviceptr address) {
+    return !fake_on_device(address, 1);
+}
+
+static CUresult fill(CUdeviceptr to, uint64_t rows, uint64_t pitch, uint64_t width, CUstream stream,
+                     enum manner manner) {
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (rows > 0 && width > 0 && !fake_on_device(to, (rows - 1) * pitch + width))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream, fake_device_work(CU_GRAPH_NODE_TYPE_MEMSET, rows * width), manner);
+}
+
+EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
+    (void)value;
+    return fill(to, 1, n, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t n) {
+    (void)value;
+    return fill(to, 1, 2 * n, 2 * n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t n) {
+    (void)value;
+    return fill(to, 1, 4 * n, 4 * n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height) {
+    (void)value;
+    return fill(to, height, pitch, width, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height) {
+    (void)value;
+    return fill(to, height, pitch, 2 * width, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height) {
+    (void)value;
+    return fill(to, height, pitch, 4 * width, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
+    (void)value;
+    return fill(to, 1, n, n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
+    (void)value;
+    return fill(to, 1, 2 * n, 2 * n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream) {
+    (void)value;
+    return fill(to, 1, 4 * n, 4 * n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t width, size_t height,
+                                  CUstream stream) {
+    (void)value;
+    return fill(to, height, pitch, width, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t width, size_t height,
+                                   CUstream stream) {
+    (void)value;
+    return fill(to, height, pitch, 2 * width, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t width, size_t height,
+                                   CUstream stream) {
+    (void)value;
+    return fill(to, height, pitch, 4 * width, stream, ASYNC);
+}
+
+/* A plain copy: what side is host memory is known by the call (true), or to be found by the address. */
+static CUresult copy_linear(CUdeviceptr to, CUdeviceptr from, bool to_host, bool from_host, size_t bytes,
+                            CUstream stream, enum manner manner) {
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if ((!to_host && !fake_on_device(to, bytes)) || (!from_host && !fake_on_device(from, bytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream, fake_copy_work(to_host || from_host, bytes), manner);
+}
+
+EXPORT CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) {
+    return copy_linear(to, from, host(to), host(from), n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
+    return copy_linear(to, from, host(to), host(from), n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t n) {
+    return copy_linear(to, (CUdeviceptr)(uintptr_t)from, false, true, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) {
+    return copy_linear((CUdeviceptr)(uintptr_t)to, from, true, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) {
+    return copy_linear(to, from, false, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t n, CUstream stream) {
+    return copy_linear(to, (CUdeviceptr)(uintptr_t)from, false, true, n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t n, CUstream stream) {
+    return copy_linear((CUdeviceptr)(uintptr_t)to, from, true, false, n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
+    return copy_linear(to, from, false, false, n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t n) {
+    if (!fake_is(to_context, MAGIC_CONTEXT) || !fake_is(from_context, MAGIC_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy_linear(to, from, false, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                                  size_t n, CUstream stream) {
+    if (!fake_is(to_context, MAGIC_CONTEXT) || !fake_is(from_context, MAGIC_CONTEXT))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    return copy_linear(to, from, false, false, n, stream, ASYNC);
+}
+
+/* Copies with arrays. `pointer`: the other side, where that is linear memory of the device or the host. */
+static CUresult copy_array(CUarray array, CUarray other, CUdeviceptr pointer, bool to_host, size_t bytes,
+                           CUstream stream, enum manner manner) {
+    if (!fake_is(array, MAGIC_ARRAY) || (other != NULL && !fake_is(other, MAGIC_ARRAY)))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (other == NULL && !to_host && !fake_on_device(pointer, bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream, fake_copy_work(to_host, bytes), manner);
+}
+
+EXPORT CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t n) {
+    (void)offset;
+    return copy_array(to, NULL, from, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t n) {
+    (void)offset;
+    return copy_array(from, NULL, to, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t n) {
+    (void)to_offset, (void)from_offset;
+    return copy_array(to, from, 0, false, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t n) {
+    (void)offset, (void)from;
+    return copy_array(to, NULL, 0, true, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t n) {
+    (void)offset, (void)to;
+    return copy_array(from, NULL, 0, true, n, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_t n, CUstream stream) {
+    (void)offset, (void)from;
+    return copy_array(to, NULL, 0, true, n, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t n, CUstream stream) {
+    (void)offset, (void)to;
+    return copy_array(from, NULL, 0, true, n, stream, ASYNC);
+}
+
+/* One side of a copy of a box, as all the structures of the API name it. */
+struct side {
+    CUmemorytype type;
+    const void *host;
+    CUdeviceptr device;
+    CUarray array;
+};
+
+static CUresult look_at(const struct side *side, bool *host_side) {
+    *host_side = false;
+    switch (side->type) {
+    case CU_MEMORYTYPE_HOST: *host_side = true; return side->host == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEMORYTYPE_DEVICE: return fake_on_device(side->device, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMORYTYPE_ARRAY: return fake_is(side->array, MAGIC_ARRAY) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_MEMORYTYPE_UNIFIED:
+        *host_side = host(side->device);
+        return side->device == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult copy_box(struct side from, struct side to, uint64_t bytes, CUstream stream, enum manner manner) {
+    bool from_host, to_host;
+    CUresult result = fake_initialized();
+    if (result == CUDA_SUCCESS)
+        result = look_at(&from, &from_host);
+    if (result == CUDA_SUCCESS)
+        result = look_at(&to, &to_host);
+    return result == CUDA_SUCCESS ? submit(stream, fake_copy_work(from_host || to_host, bytes), manner) : result;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, enum manner manner) {
+    if (c == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height, stream, manner);
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, enum manner manner) {
+    if (c == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height * c->Depth, stream, manner);
+}
+
+static CUresult copy_3d_peer(const CUDA_MEMCPY3D_PEER *c, CUstream stream, enum manner manner) {
+    if (c == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
+                    c->WidthInBytes * c->Height * c->Depth, stream, manner);
+}
+
+EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *copied) {
+    return copy_2d(copied, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copied) {
+    return copy_2d(copied, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copied, CUstream stream) {
+    return copy_2d(copied, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *copied) {
+    return copy_3d(copied, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *copied, CUstream stream) {
+    return copy_3d(copied, stream, ASYNC);
+}
+
+EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *copied) {
+    return copy_3d_peer(copied, NULL, SYNC);
+}
+
+EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *copied, CUstream stream) {
+    return copy_3d_peer(copied, stream, ASYNC);
+}
