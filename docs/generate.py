@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 from sharepod.agent.settings import Settings as AgentSettings
 from sharepod.controller import metrics
-from sharepod.controller.settings import Settings as OperatorSettings
+from sharepod.controller.settings import OperatorSettings
 
 PAGE = Path(__file__).parent / "settings.md"
 _BY_PLACE = {"identity": "the host's name", "hook_file": "the packaged hook"}  # defaults that depend on where it runs

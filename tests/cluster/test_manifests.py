@@ -19,7 +19,7 @@ from harness.installation import MANIFESTS, NAMESPACE, await_in_force
 from sharepod.agent.settings import Settings as AgentSettings
 from sharepod.api.dialects import effective
 from sharepod.api.pod import PodSettings, build_pod
-from sharepod.controller.settings import Settings as OperatorSettings
+from sharepod.controller.settings import OperatorSettings
 
 ROOT = MANIFESTS.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

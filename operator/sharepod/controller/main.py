@@ -27,21 +27,21 @@ from sharepod.controller.apiserver import kopf_feed
 from sharepod.controller.apiserver.client import LEASES, PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
-from sharepod.controller.apiserver.reflector import SlimWatch
-from sharepod.controller.apiserver.resync import Lists
+from sharepod.controller.apiserver.reflector import Reflector
+from sharepod.controller.apiserver.resync import Resync
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
-from sharepod.controller.state.cluster_state import Model
-from sharepod.controller.state.notes import Notes
-from sharepod.controller.tenants.pods import Binder
-from sharepod.controller.tenants.reconciler import Tenants
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.controller.tenants.pods import PodControl
+from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import ApiError, configuration
 from sharepod.tasks import Supervisor
 
 from . import metrics
-from .nodes import Nodes
-from .settings import Settings, SettingsError, load
+from .nodes import NodeReconciler
+from .settings import OperatorSettings, SettingsError, load
 
 _OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 _TICK = 1.0
@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 class Operator:
     """All parts, wired."""
 
-    def __init__(self, settings: Settings, config: Any) -> None:
+    def __init__(self, settings: OperatorSettings, config: Any) -> None:
         clock = time.monotonic
         self._settings = settings
         self._config = config
@@ -87,55 +87,57 @@ class Operator:
             page_size=settings.page_size,
             may_write=self.leadership.acting,
         )
-        self.model = Model(pods, AgentLeases(settings.agent_duration, clock))
-        self.notes = Notes()
+        self.state = ClusterState(pods, AgentLeases(settings.agent_duration, clock))
+        self.memos = TenantMemos()
         self.events = Events(self.client, settings.identity, clock)
-        self.lists = Lists(self.model, self.client)
-        self.ledger = LedgerWriter(self.model, self.client, self.events, settings.writers)
-        binder = Binder(self.model, self.client, self.events, pods)
-        self.tenants = Tenants(self.model, self.client, self.ledger, binder, self.events, self.notes, settings, clock)
+        self.resync = Resync(self.state, self.client)
+        self.ledger = LedgerWriter(self.state, self.client, self.events, settings.writers)
+        pod_control = PodControl(self.state, self.client, self.events, pods)
+        self.tenant_reconciler = TenantReconciler(
+            self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock
+        )
         self.loop = PlacementLoop(
-            self.model,
-            self.notes,
+            self.state,
+            self.memos,
             may_act=lambda: self._active and self.leadership.acting(),
-            decided=lambda _tenant, node: self.ledger.add(node),
-            answered=self._look_at_tenant,
+            on_decided=lambda _tenant, node: self.ledger.add(node),
+            on_answered=self._enqueue_tenant,
             clock=clock,
             head_reservation_after=settings.keep_after,
         )
-        self.tenants.loop = self.loop
-        self.tenants.read_priorities = self.lists.read_priorities
-        self.nodes = Nodes(self.model, self.client, self.ledger, self.events, settings, clock)
-        self.ledger.on_refused = self.tenants.stay_away
-        self.ledger.on_removed = lambda node, _tenant: self._look_at_node(node)
-        self.model.on_tenant = self._look_at_tenant
-        self.model.on_node = self._look_at_node
-        self.model.on_room = self.loop.room_changed
-        self.other_pods = SlimWatch(
+        self.tenant_reconciler.loop = self.loop
+        self.tenant_reconciler.read_priorities = self.resync.read_priorities
+        self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
+        self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
+        self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
+        self.state.on_tenant_changed = self._enqueue_tenant
+        self.state.on_node_changed = self._enqueue_node
+        self.state.on_room_changed = self.loop.room_changed
+        self.other_pods = Reflector(
             self.client,
             PODS,
-            put=self.model.put_other_pod,
-            drop=self.model.drop_other_pod,
+            put=self.state.put_other_pod,
+            drop=self.state.drop_other_pod,
             labels=f"!{TENANT_LABEL}",
             fields=_OTHER_PODS,
         )
-        self.agent_leases = SlimWatch(
+        self.agent_leases = Reflector(
             self.client,
             LEASES,
-            put=self.model.agents.put,
-            drop=self.model.agents.drop,
+            put=self.state.agents.put,
+            drop=self.state.agents.drop,
             namespace=settings.namespace,
         )
 
     # Who is told
 
-    def _look_at_tenant(self, tenant: str) -> None:
+    def _enqueue_tenant(self, tenant: str) -> None:
         if self._active:
-            self.tenants.queue.add(tenant)
+            self.tenant_reconciler.queue.add(tenant)
 
-    def _look_at_node(self, name: str) -> None:
+    def _enqueue_node(self, name: str) -> None:
         if self._active:
-            self.nodes.queue.add(name)
+            self.node_reconciler.queue.add(name)
 
     def _gained(self) -> None:
         self._activation = asyncio.create_task(self._activate(), name="activation")
@@ -144,38 +146,38 @@ class Operator:
         if self._activation is not None:
             self._activation.cancel()
         self._active = False
-        self.tenants.queue.clear()
-        self.nodes.queue.clear()
+        self.tenant_reconciler.queue.clear()
+        self.node_reconciler.queue.clear()
         self.loop.clear()
         self.ledger.abandon()
-        self.notes.clear()
+        self.memos.clear()
 
     async def _activate(self) -> None:
         """Begins to act: everything is listed anew, then everybody is looked at."""
         while True:
             try:
-                await self.lists.resync()
+                await self.resync.relist()
                 await self.other_pods.listed.wait()
                 await self.agent_leases.listed.wait()
                 break
             except ApiError as error:
                 log.warning("cannot list; trying again", error=str(error))
                 await asyncio.sleep(1)
-        self.nodes.look_at_agents()
+        self.node_reconciler.check_agents()
         self._active = True
-        self._look_at_all()
-        log.info("acting", sharepods=len(self.model.sharepods), nodes=len(self.model.nodes))
+        self._enqueue_all()
+        log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
 
-    def _look_at_all(self) -> None:
-        for tenant in self.model.tenants():
-            self._look_at_tenant(tenant)
-        for name in {item.name for item in self.model.nodes} | {item.name for item in self.model.gpunodes}:
-            self._look_at_node(name)
+    def _enqueue_all(self) -> None:
+        for tenant in self.state.tenants():
+            self._enqueue_tenant(tenant)
+        for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
+            self._enqueue_node(name)
         self.loop.room_changed()
 
     def gap(self) -> None:
         """A watch was cut and has listed anew."""
-        if self.lists.complete:
+        if self.resync.complete:
             self._stale = True
 
     # Loops
@@ -189,22 +191,22 @@ class Operator:
                 continue
             self._stale = False
             try:
-                await self.lists.resync()
+                await self.resync.relist()
             except ApiError as error:
                 log.warning("cannot list; trying again", error=str(error))
                 self._stale = True
                 continue
             last = time.monotonic()
-            self._look_at_all()
+            self._enqueue_all()
 
     async def _tick(self) -> None:
         while True:
             self._ticked = time.monotonic()
-            self.nodes.look_at_agents()
+            self.node_reconciler.check_agents()
             phases: dict[str, int] = {}
-            for item in self.model.sharepods:
+            for item in self.state.sharepods:
                 phases[item.status.phase.value] = phases.get(item.status.phase.value, 0) + 1
-            metrics.UNENFORCED.set(self.model.unenforced())
+            metrics.UNENFORCED.set(self.state.unenforced())
             for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
                 metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
             await asyncio.sleep(_TICK)
@@ -223,7 +225,7 @@ class Operator:
             return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
         async def show_ready(_: web.Request) -> web.Response:
-            ready = self.lists.complete
+            ready = self.resync.complete
             return web.Response(status=200 if ready else 503, text="ok\n" if ready else "listing\n")
 
         app = web.Application()
@@ -238,9 +240,9 @@ class Operator:
 
     async def _first_list(self) -> None:
         """A standby's model is warm, too."""
-        while not self.lists.complete:
+        while not self.resync.complete:
             try:
-                await self.lists.resync()
+                await self.resync.relist()
             except ApiError as error:
                 log.warning("cannot list; trying again", error=str(error))
                 await asyncio.sleep(1)
@@ -255,8 +257,8 @@ class Operator:
             "events": self.events.run(),
             "placement": self.loop.run(),
             "ledger": self.ledger.run(),
-            "tenants": self.tenants.run(),
-            "nodes": self.nodes.run(),
+            "tenants": self.tenant_reconciler.run(),
+            "nodes": self.node_reconciler.run(),
             "other pods": self.other_pods.run(),
             "agent leases": self.agent_leases.run(),
             "first list": self._first_list(),
@@ -281,7 +283,7 @@ class Operator:
         port = self._settings.health_port
         await kopf.operator(
             registry=kopf_feed.registry(
-                self.model, lambda: kopf_feed.credentials(self._config), self.gap, self.healthy
+                self.state, lambda: kopf_feed.credentials(self._config), self.gap, self.healthy
             ),
             settings=kopf_feed.settings(),
             standalone=True,
@@ -304,7 +306,7 @@ class Operator:
         log.info("stopping")
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: OperatorSettings) -> None:
     config = await configuration(settings.kubeconfig)
     await Operator(settings, config).run()
 

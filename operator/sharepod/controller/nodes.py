@@ -16,15 +16,15 @@ from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.apiserver.workqueue import Queue
+from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.state.agent_leases import PREFIX
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import GpuNodeFacts, NodeFacts
 from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError
 
 from . import metrics
-from .settings import Settings
+from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
 
@@ -37,19 +37,19 @@ _UNLABELLED = (
 log = structlog.get_logger(__name__)
 
 
-class Nodes:
+class NodeReconciler:
     """Works on nodes by name. `clock`: monotonic seconds."""
 
     def __init__(
         self,
-        model: Model,
+        state: ClusterState,
         client: Client,
         ledger: LedgerWriter,
         events: Events,
-        settings: Settings,
+        settings: OperatorSettings,
         clock: Callable[[], float],
     ) -> None:
-        self._model = model
+        self._state = state
         self._client = client
         self._ledger = ledger
         self._events = events
@@ -57,23 +57,23 @@ class Nodes:
         self._clock = clock
         self._away: dict[str, float] = {}
         self._unfit: dict[tuple[str, str], str] = {}
-        self.queue: Queue[str] = Queue("node", self._work, settings.writers)
+        self.queue: WorkQueue[str] = WorkQueue("node", self._work, settings.writers)
 
     async def run(self) -> None:
         """Works until cancelled."""
         await self.queue.run()
 
-    def look_at_agents(self) -> None:
+    def check_agents(self) -> None:
         """Takes in which agents have come or gone; to be called about each second."""
-        names = [node.name for node in self._model.nodes]
-        for name in self._model.agents.turned(names):
-            log.info("agent came or went", node=name, away=self._model.agent_away(name))
-            self._model.refresh_node(name)
+        names = [node.name for node in self._state.nodes]
+        for name in self._state.agents.changed(names):
+            log.info("agent came or went", node=name, away=self._state.agent_away(name))
+            self._state.refresh_node(name)
             self.queue.add(name)
-        metrics.AGENTS_AWAY.set(sum(self._model.agent_away(name) for name in names))
+        metrics.AGENTS_AWAY.set(sum(self._state.agent_away(name) for name in names))
 
     async def _work(self, name: str) -> None:
-        node, gpunode = self._model.nodes.named(name), self._model.gpunodes.named(name)
+        node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
             await self._forced(gpunode)
         if node is None:
@@ -110,7 +110,7 @@ class Nodes:
             made = await self._client.get(GPUNODES, node.name)
         else:
             log.info("created GPUNode", node=node.name)
-        self._model.put_gpunode(made)
+        self._state.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
         """The Node was deleted, or left the pool."""
@@ -119,16 +119,16 @@ class Nodes:
         try:
             raw = await self._client.get(NODES, name)
         except NotFoundError:
-            self._model.node_is_gone(name)
+            self._state.node_is_gone(name)
         else:
-            self._model.node_is_there(name)
+            self._state.node_is_there(name)
             if POOL_LABEL in (raw["metadata"].get("labels") or {}):
-                self._model.put_node(raw)
+                self._state.put_node(raw)
                 return
             if gpunode is not None and gpunode.spec.tenants:
                 await self._say_agent(gpunode, away=True, reason="PoolLabelGone", text=_UNLABELLED.format(name))
                 return
-        if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._model.cluster.reservations(name):
+        if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
             return
         try:
             await self._client.delete(GPUNODES, name, uid=gpunode.uid, resource_version=str(gpunode.version))
@@ -145,7 +145,7 @@ class Nodes:
             return
         live = []
         for tenant in sorted(gpunode.forced & gpunode.rows.keys()):
-            sharepod, pod = self._model.sharepods.get(tenant), self._model.pod_of(tenant)
+            sharepod, pod = self._state.sharepods.get(tenant), self._state.pod_of(tenant)
             if (
                 sharepod is not None
                 and not sharepod.ended
@@ -153,7 +153,7 @@ class Nodes:
                 and (pod is None or not pod.deleting)
             ):
                 live.append(f"{sharepod.namespace}/{sharepod.name}")
-            self._model.on_tenant(tenant)
+            self._state.on_tenant_changed(tenant)
         if live:
             text = f"force-release does not end what runs: delete the SharePod first: {', '.join(live)}"
             self._events.warning(KIND, gpunode, "ForceReleaseRefused", "Release", text)
@@ -166,7 +166,7 @@ class Nodes:
             {"op": "remove", "path": f"/metadata/annotations/{pointer}"},
         ]
         try:
-            self._model.put_gpunode(await self._client.patch_json(GPUNODES, gpunode.name, operations))
+            self._state.put_gpunode(await self._client.patch_json(GPUNODES, gpunode.name, operations))
         except (InvalidError, ConflictError, NotFoundError):
             self.queue.add_after(gpunode.name, 1.0)
 
@@ -175,7 +175,7 @@ class Nodes:
         there.
         """
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_AGENT_ALIVE), None)
-        away = node.ready and self._model.agent_away(node.name)
+        away = node.ready and self._state.agent_away(node.name)
         if not away:
             self._away.pop(node.name, None)
         else:
@@ -215,7 +215,7 @@ class Nodes:
             "metadata": {"name": gpunode.name, "uid": gpunode.uid},
             "status": {"conditions": [condition]},
         }
-        self._model.put_gpunode(await self._client.apply_status(GPUNODES, gpunode.name, body))
+        self._state.put_gpunode(await self._client.apply_status(GPUNODES, gpunode.name, body))
         if away:
             self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
 

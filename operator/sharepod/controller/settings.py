@@ -40,8 +40,8 @@ class PodToleration(BaseModel):
         return {key: str(value) for key, value in self.model_dump(exclude_none=True).items()}
 
 
-class Settings(BaseSettings):
-    """Settings of the operator. Times are in seconds."""
+class OperatorSettings(BaseSettings):
+    """OperatorSettings of the operator. Times are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="SHAREPOD_", frozen=True, extra="forbid")
 
@@ -161,13 +161,13 @@ class Settings(BaseSettings):
         return (init_settings, env_settings, *file)
 
 
-def load() -> Settings:
+def load() -> OperatorSettings:
     """The settings of this process. Raises `SettingsError`."""
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
         raise SettingsError(f"{FILE_VARIABLE}={path}: no such file; mount the ConfigMap there or unset the variable")
     try:
-        return Settings()
+        return OperatorSettings()
     except ValidationError as error:
         found = "; ".join(
             f"{'.'.join(str(part) for part in item['loc']) or 'settings'}: {item['msg']} (given: {item['input']!r})"
@@ -176,7 +176,7 @@ def load() -> Settings:
             for item in error.errors()
         )
         raise SettingsError(
-            f"{found}. Settings come from {path or 'no file'} and from SHAREPOD_... in the environment"
+            f"{found}. OperatorSettings come from {path or 'no file'} and from SHAREPOD_... in the environment"
         ) from None
     except Exception as error:
         raise SettingsError(f"{path}: cannot be read as settings: {error}") from None

@@ -8,8 +8,8 @@ from typing import Any
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
-from sharepod.controller.state.cluster_state import Model
-from sharepod.controller.state.notes import Notes
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Resources
 from unit.controller.objects import PODS, sharepod_object
 
@@ -21,15 +21,15 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.model = Model(PODS, AgentLeases(20.0, lambda: self.now))
-        self.notes = Notes()
+        self.state = ClusterState(PODS, AgentLeases(20.0, lambda: self.now))
+        self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
         self.loop = PlacementLoop(
-            self.model,
-            self.notes,
+            self.state,
+            self.memos,
             may_act=lambda: True,
-            decided=self.placed.__setitem__,
-            answered=lambda tenant: None,
+            on_decided=self.placed.__setitem__,
+            on_answered=lambda tenant: None,
             clock=lambda: self.now,
             head_reservation_after=HEAD_RESERVATION_AFTER,
         )
@@ -39,20 +39,20 @@ class World:
             GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model="m", memory=Bytes(1 << 34))
             for index in range(gpus)
         )
-        self.model.cluster.upsert_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
+        self.state.cluster.upsert_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
 
     async def want(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
         if priority:
-            self.model.priorities[f"class-{priority}"] = priority
+            self.state.priorities[f"class-{priority}"] = priority
             spec["priorityClassName"] = f"class-{priority}"
-        metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.model.sharepods):02}Z"}
-        self.model.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
+        metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"}
+        self.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
         self.loop.want_place(tenant)
         await self.settle()
 
     async def leaves(self, tenant: str) -> None:
-        self.model.cluster.release(self.placed.pop(tenant), TenantId(tenant))
+        self.state.cluster.release(self.placed.pop(tenant), TenantId(tenant))
         self.loop.room_changed()
         await self.settle()
 
@@ -72,10 +72,10 @@ class World:
 
     def request(self, tenant: str) -> PlacementRequest:
         """As the loop asks for it."""
-        sharepod = self.model.sharepods.get(tenant)
+        sharepod = self.state.sharepods.get(tenant)
         assert sharepod is not None
         return self.loop.request(sharepod)
 
     def why(self, tenant: str) -> str:
-        refusal = self.notes.of(tenant).refusal
+        refusal = self.memos.of(tenant).refusal
         return refusal.message if refusal is not None else ""

@@ -7,7 +7,7 @@ from typing import Any
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
-from sharepod.controller.decisions.lifecycle import Held
+from sharepod.controller.decisions.lifecycle import Reserved
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
 from sharepod.kube import Json
 from sharepod.placement.state.types import Reservation
@@ -90,7 +90,7 @@ def row(*, state: TenantState = TenantState.RESERVED, tenant: str = TENANT, **fi
     return Tenant(**values | fields)
 
 
-def held(
+def reserved(
     node: str = "node-a",
     *,
     written: bool = True,
@@ -99,11 +99,11 @@ def held(
     drained: bool = False,
     override: str | None = None,
     forced: bool = False,
-) -> Held:
+) -> Reserved:
     """A reservation. `releasing`: the row says so; `ending`: that is only decided."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
     wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state))
-    return Held(
+    return Reserved(
         node=node,
         wanted=wanted,
         written=row(state=state) if written else None,

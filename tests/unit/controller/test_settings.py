@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sharepod.controller.settings import FILE_VARIABLE, Settings, SettingsError, load
+from sharepod.controller.settings import FILE_VARIABLE, OperatorSettings, SettingsError, load
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in Settings.model_fields:
+    for name in OperatorSettings.model_fields:
         monkeypatch.delenv(f"SHAREPOD_{name.upper()}", raising=False)
     monkeypatch.delenv(FILE_VARIABLE, raising=False)
 
@@ -76,8 +76,8 @@ def test_a_file_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_setting_is_documented() -> None:
     source = (ROOT / "operator" / "sharepod" / "controller" / "settings.py").read_text()
-    body = source[source.index("class Settings") :]
-    for name in Settings.model_fields:
+    body = source[source.index("class OperatorSettings") :]
+    for name in OperatorSettings.model_fields:
         if name not in ("log_level", "log_format"):  # they say it themselves
             after = body[body.index(f"    {name}: ") :].split("\n\n")[0]
             assert '"""' in after, name

@@ -16,7 +16,7 @@ import structlog
 
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
-from sharepod.controller.state.facts import Facts
+from sharepod.controller.state.facts import ObjectFacts
 from sharepod.kube import ApiError, Json
 from sharepod.rate_limit import RateLimiter
 
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Event:
     kind: str
-    about: Facts
+    about: ObjectFacts
     type: str
     reason: str
     action: str
@@ -53,11 +53,11 @@ class Events:
         self._told: dict[tuple[str, str, str], float] = {}
         self._limiters: dict[tuple[str, str], RateLimiter] = {}  # by uid and reason, the longest unused first
 
-    def normal(self, kind: str, about: Facts, reason: str, action: str, note: str) -> None:
+    def normal(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
         """Something went as it should."""
         self._tell(_Event(kind, about, "Normal", reason, action, note))
 
-    def warning(self, kind: str, about: Facts, reason: str, action: str, note: str) -> None:
+    def warning(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
         """Something needs a person, or may."""
         self._tell(_Event(kind, about, "Warning", reason, action, note))
 

@@ -14,7 +14,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from sharepod.api.objects import GROUP, POOL_LABEL, TENANT_LABEL, VERSION
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.cluster_state import ClusterState
 
 _PAGE = 500
 
@@ -53,7 +53,7 @@ class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
         return essence
 
 
-def registry(model: Model, login: Callable[[], Any], gap: Callable[[], None], healthy: Callable[[], str]) -> Any:
+def registry(state: ClusterState, login: Callable[[], Any], gap: Callable[[], None], healthy: Callable[[], str]) -> Any:
     """Kopf's registry with our handlers. `login` gives its credentials; `gap` is called for each object listed anew;
     `healthy` says how it goes, or raises.
     """
@@ -82,16 +82,16 @@ def registry(model: Model, login: Callable[[], Any], gap: Callable[[], None], he
         return lambda raw: drop(str(raw["metadata"]["uid"]))
 
     def drop_pod(raw: Any) -> None:
-        model.drop_pod(str(raw["metadata"]["uid"]), raw)
+        state.drop_pod(str(raw["metadata"]["uid"]), raw)
 
     def drop_node(raw: Any) -> None:
-        model.drop_node(str(raw["metadata"]["uid"]), int(raw["metadata"]["resourceVersion"]))
+        state.drop_node(str(raw["metadata"]["uid"]), int(raw["metadata"]["resourceVersion"]))
 
     watched = (
-        ((GROUP, VERSION, "sharepods"), model.put_sharepod, uid(model.drop_sharepod)),
-        ((GROUP, VERSION, "gpunodes"), model.put_gpunode, uid(model.drop_gpunode)),
-        (("", "v1", "nodes"), model.put_node, drop_node),
-        (("", "v1", "pods"), model.put_pod, drop_pod),
+        ((GROUP, VERSION, "sharepods"), state.put_sharepod, uid(state.drop_sharepod)),
+        ((GROUP, VERSION, "gpunodes"), state.put_gpunode, uid(state.drop_gpunode)),
+        (("", "v1", "nodes"), state.put_node, drop_node),
+        (("", "v1", "pods"), state.put_pod, drop_pod),
     )
     for selector, put, drop in watched:
         kopf.on.event(*selector, id=selector[2], registry=found)(follow(put, drop))

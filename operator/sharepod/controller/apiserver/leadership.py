@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLease:
     """A Lease of another as last seen to change: its version, and when that was by our monotonic clock."""
 
     version: str
@@ -65,7 +65,7 @@ class Leadership:
         self._clock = clock
         self._renewed: float | None = None  # when the last successful renewal began
         self._led = False
-        self._seen: Seen | None = None
+        self._observed: ObservedLease | None = None
 
     def acting(self) -> bool:
         """Whether this process may write now."""
@@ -128,10 +128,10 @@ class Leadership:
     def _ended(self, lease: Json, spec: Json) -> bool:
         """Whether another's Lease has not changed for its duration, as far as this process saw."""
         version = str(lease["metadata"]["resourceVersion"])
-        if self._seen is None or self._seen.version != version:
-            self._seen = Seen(version, self._clock())
+        if self._observed is None or self._observed.version != version:
+            self._observed = ObservedLease(version, self._clock())
             return False
-        return self._clock() > self._seen.at + float(spec.get("leaseDurationSeconds") or self._duration)
+        return self._clock() > self._observed.at + float(spec.get("leaseDurationSeconds") or self._duration)
 
     def _lease(self, current: Json | None) -> Json:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -22,7 +22,7 @@ _LONGEST_PAUSE = 10.0
 log = structlog.get_logger(__name__)
 
 
-class SlimWatch:
+class Reflector:
     """Follows the objects of one resource; keeps nothing of them but their uids."""
 
     def __init__(

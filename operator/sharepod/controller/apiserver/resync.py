@@ -14,8 +14,8 @@ import structlog
 
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
-from sharepod.controller.state.cluster_state import Model
-from sharepod.controller.state.facts import Facts
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts import ObjectFacts
 from sharepod.kube import ForbiddenError, Json, NotFoundError
 
 from .client import GPUNODES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, Resource
@@ -26,11 +26,11 @@ _COLLECT_AFTER = 20_000  # new objects; by default 700, which is some ten decisi
 log = structlog.get_logger(__name__)
 
 
-class Lists:
-    """Lists and sweeps. One `resync` at a time; who calls meanwhile waits for one that begins after the call."""
+class Resync:
+    """Lists and sweeps. One `relist` at a time; who calls meanwhile waits for one that begins after the call."""
 
-    def __init__(self, model: Model, client: Client) -> None:
-        self._model = model
+    def __init__(self, state: ClusterState, client: Client) -> None:
+        self._state = state
         self._client = client
         self._lock = asyncio.Lock()
         self._asked = 0
@@ -38,7 +38,7 @@ class Lists:
         self.complete = False
         """Whether everything was listed once."""
 
-    async def resync(self) -> None:
+    async def relist(self) -> None:
         """Lists everything and sweeps. Raises `ApiError`."""
         self._asked += 1
         mine = self._asked
@@ -47,10 +47,10 @@ class Lists:
                 return
             covers = self._asked
             await self.read_priorities()
-            await self._kind(NODES, self._model.nodes, self._model.put_node, self._model.drop_node, POOL_LABEL)
-            await self._kind(SHAREPODS, self._model.sharepods, self._model.put_sharepod, self._model.drop_sharepod)
-            await self._kind(PODS, self._model.pods, self._model.put_pod, self._model.drop_pod, TENANT_LABEL)
-            await self._kind(GPUNODES, self._model.gpunodes, self._model.put_gpunode, self._model.drop_gpunode)
+            await self._kind(NODES, self._state.nodes, self._state.put_node, self._state.drop_node, POOL_LABEL)
+            await self._kind(SHAREPODS, self._state.sharepods, self._state.put_sharepod, self._state.drop_sharepod)
+            await self._kind(PODS, self._state.pods, self._state.put_pod, self._state.drop_pod, TENANT_LABEL)
+            await self._kind(GPUNODES, self._state.gpunodes, self._state.put_gpunode, self._state.drop_gpunode)
             self._done = covers
             if not self.complete:
                 # What was listed lives on; a collection that walks all of it takes a tenth of a second at 10,000 GPUs.
@@ -62,7 +62,7 @@ class Lists:
     async def _kind(
         self,
         resource: Resource,
-        known: Iterable[Facts],
+        known: Iterable[ObjectFacts],
         put: Callable[[Json], None],
         drop: Callable[[str], None],
         labels: str = "",
@@ -77,7 +77,7 @@ class Lists:
             await self._confirm(resource, item, put, drop)
 
     async def _confirm(
-        self, resource: Resource, item: Facts, put: Callable[[Json], None], drop: Callable[[str], None]
+        self, resource: Resource, item: ObjectFacts, put: Callable[[Json], None], drop: Callable[[str], None]
     ) -> None:
         try:
             raw = await self._client.get(resource, item.name, item.namespace or None)
@@ -105,7 +105,7 @@ class Lists:
         except ForbiddenError as error:
             log.warning("cannot read PriorityClasses: the queue goes by age alone", error=str(error))
             return
-        self._model.priorities = {str(item["metadata"]["name"]): int(item.get("value") or 0) for item in items}
-        self._model.default_priority = max(
+        self._state.priorities = {str(item["metadata"]["name"]): int(item.get("value") or 0) for item in items}
+        self._state.default_priority = max(
             (int(item["value"]) for item in items if item.get("globalDefault")), default=0
         )

@@ -26,7 +26,7 @@ _LONGEST_DELAY = 30.0
 log = structlog.get_logger(__name__)
 
 
-class Queue(Generic[Key]):
+class WorkQueue(Generic[Key]):
     """Keys for `work`, at most `workers` of them at a time, while `run` runs."""
 
     def __init__(self, name: str, work: Callable[[Key], Awaitable[None]], workers: int) -> None:

@@ -18,7 +18,7 @@ from sharepod.api.sharepod import (
 )
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.state.facts import SharePodFacts
-from sharepod.controller.state.notes import Note
+from sharepod.controller.state.memos import TenantMemo
 
 from .lifecycle import Finish
 
@@ -28,7 +28,7 @@ def announce(
     sharepod: SharePodFacts,
     written: SharePodStatus,
     finish: Finish | None,
-    note: Note,
+    memo: TenantMemo,
     seen: TenantStatus | None,
 ) -> None:
     """Tells of what the status that was `written`, and the agent (`seen`), say now and did not before."""
@@ -37,15 +37,15 @@ def announce(
         tell(KIND, sharepod, finish.reason, "Finish", finish.message)
         return
     for condition in written.conditions:
-        if note.said.get(condition.type) != condition.reason + condition.message:
-            note.said[condition.type] = condition.reason + condition.message
+        if memo.announced.get(condition.type) != condition.reason + condition.message:
+            memo.announced[condition.type] = condition.reason + condition.message
             _announce_condition(events, sharepod, condition, found=bool(seen is not None and seen.findings))
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
     for reason in FindingReason:
         if reason not in findings:
-            note.said.pop(reason, None)
-        elif note.said.get(reason) != findings[reason]:
-            note.said[reason] = findings[reason]
+            memo.announced.pop(reason, None)
+        elif memo.announced.get(reason) != findings[reason]:
+            memo.announced[reason] = findings[reason]
             events.warning(KIND, sharepod, reason.value, "Watch", findings[reason])
 
 

@@ -30,7 +30,7 @@ FORCED = "force-release"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Reserved:
     """A reservation of the tenant on one node. `written`: the row as the API server has it, None while it is only
     decided; `drained`: its agent reported, for this release, that nothing is left; `override`: why that need not be
     awaited; `forced`: an admin has named the tenant in force-release.
@@ -50,18 +50,18 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class TenantSnapshot:
     """What is known of one tenant. Times are monotonic seconds.
 
     `lost`: its Pod as last seen, if it is gone; `returned`: uids of Pods that this process took back before they were
     bound; `unbound_since`: when kube-scheduler was first seen to refuse its Pod; `give_back`: its Pod was taken back,
     or could not be made for long, so that its reservation is to be given back; `blocked_until`: not to try to make it
-    before; `unclear`: a row of it cannot be read, so what it holds is not known.
+    before; `unreadable_row`: a row of it cannot be read, so what it holds is not known.
     """
 
     sharepod: SharePodFacts | None
     pod: PodFacts | None
-    held: tuple[Held, ...]
+    reserved: tuple[Reserved, ...]
     lost: PodFacts | None = None
     returned: frozenset[str] = frozenset()
     unbound_since: float | None = None
@@ -69,7 +69,7 @@ class View:
     blocked_until: float = 0.0
     now: float = 0.0
     bind_timeout: float = 60.0
-    unclear: bool = False
+    unreadable_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,96 +153,96 @@ Step = Forget | Wait | Place | CreatePod | DeletePod | TakeBack | ClearPod | Fin
 NEVER_BOUND = "no Pod of it was bound"
 
 
-def decide(view: View) -> Step:
+def decide(snapshot: TenantSnapshot) -> Step:
     """The next step for a tenant."""
-    if view.unclear:
+    if snapshot.unreadable_row:
         return Wait()
-    sharepod = view.sharepod
+    sharepod = snapshot.sharepod
     if sharepod is None or sharepod.deleting or sharepod.ended:
-        return _end(view)
-    if view.pod is not None:
-        return _with_pod(view, view.pod)
-    return _without_pod(view, sharepod)
+        return _end(snapshot)
+    if snapshot.pod is not None:
+        return _with_pod(snapshot, snapshot.pod)
+    return _without_pod(snapshot, sharepod)
 
 
-def _end(view: View) -> Step:
+def _end(snapshot: TenantSnapshot) -> Step:
     """The SharePod is gone or has ended: so must its Pod, then its reservations."""
-    for held in view.held:
-        if held.written is None:
-            return Unreserve(held.node)
-    pod = view.pod
+    for reserved in snapshot.reserved:
+        if reserved.written is None:
+            return Unreserve(reserved.node)
+    pod = snapshot.pod
     stuck = pod is not None and not pod.ended
     if pod is not None and not pod.ended and not pod.deleting:
         return DeletePod(pod)
-    for held in view.held:
-        if held.forced:
-            return Remove(held.node, FORCED)
+    for reserved in snapshot.reserved:
+        if reserved.forced:
+            return Remove(reserved.node, FORCED)
         if stuck:
             continue
-        if not held.releasing:
-            if held.wanted.releasing:
+        if not reserved.releasing:
+            if reserved.wanted.releasing:
                 continue  # on its way to the ledger
-            return BeginRelease(held.node)
-        if held.drained or held.override:
-            return Remove(held.node, held.override or "drained")
-    return Forget() if not view.held and pod is None else Wait()
+            return BeginRelease(reserved.node)
+        if reserved.drained or reserved.override:
+            return Remove(reserved.node, reserved.override or "drained")
+    return Forget() if not snapshot.reserved and pod is None else Wait()
 
 
-def _with_pod(view: View, pod: PodFacts) -> Step:
+def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
     if pod.ended:
         return ended(pod)
     if pod.deleting:
-        if any(held.forced for held in view.held):
+        if any(reserved.forced for reserved in snapshot.reserved):
             reason = EVICTED if pod.disrupted else POD_LOST
             return Finish(Phase.FAILED, reason, "an admin gave its share away while its pod was being deleted")
         return Wait()
     place = pod.node or pod.pin
-    here: Held | None = None
-    for held in view.held:
-        if held.node == place:
-            here = held
-        elif held.written is None:
-            return Unreserve(held.node)
-        elif not held.releasing:
-            return Remove(held.node, f"its Pod is on {place}")
-        elif held.drained or held.override:
-            return Remove(held.node, held.override or "drained")
+    here: Reserved | None = None
+    for reserved in snapshot.reserved:
+        if reserved.node == place:
+            here = reserved
+        elif reserved.written is None:
+            return Unreserve(reserved.node)
+        elif not reserved.releasing:
+            return Remove(reserved.node, f"its Pod is on {place}")
+        elif reserved.drained or reserved.override:
+            return Remove(reserved.node, reserved.override or "drained")
     if here is None or here.releasing:
         if pod.node is None:
             return TakeBack(pod, "its reservation is gone")
         return Finish(
             Phase.FAILED, RESERVATION_LOST, f"the ledger of {place} has no reservation for it any more; make it anew"
         )
-    if here.written is None or pod.node is not None or view.unbound_since is None:
+    if here.written is None or pod.node is not None or snapshot.unbound_since is None:
         return Wait()
-    due = view.unbound_since + view.bind_timeout
-    if view.now < due:
+    due = snapshot.unbound_since + snapshot.bind_timeout
+    if snapshot.now < due:
         return Wait(due)
     return TakeBack(pod, pod.unschedulable)
 
 
-def _without_pod(view: View, sharepod: SharePodFacts) -> Step:
+def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     if sharepod.status.pod_uid is not None:
-        if sharepod.status.pod_uid in view.returned:
+        if sharepod.status.pod_uid in snapshot.returned:
             return ClearPod()
-        return _lost(view, sharepod)
-    if view.lost is not None and view.lost.node is not None and view.lost.uid not in view.returned:
-        return _lost(view, sharepod)  # it was bound, and is gone before `podUID` was written
-    if not view.held:
+        return _lost(snapshot, sharepod)
+    if snapshot.lost is not None and snapshot.lost.node is not None and snapshot.lost.uid not in snapshot.returned:
+        return _lost(snapshot, sharepod)  # it was bound, and is gone before `podUID` was written
+    if not snapshot.reserved:
         return Place() if sharepod.error is None else Wait()
-    kept = min(view.held, key=lambda held: (held.written is None, held.releasing, held.node))
-    for held in view.held:
-        if held is not kept or sharepod.error is not None:
-            return Unreserve(held.node) if held.written is None else Remove(held.node, NEVER_BOUND)
+    kept = min(snapshot.reserved, key=lambda reserved: (reserved.written is None, reserved.releasing, reserved.node))
+    for reserved in snapshot.reserved:
+        if reserved is not kept or sharepod.error is not None:
+            return Unreserve(reserved.node) if reserved.written is None else Remove(reserved.node, NEVER_BOUND)
     if kept.written is None:
         return Wait()
     if kept.releasing:
         done = kept.drained or kept.override or kept.forced
         return Remove(kept.node, kept.override or "drained") if done else Wait()
-    if view.give_back:
+    if snapshot.give_back:
         return Remove(kept.node, NEVER_BOUND)
-    if view.now < view.blocked_until:
-        return Wait(view.blocked_until)
+    if snapshot.now < snapshot.blocked_until:
+        return Wait(snapshot.blocked_until)
     return CreatePod(kept.node, kept.written)
 
 
@@ -265,9 +265,9 @@ def _reason(said: str) -> str:
     return kept if re.match("[A-Za-z]", kept) else POD_FAILED
 
 
-def _lost(view: View, sharepod: SharePodFacts) -> Finish:
+def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Finish:
     """Its Pod was made and is gone."""
-    lost = view.lost
+    lost = snapshot.lost
     if lost is not None and sharepod.status.pod_uid in (None, lost.uid):
         if lost.ended:
             return ended(lost)

@@ -28,22 +28,22 @@ from sharepod.api.sharepod import (
 )
 from sharepod.api.units import format_fraction
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
-from sharepod.controller.state.notes import Blocked
+from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down
 
-from .lifecycle import EVICTED, Finish, View
+from .lifecycle import EVICTED, Finish, TenantSnapshot
 
 Status = Literal["True", "False", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """All that a status is made of, beside the view. `report`: what the agent saw of the node; `resizing`: the share
+class StatusInputs:
+    """Everything a status is made of. `report`: what the agent saw of the node; `resizing`: the share
     that is granted is not the one that is asked; `usage_due`: usage may be written.
     """
 
-    view: View
+    snapshot: TenantSnapshot
     node: str | None
     row: Tenant | None
     report: GPUNodeStatus | None
@@ -55,34 +55,32 @@ class Picture:
     now: str
 
 
-def compose(sharepod: SharePodFacts, picture: Picture, finish: Finish | None = None) -> SharePodStatus:
+def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> SharePodStatus:
     """The status as it should be now; with `finish`, in that terminal phase."""
     was = sharepod.status
-    pod, row = picture.view.pod, picture.row
-    seen = _seen(picture)
+    pod, row = inputs.snapshot.pod, inputs.row
+    seen = _seen(inputs)
     phase = finish.phase if finish else was.phase if sharepod.ended else _phase(pod, row)
     over = phase in (Phase.SUCCEEDED, Phase.FAILED)
-    gpus = _gpus(was, row, picture.report) if row is not None else (was.gpus if over else ())
+    gpus = _gpus(was, row, inputs.report) if row is not None else (was.gpus if over else ())
     conditions = [
-        _placed(sharepod, picture, gpus),
-        _pod_ready(was, picture, finish),
-        _enforced(was, picture, seen),
-        _gpu_healthy(was, picture, over),
-        _resized(sharepod, picture, over),
+        _placed(sharepod, inputs, gpus),
+        _pod_ready(was, inputs, finish),
+        _enforced(was, inputs, seen),
+        _gpu_healthy(was, inputs, over),
+        _resized(sharepod, inputs, over),
     ]
     return SharePodStatus(
         phase=phase,
-        node=picture.node if row is not None else (was.node if over else None),
+        node=inputs.node if row is not None else (was.node if over else None),
         gpus=gpus,
         gpu_indexes=",".join(str(gpu.index) for gpu in gpus) or None,
         pod_name=(pod.name if pod is not None else was.pod_name) if pod is not None or over else None,
         pod_uid=pod.uid if pod is not None else was.pod_uid,
         granted=_granted(row) if row is not None else (was.granted if over else None),
-        share=was.share if over and row is None else _shown(row, sharepod.request),
-        usage=None if over else _usage(was, seen, picture.usage_due),
-        conditions=tuple(
-            _dated(was, item, picture.now, sharepod.generation) for item in conditions if item is not None
-        ),
+        share=was.share if over and row is None else _shown(row, sharepod.gpu),
+        usage=None if over else _usage(was, seen, inputs.usage_due),
+        conditions=tuple(_dated(was, item, inputs.now, sharepod.generation) for item in conditions if item is not None),
         observed_generation=sharepod.generation,
     )
 
@@ -104,10 +102,10 @@ def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
     return Phase.PLACED if row is not None else Phase.PENDING
 
 
-def _seen(picture: Picture) -> TenantStatus | None:
-    if picture.row is None or picture.report is None:
+def _seen(inputs: StatusInputs) -> TenantStatus | None:
+    if inputs.row is None or inputs.report is None:
         return None
-    return next((item for item in picture.report.tenants if item.id == picture.row.id), None)
+    return next((item for item in inputs.report.tenants if item.id == inputs.row.id), None)
 
 
 def _gpus(was: SharePodStatus, row: Tenant, report: GPUNodeStatus | None) -> tuple[AssignedGpu, ...]:
@@ -152,15 +150,15 @@ def _former(was: SharePodStatus, kind: str) -> Condition | None:
     return next((item for item in was.conditions if item.type == kind), None)
 
 
-def _placed(sharepod: SharePodFacts, picture: Picture, gpus: tuple[AssignedGpu, ...]) -> Condition | None:
-    if sharepod.error is not None and picture.row is None and not sharepod.ended:
+def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedGpu, ...]) -> Condition | None:
+    if sharepod.error is not None and inputs.row is None and not sharepod.ended:
         return _condition(CONDITION_PLACED, "False", "Invalid", str(sharepod.error))
-    if picture.row is not None:
+    if inputs.row is not None:
         which = ", ".join(str(gpu.index) for gpu in gpus)
-        text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {picture.node}: {share(picture.row)}"
+        text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {inputs.node}: {share(inputs.row)}"
         return _condition(CONDITION_PLACED, "True", "Reserved", text)
-    if picture.refusal is not None:
-        return _condition(CONDITION_PLACED, "False", picture.refusal.outlook.value, picture.refusal.message)
+    if inputs.refusal is not None:
+        return _condition(CONDITION_PLACED, "False", inputs.refusal.outlook.value, inputs.refusal.message)
     former = _former(sharepod.status, CONDITION_PLACED)
     if sharepod.ended or (former is not None and former.status != "True"):
         return former
@@ -178,8 +176,8 @@ def share(row: Tenant) -> str:
     )
 
 
-def _pod_ready(was: SharePodStatus, picture: Picture, finish: Finish | None) -> Condition | None:
-    pod = picture.view.pod
+def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None) -> Condition | None:
+    pod = inputs.snapshot.pod
     kind = CONDITION_POD_READY
     if finish is not None:
         return _condition(kind, "False", finish.reason, finish.message)
@@ -187,12 +185,12 @@ def _pod_ready(was: SharePodStatus, picture: Picture, finish: Finish | None) -> 
     if was.phase in (Phase.SUCCEEDED, Phase.FAILED):
         return former
     if pod is None:
-        if picture.blocked is not None:
-            return _condition(kind, "False", picture.blocked.reason, picture.blocked.message)
+        if inputs.blocked is not None:
+            return _condition(kind, "False", inputs.blocked.reason, inputs.blocked.message)
         if was.pod_uid is not None:
             return former
         return _condition(
-            kind, "False", "NoPod", "the pod is made once a place is reserved" if picture.row is None else ""
+            kind, "False", "NoPod", "the pod is made once a place is reserved" if inputs.row is None else ""
         )
     if pod.disrupted:
         return _condition(kind, "False", EVICTED, pod.disrupted)
@@ -207,8 +205,8 @@ def _pod_ready(was: SharePodStatus, picture: Picture, finish: Finish | None) -> 
     return _condition(kind, "False", "ContainersNotReady", pod.waiting)
 
 
-def _enforced(was: SharePodStatus, picture: Picture, seen: TenantStatus | None) -> Condition | None:
-    row, pod = picture.row, picture.view.pod
+def _enforced(was: SharePodStatus, inputs: StatusInputs, seen: TenantStatus | None) -> Condition | None:
+    row, pod = inputs.row, inputs.snapshot.pod
     if row is None or pod is None or pod.node is None:
         return (
             _former(was, CONDITION_ENFORCED)
@@ -236,33 +234,33 @@ def _enforced(was: SharePodStatus, picture: Picture, seen: TenantStatus | None) 
     return _condition(CONDITION_ENFORCED, "False", reason.value, text)
 
 
-def _gpu_healthy(was: SharePodStatus, picture: Picture, over: bool) -> Condition | None:
+def _gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Condition | None:
     former = _former(was, CONDITION_GPU_HEALTHY)
-    if picture.row is None or picture.report is None or over:
+    if inputs.row is None or inputs.report is None or over:
         return former
-    failed = [gpu for gpu in picture.report.gpus if gpu.uuid in picture.row.gpus and gpu.health is Health.UNHEALTHY]
+    failed = [gpu for gpu in inputs.report.gpus if gpu.uuid in inputs.row.gpus and gpu.health is Health.UNHEALTHY]
     if failed:
-        which = "; ".join(f"GPU {gpu.index} of {picture.node} has failed: {gpu.reason}" for gpu in failed)
+        which = "; ".join(f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
         advice = "what runs there may fail or hang; to have it placed on another GPU, make the SharePod anew"
         return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
     return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 
 
-def _resized(sharepod: SharePodFacts, picture: Picture, over: bool) -> Condition | None:
+def _resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Condition | None:
     was = sharepod.status
     former = _former(was, CONDITION_RESIZED)
-    if picture.row is None or over:
+    if inputs.row is None or over:
         return former
     if sharepod.error is not None:
-        return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(picture.row)}")
-    if picture.resizing:
-        refusal = picture.resize_refusal
+        return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(inputs.row)}")
+    if inputs.resizing:
+        refusal = inputs.resize_refusal
         if refusal is None:
             return former
         return _condition(CONDITION_RESIZED, "False", refusal.outlook.value, refusal.message)
-    changed = was.granted is not None and was.granted != _granted(picture.row)
+    changed = was.granted is not None and was.granted != _granted(inputs.row)
     if changed or (former is not None and former.status == "False"):
-        return _condition(CONDITION_RESIZED, "True", "Granted", share(picture.row))
+        return _condition(CONDITION_RESIZED, "True", "Granted", share(inputs.row))
     return former
 
 

@@ -17,8 +17,8 @@ from sharepod.api.gpunode import KIND, Pool, Tenant
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import GPUNODES, Client, NotLeadingError
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.apiserver.workqueue import Queue
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import GpuNodeFacts
 from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
@@ -32,11 +32,11 @@ class LedgerWriter:
     is told by the model, as every change of a ledger is.
     """
 
-    def __init__(self, model: Model, client: Client, events: Events, workers: int) -> None:
-        self._model = model
+    def __init__(self, state: ClusterState, client: Client, events: Events, workers: int) -> None:
+        self._state = state
         self._client = client
         self._events = events
-        self._queue: Queue[str] = Queue("ledger", self._write, workers)
+        self._queue: WorkQueue[str] = WorkQueue("ledger", self._write, workers)
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
         self._unknown: dict[str, int] = {}  # generations that writes were for whose answers were lost
@@ -65,13 +65,13 @@ class LedgerWriter:
         self._queue.clear()
         self._leaving.clear()
         self._refusals.clear()
-        names = {node.name for node in self._model.cluster.nodes()} | {item.name for item in self._model.gpunodes}
+        names = {node.name for node in self._state.cluster.nodes()} | {item.name for item in self._state.gpunodes}
         for name in names:
-            for decided in self._model.cluster.pending(name):
-                self._model.cluster.revert(name, decided.tenant)
+            for decided in self._state.cluster.pending(name):
+                self._state.cluster.revert(name, decided.tenant)
 
     async def _write(self, node: str) -> None:
-        base = self._model.gpunodes.named(node)
+        base = self._state.gpunodes.named(node)
         if base is None:
             self._drop(node, "its GPUNode is gone")
             return
@@ -82,7 +82,7 @@ class LedgerWriter:
         leaving = self._leaving.get(node, set())
         operations = patch(
             base,
-            changed=[row.row() for row in self._model.cluster.pending(node)],
+            changed=[row.row() for row in self._state.cluster.pending(node)],
             leaving=leaving,
             pool=self._pool(node, base),
         )
@@ -109,11 +109,11 @@ class LedgerWriter:
             self._refusals.pop(node, None)
             metrics.LEDGER_WRITES.labels("written").inc()
             metrics.LEDGER_CHANGES.inc(len(operations) - 2)
-            self._model.put_gpunode(answer)
+            self._state.put_gpunode(answer)
             self._removed(node, leaving - {str(row["id"]) for row in answer["spec"].get("tenants") or ()})
-            if (written := self._model.gpunodes.named(node)) is not None:
+            if (written := self._state.gpunodes.named(node)) is not None:
                 self._nothing_in_flight(written)
-        if self._model.cluster.pending(node) or self._leaving.get(node):
+        if self._state.cluster.pending(node) or self._leaving.get(node):
             self._queue.add(node)
 
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
@@ -121,17 +121,17 @@ class LedgerWriter:
         can still come true while the generation is the one that it was for."""
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)
-            if self._model.cluster.nothing_in_flight(base.name):
-                self._model.on_room()
+            if self._state.cluster.nothing_in_flight(base.name):
+                self._state.on_room_changed()
 
     def _pool(self, name: str, base: GpuNodeFacts) -> Pool:
-        node = self._model.nodes.named(name)
+        node = self._state.nodes.named(name)
         return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
 
     async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
         """The patch was refused: because the spec has moved on, or, then it returns True, because it is not wanted."""
         await self._read(base)
-        now = self._model.gpunodes.named(base.name)
+        now = self._state.gpunodes.named(base.name)
         if now is None or now.uid != base.uid or now.generation != base.generation:
             metrics.LEDGER_WRITES.labels("conflict").inc()
             return False
@@ -146,40 +146,40 @@ class LedgerWriter:
 
     def _again(self, node: str) -> None:
         """Tries later what is still to be written to this node, if anything is."""
-        if self._model.cluster.pending(node) or self._leaving.get(node):
+        if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
             self._queue.add_after(node, min(_LONGEST_PAUSE, 2.0 ** min(count - 1, 10)))
 
     def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
         """Reservations that were only decided are not made; what the ledger has is kept in mind as decided."""
-        for decided in self._model.cluster.pending(base.name):
+        for decided in self._state.cluster.pending(base.name):
             if decided.tenant not in base.rows:
                 log.warning("dropped a decision", node=base.name, tenant=decided.tenant, why=why)
                 self.on_refused(base.name, decided.tenant, why)
-                self._model.revert(base.name, decided.tenant)
+                self._state.revert(base.name, decided.tenant)
 
     async def _read(self, base: GpuNodeFacts) -> None:
         try:
-            self._model.put_gpunode(await self._client.get(GPUNODES, base.name))
+            self._state.put_gpunode(await self._client.get(GPUNODES, base.name))
         except NotFoundError:
-            self._model.drop_gpunode(base.uid)
+            self._state.drop_gpunode(base.uid)
 
     def _drop(self, node: str, why: str) -> None:
         """What was to be written to this node is not; the tenants concerned are looked at again."""
         leaving = self._leaving.pop(node, set())
-        for decided in self._model.cluster.pending(node):
+        for decided in self._state.cluster.pending(node):
             log.warning("dropped a decision", node=node, tenant=decided.tenant, why=why)
-            self._model.revert(node, decided.tenant)
+            self._state.revert(node, decided.tenant)
         for tenant in leaving:
-            self._model.on_tenant(tenant)
+            self._state.on_tenant_changed(tenant)
 
     def _removed(self, node: str, tenants: Iterable[str]) -> None:
         for tenant in list(tenants):
             self._leaving.get(node, set()).discard(tenant)
-            self._model.unreserve(node, tenant)
+            self._state.unreserve(node, tenant)
             self.on_removed(node, tenant)
-            self._model.on_tenant(tenant)
-            self._model.on_room()
+            self._state.on_tenant_changed(tenant)
+            self._state.on_room_changed()
         if not self._leaving.get(node):
             self._leaving.pop(node, None)
 

@@ -2,7 +2,7 @@
 
 Guarantees: decisions are taken one at a time, in queue order (priority, then age), each on a model that already holds
 all earlier ones, written or not; nothing is decided before everything was listed, nor while this process does not
-lead; a decision is handed to the ledger's writer at once and never waited for. Who was refused is tried again when a
+lead; a decision is handed to the ledger's writer at once and never waited for. A refused SharePod is tried again when a
 node has got room that it could use, and only then; why it was refused is worked out behind the decisions. Nobody blocks
 another, but that GPUs of one node are reserved for the oldest of the highest priority once it has waited
 `head_reservation_after`.
@@ -20,9 +20,9 @@ import structlog
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import SharePodFacts
-from sharepod.controller.state.notes import Notes
+from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import find, find_head_reservation, is_attainable, place, queue_key, serves
 from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
@@ -37,17 +37,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Waiting:
-    """One that asks for a place, `since` a moment of the clock. `refused_at_version`: the cluster's `room_version` when
-    it was refused last, None: try it whatever has changed; `again`: a moment from which it is tried whatever has
-    changed; `counted`: placement has learned that it came; `explained`: when its reason was worked out.
-    """
+    """A tenant in the queue. Times are monotonic seconds."""
 
     tenant: str
     since: float
     refused_at_version: int | None = None
-    again: float = float("inf")
-    counted: bool = False
-    explained: float = float("-inf")
+    """The cluster's `room_version` at its last refusal; None: try it whatever has changed."""
+    retry_at: float = float("inf")
+    """When it is tried again even if nothing has changed."""
+    arrival_counted: bool = False
+    """Whether placement's demand has counted it."""
+    explained_at: float = float("-inf")
+    """When the reason of its refusal was last worked out."""
 
 
 class PlacementLoop:
@@ -58,20 +59,20 @@ class PlacementLoop:
 
     def __init__(
         self,
-        model: Model,
-        notes: Notes,
+        state: ClusterState,
+        memos: TenantMemos,
         *,
         may_act: Callable[[], bool],
-        decided: Callable[[str, str], None],
-        answered: Callable[[str], None],
+        on_decided: Callable[[str, str], None],
+        on_answered: Callable[[str], None],
         clock: Callable[[], float],
         head_reservation_after: float,
     ) -> None:
-        self._model = model
-        self._notes = notes
+        self._state = state
+        self._memos = memos
         self._may_act = may_act
-        self._decided = decided
-        self._answered = answered
+        self._on_decided = on_decided
+        self._on_answered = on_answered
         self._clock = clock
         self._head_reservation_after = head_reservation_after
         self._next_head_check = 0.0
@@ -97,9 +98,9 @@ class PlacementLoop:
         """This SharePod asks for nothing any more."""
         self._places.pop(tenant, None)
         self._resizes.pop(tenant, None)
-        reservation = self._model.cluster.head_reservation
+        reservation = self._state.cluster.head_reservation
         if reservation is not None and reservation.tenant == tenant:
-            self._model.cluster.reserve_for_head(None)
+            self._state.cluster.reserve_for_head(None)
             self.room_changed()
 
     def room_changed(self) -> None:
@@ -115,7 +116,7 @@ class PlacementLoop:
         """Nobody waits any more."""
         self._places.clear()
         self._resizes.clear()
-        self._model.cluster.reserve_for_head(None)
+        self._state.cluster.reserve_for_head(None)
 
     async def run(self) -> None:
         """Decides until cancelled."""
@@ -132,7 +133,7 @@ class PlacementLoop:
         """Goes through the queue once. Where room appears while others have their turn, those at its head come first
         again: then, unless it is to go through as a `whole`, it stops and returns False.
         """
-        cluster = self._model.cluster
+        cluster = self._state.cluster
         began, version = time.monotonic(), cluster.room_version
         for waiting in list(self._resizes.values()):
             if waiting.refused_at_version != cluster.room_version:
@@ -153,7 +154,7 @@ class PlacementLoop:
             cluster.packing.renew()
         self._reserve_for_head()
         await self._explain()
-        again = min((waiting.again for waiting in self._places.values()), default=float("inf"))
+        again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
         if again < float("inf"):
             self._later(again)
         return True
@@ -161,12 +162,12 @@ class PlacementLoop:
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, PlacementRequest]]:
         found = []
         for waiting in list(self._places.values()):
-            if waiting.refused_at_version == self._model.cluster.room_version and self._clock() < waiting.again:
+            if waiting.refused_at_version == self._state.cluster.room_version and self._clock() < waiting.retry_at:
                 continue
             request = self._request_of(waiting)
             if request is None:
                 continue
-            until = self._notes.of(waiting.tenant).not_before
+            until = self._memos.of(waiting.tenant).not_before
             if self._clock() < until:
                 self._later(until)
                 continue
@@ -175,8 +176,8 @@ class PlacementLoop:
 
     def _could_be_served(self, waiting: _Waiting, request: PlacementRequest) -> bool:
         """Whether what has changed since it was refused could be room for this one."""
-        cluster = self._model.cluster
-        if waiting.refused_at_version is None or self._clock() >= waiting.again:
+        cluster = self._state.cluster
+        if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
@@ -189,37 +190,37 @@ class PlacementLoop:
 
     def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
         """None for one that asks for nothing any more."""
-        sharepod = self._model.sharepods.get(waiting.tenant)
-        if sharepod is None or sharepod.request is None:
+        sharepod = self._state.sharepods.get(waiting.tenant)
+        if sharepod is None or sharepod.gpu is None:
             self.leave(waiting.tenant)
             return None
         return self.request(sharepod)
 
     def request(self, sharepod: SharePodFacts) -> PlacementRequest:
         """What it asks of placement."""
-        assert sharepod.request is not None
-        note = self._notes.of(sharepod.uid)
+        assert sharepod.gpu is not None
+        memo = self._memos.of(sharepod.uid)
         now = self._clock()
-        note.avoid = {node: (why, until) for node, (why, until) in note.avoid.items() if until > now}
+        memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
         return PlacementRequest(
             tenant=TenantId(sharepod.uid),
             namespace=sharepod.namespace,
             name=sharepod.name,
-            gpu=sharepod.request,
+            gpu=sharepod.gpu,
             pod=sharepod.needs,
             owner=sharepod.owner,
-            priority=self._model.priority(sharepod),
+            priority=self._state.priority(sharepod),
             created=sharepod.created,
-            avoid={node: why for node, (why, _) in note.avoid.items()},
+            avoid={node: why for node, (why, _) in memo.avoid.items()},
         )
 
     def _place(self, waiting: _Waiting, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
         """Decides for one. `refused`: shapes that found no place in this pass."""
-        cluster = self._model.cluster
-        if not waiting.counted:
-            waiting.counted = True
+        cluster = self._state.cluster
+        if not waiting.arrival_counted:
+            waiting.arrival_counted = True
             cluster.packing.arrived(request)
-        note = self._notes.of(waiting.tenant)
+        memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
         asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
         shape = (cluster.room_version, request.priority, *asked)
@@ -232,7 +233,7 @@ class PlacementLoop:
             refused.add(shape)
             waiting.refused_at_version = cluster.room_version
             self._unexplained[waiting.tenant] = waiting
-            waiting.again = min((until for _, until in note.avoid.values()), default=float("inf"))
+            waiting.retry_at = min((until for _, until in memo.avoid.values()), default=float("inf"))
             return
         try:
             cluster.reserve(answer.node, answer.reservation(request))
@@ -246,39 +247,39 @@ class PlacementLoop:
             waiting.refused_at_version = cluster.room_version
             return
         metrics.DECISIONS.labels("placed").inc()
-        note.refusal = None
+        memo.refusal = None
         self._places.pop(waiting.tenant, None)
         if is_head:
             cluster.reserve_for_head(None)
         if is_head or request.gpu.labels.affinity is not None:  # the others of its group can follow now
             self.room_changed()
-        self._decided(waiting.tenant, answer.node)
+        self._on_decided(waiting.tenant, answer.node)
 
     async def _explain(self) -> None:
         """Works out why those were refused that have no reason yet, or an old one."""
         for tenant, waiting in list(self._unexplained.items()):
             await asyncio.sleep(0)
-            if self._clock() < waiting.explained + _EXPLAIN_AGAIN and self._places.get(tenant) is waiting:
-                self._later(waiting.explained + _EXPLAIN_AGAIN)
+            if self._clock() < waiting.explained_at + _EXPLAIN_AGAIN and self._places.get(tenant) is waiting:
+                self._later(waiting.explained_at + _EXPLAIN_AGAIN)
                 continue
             self._unexplained.pop(tenant, None)
             request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
             if request is None or not self._may_act():
                 continue
-            answer = place(self._model.cluster, request)
+            answer = place(self._state.cluster, request)
             if not isinstance(answer, Refusal):  # room has appeared meanwhile
                 waiting.refused_at_version = None
                 self._kick.set()
                 continue
-            waiting.explained = self._clock()
-            note = self._notes.of(tenant)
-            if answer != note.refusal:
-                note.refusal = answer
-                self._answered(tenant)
+            waiting.explained_at = self._clock()
+            memo = self._memos.of(tenant)
+            if answer != memo.refusal:
+                memo.refusal = answer
+                self._on_answered(tenant)
 
     def _reserve_for_head(self) -> None:
         """Sees to it that GPUs are kept for the oldest of the highest priority, if it has waited long enough."""
-        now, cluster = self._clock(), self._model.cluster
+        now, cluster = self._clock(), self._state.cluster
         may_reserve_at = (
             min((waiting.since for waiting in self._places.values()), default=now) + self._head_reservation_after
         )
@@ -298,7 +299,7 @@ class PlacementLoop:
         cluster.reserve_for_head(reservation)
         owner = self._places.get(reservation.tenant) if reservation is not None else None
         if owner is not None:
-            owner.refused_at_version, owner.explained = None, float("-inf")
+            owner.refused_at_version, owner.explained_at = None, float("-inf")
         self._kick.set()
 
     def _choose_head_reservation(
@@ -306,7 +307,7 @@ class PlacementLoop:
     ) -> HeadReservation | None:
         """The head-of-line reservation: for the first in the queue that has waited long and could be served one day.
         The present one stays with its owner, unless somebody of higher priority has waited as long."""
-        cluster, reservation = self._model.cluster, self._model.cluster.head_reservation
+        cluster, reservation = self._state.cluster, self._state.cluster.head_reservation
         of_owner = (request for request, _ in asked if reservation is not None and request.tenant == reservation.tenant)
         owner = next(of_owner, None)
         if reservation is not None and (owner is None or not is_attainable(cluster, owner, reservation)):
@@ -320,22 +321,22 @@ class PlacementLoop:
         return reservation
 
     def _waits_for_room(self, waiting: _Waiting) -> bool:
-        refusal = self._notes.of(waiting.tenant).refusal
+        refusal = self._memos.of(waiting.tenant).refusal
         return refusal is not None and refusal.outlook is Outlook.WAITING
 
     def _resize(self, waiting: _Waiting) -> None:
-        waiting.refused_at_version = self._model.cluster.room_version
-        sharepod = self._model.sharepods.get(waiting.tenant)
-        held = self._model.cluster.reservations_of(TenantId(waiting.tenant))
-        if sharepod is None or sharepod.request is None or len(held) != 1 or held[0][1].mode is Mode.EXCLUSIVE:
+        waiting.refused_at_version = self._state.cluster.room_version
+        sharepod = self._state.sharepods.get(waiting.tenant)
+        reserved = self._state.cluster.reservations_of(TenantId(waiting.tenant))
+        if sharepod is None or sharepod.gpu is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
             self._resizes.pop(waiting.tenant, None)
             return
-        asked, note = sharepod.request, self._notes.of(waiting.tenant)
-        gpunode = self._model.gpunodes.named(held[0][0])
+        asked, memo = sharepod.gpu, self._memos.of(waiting.tenant)
+        gpunode = self._state.gpunodes.named(reserved[0][0])
         seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
         in_use = next(seen, 0)  # of the GPU where it uses most
         try:
-            answer = self._model.cluster.resize(
+            answer = self._state.cluster.resize(
                 TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory, in_use=in_use
             )
         except PlacementError as error:
@@ -348,14 +349,14 @@ class PlacementLoop:
             return
         if isinstance(answer, Refusal):
             metrics.DECISIONS.labels("resize_refused").inc()
-            if answer != note.resize_refusal:
-                note.resize_refusal = answer
-                self._answered(waiting.tenant)
+            if answer != memo.resize_refusal:
+                memo.resize_refusal = answer
+                self._on_answered(waiting.tenant)
             return
         metrics.DECISIONS.labels("resized").inc()
-        note.resize_refusal = None
+        memo.resize_refusal = None
         self._resizes.pop(waiting.tenant, None)
-        self._decided(waiting.tenant, held[0][0])
+        self._on_decided(waiting.tenant, reserved[0][0])
 
     def _later(self, at: float) -> None:
         """Look again at that time."""

@@ -71,7 +71,7 @@ class AgentLeases:
         lease = self._leases.get(node)
         return lease is not None and lease.changed is not None and self._clock() < lease.changed + lease.duration
 
-    def turned(self, nodes: Iterable[str]) -> list[str]:
+    def changed(self, nodes: Iterable[str]) -> list[str]:
         """Which of these nodes have gained or lost their agent since the last call."""
         alive = {node for node in nodes if self.alive(node)}
         turned = sorted(alive ^ self._alive)

@@ -1,8 +1,10 @@
-"""Everything the operator knows of the cluster, in memory.
+"""Cluster state: everything the operator knows of the cluster, in memory (a scheduler cache).
 
-Guarantees: fed by watches and lists alike, in any order, it ends at the newest of each object; feeding it writes
-nothing and waits for nothing; whoever is concerned by a change is told by key (`on_tenant`, `on_node`, `on_room`),
-never with the change itself.
+Guarantees:
+- Watches and lists may feed it in any order: it ends at the newest version of each object.
+- Feeding it writes nothing and waits for nothing.
+- A change is told by key only, never with the change itself: `on_tenant_changed`, `on_node_changed`,
+  `on_room_changed` (room that a waiting SharePod could use may have appeared).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def _nobody(_key: str) -> None:
     return None
 
 
-class Model:
+class ClusterState:
     """The facts, and placement's view of them."""
 
     def __init__(self, settings: PodSettings, agents: AgentLeases) -> None:
@@ -66,9 +68,9 @@ class Model:
         self.default_priority = 0
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
-        self.on_tenant: Callable[[str], None] = _nobody
-        self.on_node: Callable[[str], None] = _nobody
-        self.on_room: Callable[[], None] = lambda: None
+        self.on_tenant_changed: Callable[[str], None] = _nobody
+        self.on_node_changed: Callable[[str], None] = _nobody
+        self.on_room_changed: Callable[[], None] = lambda: None
 
     # SharePods
 
@@ -78,13 +80,13 @@ class Model:
         item = sharepod_facts(raw, self._settings)
         taken, _, replaced = self.sharepods.put(item)
         if replaced is not None:
-            self.on_tenant(replaced.uid)
+            self.on_tenant_changed(replaced.uid)
         if taken:
-            self.on_tenant(item.uid)
+            self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str) -> None:
         self.sharepods.drop(uid)
-        self.on_tenant(uid)
+        self.on_tenant_changed(uid)
 
     def priority(self, sharepod: SharePodFacts) -> int:
         """The priority that its Pod will have, by its PriorityClass."""
@@ -120,7 +122,7 @@ class Model:
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
         if item.tenant is not None and (before is None or _told(before) != _told(item)):
-            self.on_tenant(item.tenant)
+            self.on_tenant_changed(item.tenant)
 
     def drop_pod(self, uid: str, last: Json | None = None) -> None:
         """A Pod that is gone; `last`: its last state, where the watch brought it."""
@@ -135,7 +137,7 @@ class Model:
         if pod.tenant is not None:
             self.lost_pods[pod.tenant] = pod
             self._no_longer_of(pod)
-        self.on_room()
+        self.on_room_changed()
 
     def _no_longer_of(self, pod: PodFacts) -> None:
         tenant = pod.tenant or ""
@@ -143,7 +145,7 @@ class Model:
         mine.discard(pod.uid)
         if not mine:
             self._pods_of.pop(tenant, None)
-        self.on_tenant(tenant)
+        self.on_tenant_changed(tenant)
 
     def _count_pod(self, pod: PodFacts) -> None:
         node, before = pod.node or (pod.pin if pod.tenant is not None else None), self.cluster.room_version
@@ -156,7 +158,7 @@ class Model:
 
     def _room_since(self, before: int) -> None:
         if self.cluster.room_version != before:
-            self.on_room()
+            self.on_room_changed()
 
     # Other pods
 
@@ -169,7 +171,7 @@ class Model:
 
     def drop_other_pod(self, uid: str) -> None:
         self.cluster.remove_pod(uid)
-        self.on_room()
+        self.on_room_changed()
 
     # Nodes
 
@@ -181,7 +183,7 @@ class Model:
         if taken:
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
-            self.on_node(item.name)
+            self.on_node_changed(item.name)
             if item.out_of_service != (before is not None and before.out_of_service):
                 self._tell_tenants(item.name)
 
@@ -189,7 +191,7 @@ class Model:
         """The API server itself says that there is such a Node, be it out of the pool: processes may run there."""
         if name in self.gone_nodes:
             self.gone_nodes.discard(name)
-            self.on_node(name)
+            self.on_node_changed(name)
 
     def node_is_gone(self, name: str) -> None:
         """The API server itself says that there is no such Node: nothing runs there."""
@@ -199,14 +201,14 @@ class Model:
 
     def _tell_tenants(self, node: str) -> None:
         for row in self.cluster.reservations(node):
-            self.on_tenant(row.tenant)
+            self.on_tenant_changed(row.tenant)
 
     def drop_node(self, uid: str, version: int = 0) -> None:
         """A Node that is gone, or has left the pool, as of `version`: put back, it is the same Node still."""
         item = self.nodes.drop(uid, version)
         if item is not None:
             self.refresh_node(item.name)
-            self.on_node(item.name)
+            self.on_node_changed(item.name)
 
     # GPUNodes
 
@@ -224,9 +226,9 @@ class Model:
         if before is None or _for_placement(before) != _for_placement(item):
             self.refresh_node(item.name)
         for tenant in _concerned(before, item):
-            self.on_tenant(tenant)
+            self.on_tenant_changed(tenant)
         if before is None or _for_node(before) != _for_node(item):
-            self.on_node(item.name)
+            self.on_node_changed(item.name)
 
     def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
         """A row that cannot be read is taken to be as it was when it last could."""
@@ -238,7 +240,7 @@ class Model:
         self._unreadable.pop(item.name, None)
         return item
 
-    def unclear(self, tenant: str) -> bool:
+    def unreadable_row(self, tenant: str) -> bool:
         """Whether some ledger has a row of this tenant that cannot be read: it is not known what it holds."""
         return any(tenant in tenants for tenants in self._unreadable.values())
 
@@ -251,14 +253,14 @@ class Model:
         if item is not None:
             self._ledger_gone(item)
             self.refresh_node(item.name)
-            self.on_node(item.name)
+            self.on_node_changed(item.name)
 
     def _ledger_gone(self, item: GpuNodeFacts) -> None:
         tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
         self.cluster.drop_ledger(item.name)
         self._unreadable.pop(item.name, None)
         for tenant in tenants:
-            self.on_tenant(tenant)
+            self.on_tenant_changed(tenant)
 
     def _load(self, item: GpuNodeFacts) -> None:
         """Brings a ledger into placement's model. What was decided here and does not fit beside what another wrote is
@@ -284,14 +286,14 @@ class Model:
         for left in self.cluster.overcommits(item.name):
             log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
         metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
-        self.on_room()
+        self.on_room_changed()
 
     def unreserve(self, node: str, tenant: str) -> None:
         """Forgets a reservation, unless the ledger as last read has it: what is written ends by a write alone."""
         gpunode = self.gpunodes.named(node)
         if gpunode is None or tenant not in gpunode.rows:
             self.cluster.release(node, TenantId(tenant))
-            self.on_room()
+            self.on_room_changed()
 
     def _take_back(self, node: str, decided: Reservation) -> None:
         log.info("took a decision back: another operator wrote first", node=node, tenant=decided.tenant)
@@ -300,8 +302,8 @@ class Model:
     def revert(self, node: str, tenant: TenantId) -> None:
         """What was decided and not written is not to be: its tenant is looked at again, others may have the room."""
         self.cluster.revert(node, tenant)
-        self.on_tenant(tenant)
-        self.on_room()
+        self.on_tenant_changed(tenant)
+        self.on_room_changed()
 
     # Placement's view of a node
 
@@ -325,7 +327,7 @@ class Model:
             if account is not None and account.state == state:
                 return
             self.cluster.upsert_node(state)
-        self.on_room()
+        self.on_room_changed()
 
     def agent_away(self, name: str) -> bool:
         """Whether a node of the pool has no living agent."""
@@ -402,7 +404,7 @@ def _gpu_state(gpu: Gpu) -> GpuState:
 
 
 def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
-    """Tenants whose row, report or release is not as it was."""
+    """TenantReconciler whose row, report or release is not as it was."""
     rows = now.rows
     if before is None:
         return set(rows)

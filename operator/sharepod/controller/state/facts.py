@@ -29,7 +29,7 @@ _TERMINAL = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ObjectFacts:
     """What every object has. `version`: its resourceVersion, which counts upwards."""
 
     uid: str
@@ -39,15 +39,15 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharePodFacts(Facts):
-    """A SharePod. Just one of `request` and `error` is set. `raw` is the object itself, without managedFields."""
+class SharePodFacts(ObjectFacts):
+    """A SharePod. Just one of `gpu` and `error` is set. `raw` is the object itself, without managedFields."""
 
     generation: int
     created: str
     deleting: bool
     owner: str | None
     priority_class: str | None
-    request: GpuRequest | None
+    gpu: GpuRequest | None
     needs: PodNeeds
     error: SpecError | None
     status: SharePodStatus
@@ -61,7 +61,7 @@ class SharePodFacts(Facts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodFacts(Facts):
+class PodFacts(ObjectFacts):
     """A Pod that bears our label. `tenant`: what the label says, which admission lets only the operator set; None where
     its controller is another than that SharePod: then it is not ours. One that was orphaned still is.
 
@@ -94,7 +94,7 @@ class PodFacts(Facts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts(Facts):
+class NodeFacts(ObjectFacts):
     """A Node of the pool."""
 
     labels: Mapping[str, str]
@@ -112,7 +112,7 @@ class NodeFacts(Facts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuNodeFacts(Facts):
+class GpuNodeFacts(ObjectFacts):
     """A GPUNode. `error`: what of it cannot be read: it takes no tenants; `ledger_error`: what of its spec cannot
     be: nothing is written to it; `unreadable`: tenants whose rows cannot be read.
     """
@@ -123,7 +123,7 @@ class GpuNodeFacts(Facts):
     has_tenants: bool
     """Whether the field `spec.tenants` exists."""
     forced: frozenset[str]
-    """Tenants named by the annotation force-release."""
+    """TenantReconciler named by the annotation force-release."""
     error: str | None
     ledger_error: str | None = None
     unreadable: frozenset[str] = frozenset()
@@ -137,11 +137,11 @@ class GpuNodeFacts(Facts):
 def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
     """What is kept of a SharePod."""
     metadata = raw["metadata"]
-    request: GpuRequest | None = None
+    gpu: GpuRequest | None = None
     needs = PodNeeds()
     error: SpecError | None = None
     try:
-        request = effective(raw)
+        gpu = effective(raw)
         check_pod_fields(raw, settings)
         needs = parse_needs(requested_pod_spec(raw, settings))
     except SpecError as found:
@@ -157,7 +157,7 @@ def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
         deleting=bool(metadata.get("deletionTimestamp")),
         owner=_controller(metadata, None),
         priority_class=str((raw.get("spec") or {}).get("priorityClassName") or "") or None,
-        request=None if error else request,
+        gpu=None if error else gpu,
         needs=needs,
         error=error,
         status=_sharepod_status(raw.get("status") or {}),

@@ -1,4 +1,4 @@
-"""Facts of one kind of object.
+"""ObjectFacts of one kind of object.
 
 Guarantees: what is older than what is known is not taken; an object that is known to be gone does not come back by a
 list that was begun before; of two objects of one name the newer is there.
@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from .facts import Facts
+from .facts import ObjectFacts
 
-F = TypeVar("F", bound=Facts)
+F = TypeVar("F", bound=ObjectFacts)
 
 _REMEMBERED = 20_000
 
 
 class Store(Generic[F]):
-    """Facts by uid and by name."""
+    """ObjectFacts by uid and by name."""
 
     def __init__(self) -> None:
         self._items: dict[str, F] = {}

@@ -21,9 +21,9 @@ from sharepod.api.sharepod import KIND
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.settings import Settings
+from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
-from sharepod.controller.state.notes import Eviction, Note
+from sharepod.controller.state.memos import Eviction, TenantMemo
 from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.rate_limit import RateLimiter
 
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 class Evictor:
     """`clock`: monotonic seconds."""
 
-    def __init__(self, client: Client, events: Events, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(self, client: Client, events: Events, settings: OperatorSettings, clock: Callable[[], float]) -> None:
         self._client = client
         self._events = events
         self._settings = settings
@@ -44,22 +44,22 @@ class Evictor:
         self._limiter = RateLimiter(clock(), per_s=settings.evictions_per_minute / 60, burst=1)
 
     async def look(
-        self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, note: Note
+        self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, memo: TenantMemo
     ) -> float | None:
         """Does what is due about one tenant; returns in how many seconds to look again, None if there is nothing to
         wait for. Raises `ApiError`.
         """
         finding = _unhooked(seen)
         if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
-            if note.eviction is not None and note.eviction.done is None:
-                note.eviction = None
+            if memo.eviction is not None and memo.eviction.done is None:
+                memo.eviction = None
             return None
         if self._settings.unenforced_policy != "Evict":
             return None
         now = self._clock()
-        if note.eviction is None or note.eviction.pod != pod.uid:
-            note.eviction = Eviction(pod=pod.uid, since=now)
-        eviction = note.eviction
+        if memo.eviction is None or memo.eviction.pod != pod.uid:
+            memo.eviction = Eviction(pod=pod.uid, since=now)
+        eviction = memo.eviction
         if eviction.done is not None:
             return None
         due = eviction.since + self._settings.unenforced_grace

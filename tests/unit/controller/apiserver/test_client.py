@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 from sharepod.controller.apiserver.client import PODS, Client, NotLeadingError
-from sharepod.controller.apiserver.reflector import SlimWatch
+from sharepod.controller.apiserver.reflector import Reflector
 from sharepod.kube import (
     AlreadyExistsError,
     ApiError,
@@ -179,7 +179,7 @@ async def test_after_a_gap_the_slim_watch_drops_what_vanished_unseen() -> None:
     put: list[str] = []
     dropped: list[str] = []
     async with serving(serve) as client:
-        watch = SlimWatch(client, PODS, put=lambda item: put.append(item["metadata"]["uid"]), drop=dropped.append)
+        watch = Reflector(client, PODS, put=lambda item: put.append(item["metadata"]["uid"]), drop=dropped.append)
         task = asyncio.create_task(watch.run())
         try:
             async with asyncio.timeout(10):

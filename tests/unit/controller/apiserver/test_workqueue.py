@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 import pytest
 from sharepod.controller.apiserver import workqueue
 from sharepod.controller.apiserver.client import NotLeadingError
-from sharepod.controller.apiserver.workqueue import Queue
+from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.kube import UnavailableError
 
 
 @asynccontextmanager
-async def running(work: Callable[[str], Awaitable[None]], workers: int = 4) -> AsyncIterator[Queue[str]]:
-    queue: Queue[str] = Queue("test", work, workers)
+async def running(work: Callable[[str], Awaitable[None]], workers: int = 4) -> AsyncIterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue("test", work, workers)
     task = asyncio.create_task(queue.run())
     try:
         yield queue

@@ -16,24 +16,24 @@ from sharepod.controller.decisions.lifecycle import (
     DeletePod,
     Finish,
     Forget,
-    Held,
     Place,
     Remove,
+    Reserved,
     TakeBack,
+    TenantSnapshot,
     Unreserve,
-    View,
     Wait,
     decide,
 )
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
-from unit.controller.objects import held, pod, row, sharepod
+from unit.controller.objects import pod, reserved, row, sharepod
 
 EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicted"}
 REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 
 
-def step(own: SharePodFacts | None, its_pod: PodFacts | None = None, *reservations: Held, **known: Any) -> object:
-    return decide(View(sharepod=own, pod=its_pod, held=reservations, **known))
+def step(own: SharePodFacts | None, its_pod: PodFacts | None = None, *reservations: Reserved, **known: Any) -> object:
+    return decide(TenantSnapshot(sharepod=own, pod=its_pod, reserved=reservations, **known))
 
 
 def made(**fields: Any) -> SharePodFacts:
@@ -51,33 +51,33 @@ def test_without_a_reservation_it_asks_for_a_place() -> None:
 def test_an_invalid_one_is_not_placed_and_gives_back_what_it_has() -> None:
     invalid = sharepod(spec={"gpu": {"request": 1.4}})
     assert step(invalid) == Wait()
-    assert step(invalid, None, held(written=False)) == Unreserve("node-a")
-    assert isinstance(step(invalid, None, held()), Remove)
+    assert step(invalid, None, reserved(written=False)) == Unreserve("node-a")
+    assert isinstance(step(invalid, None, reserved()), Remove)
 
 
 def test_its_pod_is_made_only_once_the_ledger_says_reserved() -> None:
-    assert step(sharepod(), None, held(written=False)) == Wait()
-    assert step(sharepod(), None, held()) == CreatePod("node-a", row())
-    assert step(sharepod(), None, held(releasing=True)) == Wait()
+    assert step(sharepod(), None, reserved(written=False)) == Wait()
+    assert step(sharepod(), None, reserved()) == CreatePod("node-a", row())
+    assert step(sharepod(), None, reserved(releasing=True)) == Wait()
 
 
 def test_of_two_reservations_without_a_pod_the_same_one_is_kept_by_everybody() -> None:
-    one, two = held("node-a"), held("node-b")
+    one, two = reserved("node-a"), reserved("node-b")
     for order in ((one, two), (two, one)):
         assert step(sharepod(), None, *order) == Remove("node-b", "no Pod of it was bound")
-    assert step(sharepod(), None, held("node-a", written=False), two) == Unreserve("node-a")
+    assert step(sharepod(), None, reserved("node-a", written=False), two) == Unreserve("node-a")
 
 
 def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> None:
     there = pod(pin="node-b")
-    assert step(made(), there, held("node-a"), held("node-b")) == Remove("node-a", "its Pod is on node-b")
-    assert step(made(), there, held("node-a", written=False), held("node-b")) == Unreserve("node-a")
+    assert step(made(), there, reserved("node-a"), reserved("node-b")) == Remove("node-a", "its Pod is on node-b")
+    assert step(made(), there, reserved("node-a", written=False), reserved("node-b")) == Unreserve("node-a")
 
 
 def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back_in_the_end() -> None:
-    assert step(sharepod(), None, held(), now=1.0, blocked_until=5.0) == Wait(5.0)
-    assert step(sharepod(), None, held(), now=5.0, blocked_until=5.0) == CreatePod("node-a", row())
-    assert isinstance(step(sharepod(), None, held(), give_back=True), Remove)
+    assert step(sharepod(), None, reserved(), now=1.0, blocked_until=5.0) == Wait(5.0)
+    assert step(sharepod(), None, reserved(), now=5.0, blocked_until=5.0) == CreatePod("node-a", row())
+    assert isinstance(step(sharepod(), None, reserved(), give_back=True), Remove)
 
 
 # Pods that are not bound
@@ -85,17 +85,17 @@ def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back
 
 def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
     refused = pod(conditions=[REFUSED])
-    assert step(made(), refused, held(), unbound_since=10.0, now=20.0) == Wait(70.0)
-    assert step(made(), refused, held(), unbound_since=10.0, now=70.0) == TakeBack(refused, "0/3 nodes")
+    assert step(made(), refused, reserved(), unbound_since=10.0, now=20.0) == Wait(70.0)
+    assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBack(refused, "0/3 nodes")
 
 
 def test_a_bound_pod_is_never_taken_back() -> None:
-    assert step(made(), pod(node="node-a"), held(), unbound_since=0.0, now=1e6) == Wait()
+    assert step(made(), pod(node="node-a"), reserved(), unbound_since=0.0, now=1e6) == Wait()
 
 
 def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
-    assert step(made(), None, held(), returned=frozenset({"pod-1"})) == ClearPod()
-    lost = step(made(), None, held())
+    assert step(made(), None, reserved(), returned=frozenset({"pod-1"})) == ClearPod()
+    lost = step(made(), None, reserved())
     assert isinstance(lost, Finish)
     assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
 
@@ -118,40 +118,42 @@ def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
     ],
 )
 def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase, reason: str) -> None:
-    found = step(made(), ended, held())
+    found = step(made(), ended, reserved())
     assert isinstance(found, Finish)
     assert (found.phase, found.reason) == (phase, reason)
     # The same, where it is only known from what was last seen of it.
-    gone = step(made(), None, held(), lost=ended)
+    gone = step(made(), None, reserved(), lost=ended)
     assert gone == found
 
 
 def test_an_eviction_that_was_shown_is_remembered_after_a_restart() -> None:
     shown = made(conditions=[{"type": "PodReady", "status": "False", "reason": "Evicted", "message": "drained"}])
-    assert step(shown, None, held()) == Finish(Phase.FAILED, "Evicted", "drained")
+    assert step(shown, None, reserved()) == Finish(Phase.FAILED, "Evicted", "drained")
 
 
 def test_a_share_is_released_in_two_steps_and_not_while_the_pod_is_there() -> None:
     ending = pod(node="node-a", phase="Running", deleting=True)
-    assert step(None, pod(node="node-a", phase="Running"), held()) == DeletePod(pod(node="node-a", phase="Running"))
-    assert step(None, ending, held()) == Wait()
-    assert step(None, None, held()) == BeginRelease("node-a")
-    assert step(None, None, held(ending=True)) == Wait()
-    assert step(None, None, held(releasing=True)) == Wait()
-    assert step(None, None, held(releasing=True, drained=True)) == Remove("node-a", "drained")
+    assert step(None, pod(node="node-a", phase="Running"), reserved()) == DeletePod(pod(node="node-a", phase="Running"))
+    assert step(None, ending, reserved()) == Wait()
+    assert step(None, None, reserved()) == BeginRelease("node-a")
+    assert step(None, None, reserved(ending=True)) == Wait()
+    assert step(None, None, reserved(releasing=True)) == Wait()
+    assert step(None, None, reserved(releasing=True, drained=True)) == Remove("node-a", "drained")
     assert step(None) == Forget()
 
 
 def test_an_override_stands_in_for_the_agent_but_not_for_the_pod() -> None:
-    assert step(None, None, held(releasing=True, override="the Node is gone")) == Remove("node-a", "the Node is gone")
+    assert step(None, None, reserved(releasing=True, override="the Node is gone")) == Remove(
+        "node-a", "the Node is gone"
+    )
     ending = pod(node="node-a", phase="Running", deleting=True)
-    assert step(None, ending, held(override="the Node is gone")) == Wait()
+    assert step(None, ending, reserved(override="the Node is gone")) == Wait()
 
 
 def test_force_release_ends_what_hangs_and_not_what_lives() -> None:
     hanging = pod(node="node-a", phase="Running", deleting=True)
-    assert step(None, hanging, held(forced=True)) == Remove("node-a", "force-release")
-    assert step(made(), pod(node="node-a", phase="Running"), held(forced=True)) == Wait()
+    assert step(None, hanging, reserved(forced=True)) == Remove("node-a", "force-release")
+    assert step(made(), pod(node="node-a", phase="Running"), reserved(forced=True)) == Wait()
 
 
 def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
@@ -173,7 +175,7 @@ _PODS = st.none() | st.builds(
 )
 _HELD = st.lists(
     st.builds(
-        held,
+        reserved,
         st.sampled_from(["node-a", "node-b", "node-c"]),
         written=st.booleans(),
         releasing=st.booleans(),
@@ -196,10 +198,10 @@ _SHAREPODS = st.none() | st.builds(
     st.booleans(),
 )
 _VIEWS = st.builds(
-    lambda own, its_pod, reservations, returned, unbound, now, give_back: View(
+    lambda own, its_pod, reservations, returned, unbound, now, give_back: TenantSnapshot(
         sharepod=own,
         pod=its_pod,
-        held=tuple(reservations),
+        reserved=tuple(reservations),
         returned=frozenset({"pod-1"}) if returned else frozenset(),
         unbound_since=unbound,
         now=now,
@@ -217,10 +219,10 @@ _VIEWS = st.builds(
 
 @settings(max_examples=2000, deadline=None)
 @given(_VIEWS)
-def test_promises_that_hold_in_every_situation(view: View) -> None:
-    found = decide(view)
-    own, its_pod = view.sharepod, view.pod
-    rows = {item.node: item for item in view.held}
+def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None:
+    found = decide(snapshot)
+    own, its_pod = snapshot.sharepod, snapshot.pod
+    rows = {item.node: item for item in snapshot.reserved}
     alive = own is not None and not own.deleting and not own.ended
     if isinstance(found, CreatePod):
         assert alive
@@ -232,7 +234,7 @@ def test_promises_that_hold_in_every_situation(view: View) -> None:
     if isinstance(found, Place):
         assert alive
         assert its_pod is None
-        assert not view.held
+        assert not snapshot.reserved
     if isinstance(found, TakeBack):
         assert found.pod.node is None
     if isinstance(found, BeginRelease):
@@ -252,14 +254,14 @@ def test_promises_that_hold_in_every_situation(view: View) -> None:
     if isinstance(found, Finish):
         assert alive
     if isinstance(found, Forget):
-        assert not view.held
+        assert not snapshot.reserved
         assert its_pod is None
 
 
 @given(st.text(max_size=2000))
 def test_whatever_reason_a_pod_ends_for_can_be_written(reason: str) -> None:
     failed = pod(phase="Failed", node="node-a", status={"reason": reason})
-    finish = step(made(), failed, held())
+    finish = step(made(), failed, reserved())
     assert isinstance(finish, Finish)
     assert Condition(type="PodReady", status="False", reason=finish.reason).reason == finish.reason
     assert len(finish.reason) <= 128
@@ -267,7 +269,7 @@ def test_whatever_reason_a_pod_ends_for_can_be_written(reason: str) -> None:
 
 def test_a_kubelets_lack_of_a_resource_ends_with_its_reason() -> None:
     failed = pod(phase="Failed", node="node-a", status={"reason": "OutOfephemeral-storage"})
-    finish = step(made(), failed, held())
+    finish = step(made(), failed, reserved())
     assert isinstance(finish, Finish)
     assert finish.reason == "OutOfephemeral_storage"
 
@@ -275,21 +277,21 @@ def test_a_kubelets_lack_of_a_resource_ends_with_its_reason() -> None:
 def test_nothing_is_concluded_while_a_row_cannot_be_read() -> None:
     running = pod(node="node-a", phase="Running")
     for its_pod in (None, running):
-        assert step(sharepod(), its_pod, unclear=True) == Wait()
-        assert step(None, its_pod, held(releasing=True, drained=True), unclear=True) == Wait()
+        assert step(sharepod(), its_pod, unreadable_row=True) == Wait()
+        assert step(None, its_pod, reserved(releasing=True, drained=True), unreadable_row=True) == Wait()
 
 
 def test_a_pod_that_was_bound_and_is_gone_is_not_made_again_though_its_uid_was_never_written() -> None:
     gone = pod(node="node-a", phase="Running")
-    finish = step(sharepod(), None, held(), lost=gone)
+    finish = step(sharepod(), None, reserved(), lost=gone)
     assert isinstance(finish, Finish)
     assert finish.reason == "PodLost"
-    assert step(sharepod(), None, held(), lost=pod()) == CreatePod("node-a", row())
+    assert step(sharepod(), None, reserved(), lost=pod()) == CreatePod("node-a", row())
 
 
 def test_force_release_ends_a_sharepod_whose_pod_hangs_in_its_deletion() -> None:
     hanging = pod(node="node-a", phase="Running", deleting=True)
-    finish = step(made(phase="Running"), hanging, held(forced=True))
+    finish = step(made(phase="Running"), hanging, reserved(forced=True))
     assert isinstance(finish, Finish)
     assert (finish.phase, finish.reason) == (Phase.FAILED, "PodLost")
-    assert step(made(phase="Failed"), hanging, held(forced=True)) == Remove("node-a", "force-release")
+    assert step(made(phase="Failed"), hanging, reserved(forced=True)) == Remove("node-a", "force-release")

@@ -6,8 +6,8 @@ from typing import Any
 
 from sharepod.api.gpunode import Finding, FindingReason, Gpu, GPUNodeStatus, Health, TenantStatus
 from sharepod.api.sharepod import Phase, SharePodStatus
-from sharepod.controller.decisions.lifecycle import Finish, View
-from sharepod.controller.decisions.status import Picture, compose, difference
+from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
+from sharepod.controller.decisions.status import StatusInputs, compose, difference
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 from unit.controller.objects import TENANT, pod, row, sharepod
@@ -15,9 +15,9 @@ from unit.controller.objects import TENANT, pod, row, sharepod
 GPUS = (Gpu(uuid="GPU-0", index=0, model="T", memory=1 << 34),)
 
 
-def picture(own: SharePodFacts, its_pod: PodFacts | None = None, **fields: Any) -> Picture:
+def inputs(own: SharePodFacts, its_pod: PodFacts | None = None, **fields: Any) -> StatusInputs:
     values: dict[str, Any] = {
-        "view": View(sharepod=own, pod=its_pod, held=()),
+        "snapshot": TenantSnapshot(sharepod=own, pod=its_pod, reserved=()),
         "node": None,
         "row": None,
         "report": None,
@@ -28,12 +28,12 @@ def picture(own: SharePodFacts, its_pod: PodFacts | None = None, **fields: Any) 
         "usage_due": True,
         "now": "2026-01-01T00:00:00Z",
     }
-    return Picture(**values | fields)
+    return StatusInputs(**values | fields)
 
 
-def placed(own: SharePodFacts, its_pod: PodFacts | None, **fields: Any) -> Picture:
+def placed(own: SharePodFacts, its_pod: PodFacts | None, **fields: Any) -> StatusInputs:
     report = GPUNodeStatus(gpus=GPUS, tenants=(TenantStatus(id=TENANT, **fields.pop("seen", {})),))
-    return picture(own, its_pod, **{"node": "node-a", "row": row(), "report": report} | fields)
+    return inputs(own, its_pod, **{"node": "node-a", "row": row(), "report": report} | fields)
 
 
 def says(status: SharePodStatus, kind: str) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
 
 def test_what_is_gone_is_taken_out() -> None:
     own = again(compose(sharepod(), placed(sharepod(), None)))
-    changes = difference(own.raw_status, compose(own, picture(own)))
+    changes = difference(own.raw_status, compose(own, inputs(own)))
     assert changes["node"] is None
     assert changes["granted"] is None
     assert changes["phase"] == "Pending"
@@ -94,7 +94,7 @@ def test_why_it_waits_is_what_placement_said() -> None:
         obstacles=(Obstacle("TooSmall", "node", 1, "too small"),),
         advice="Grow.",
     )
-    status = compose(sharepod(), picture(sharepod(), refusal=refusal))
+    status = compose(sharepod(), inputs(sharepod(), refusal=refusal))
     assert says(status, "Placed") == ("False", "NeverFits")
     assert next(item.message for item in status.conditions if item.type == "Placed") == refusal.message
 
@@ -105,7 +105,7 @@ def test_a_terminal_phase_stays_with_what_it_had() -> None:
     ended = compose(own, placed(own, running), Finish(Phase.SUCCEEDED, "Completed", "done"))
     assert says(ended, "PodReady") == ("False", "Completed")
     after = again(ended)
-    assert difference(after.raw_status, compose(after, picture(after))) == {}
+    assert difference(after.raw_status, compose(after, inputs(after))) == {}
     assert after.status.node == "node-a"
     assert after.status.usage is None
 

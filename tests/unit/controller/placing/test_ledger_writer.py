@@ -16,7 +16,7 @@ from sharepod.controller.apiserver.client import Client, NotLeadingError
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.placing.ledger_writer import LedgerWriter, patch
 from sharepod.controller.state.agent_leases import AgentLeases
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import gpunode_facts
 from sharepod.kube import ApiError, InvalidError, Json
 from sharepod.placement.state.types import PlacementError, Reservation
@@ -66,17 +66,17 @@ class Operator:
     """A model and a writer on one server, that hears of writes when `deliver` is called."""
 
     def __init__(self, server: FakeServer) -> None:
-        self.model = Model(PODS, AgentLeases(20.0, lambda: 0.0))
+        self.state = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0))
         self.events = Events(cast(Client, server), "test", lambda: 0.0)
-        self.writer = LedgerWriter(self.model, cast(Client, server), self.events, workers=4)
+        self.writer = LedgerWriter(self.state, cast(Client, server), self.events, workers=4)
         self.told: list[str] = []
-        self.model.on_tenant = self.told.append
+        self.state.on_tenant_changed = self.told.append
         self.inbox: list[Json] = []
-        self.model.put_node(node())
+        self.state.put_node(node())
 
     def deliver(self) -> None:
         if self.inbox:
-            self.model.put_gpunode(self.inbox.pop(0))
+            self.state.put_gpunode(self.inbox.pop(0))
 
     def reserve(self, name: str, gpu: str, milli: int) -> bool:
         reservation = Reservation(
@@ -89,14 +89,14 @@ class Operator:
             memory=Bytes(1),
         )
         try:
-            self.model.cluster.reserve(NODE, reservation)
+            self.state.cluster.reserve(NODE, reservation)
         except PlacementError:
             return False
         self.writer.add(NODE)
         return True
 
     def rows(self) -> set[str]:
-        return {str(item.tenant) for item in self.model.cluster.reservations(NODE)}
+        return {str(item.tenant) for item in self.state.cluster.reservations(NODE)}
 
 
 def served(server: FakeServer) -> Json:
@@ -116,7 +116,7 @@ def begin() -> tuple[FakeServer, Operator]:
     server = FakeServer()
     start(server)
     operator = Operator(server)
-    operator.model.put_gpunode(copy.deepcopy(served(server)))
+    operator.state.put_gpunode(copy.deepcopy(served(server)))
     return server, operator
 
 
@@ -127,7 +127,7 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
     start(server)
     operators = [Operator(server) for _ in range(2)]
     for operator in operators:
-        operator.model.put_gpunode(copy.deepcopy(served(server)))
+        operator.state.put_gpunode(copy.deepcopy(served(server)))
 
     def written(kind: str, item: Json) -> None:
         if kind != "gpunodes":
@@ -161,12 +161,12 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
                 operator.writer.remove(NODE, chance.choice(sorted(operator.rows())))
             elif what < 0.55 and operator.rows():
                 tenant = TenantId(chance.choice(sorted(operator.rows())))
-                operator.model.cluster.set_releasing(NODE, tenant)
+                operator.state.cluster.set_releasing(NODE, tenant)
                 operator.writer.add(NODE)
             elif what < 0.65 and operator.rows():
                 tenant = TenantId(chance.choice(sorted(operator.rows())))
                 share = Milli(chance.choice((300, 400, 600)))
-                operator.model.cluster.resize(tenant, request=share, limit=Milli(1000), memory=Bytes(1))
+                operator.state.cluster.resize(tenant, request=share, limit=Milli(1000), memory=Bytes(1))
                 operator.writer.add(NODE)
             else:
                 operator.deliver()
@@ -178,16 +178,16 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
                 operator.deliver()
             await asyncio.sleep(0.005)
             settled = all(
-                not operator.inbox and not len(operator.writer._queue) and not operator.model.cluster.pending(NODE)
+                not operator.inbox and not len(operator.writer._queue) and not operator.state.cluster.pending(NODE)
                 for operator in operators
             )
             if settled and not any(operator.writer._queue._timers for operator in operators):
                 break
         ledger = {entry["id"]: entry for entry in served(server)["spec"]["tenants"]}
         for operator in operators:
-            known = {str(item.tenant): item.row().dump() for item in operator.model.cluster.reservations(NODE)}
+            known = {str(item.tenant): item.row().dump() for item in operator.state.cluster.reservations(NODE)}
             assert known == ledger
-            account = operator.model.cluster.node(NODE)
+            account = operator.state.cluster.node(NODE)
             assert account is not None
             for gpu in account.gpus:
                 taken = sum(row["requestMilli"] for row in ledger.values() if gpu.state.uuid in row["gpus"])
@@ -232,7 +232,7 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
 
 def _raise(operator: Operator, milli: int) -> None:
     """Another share for tenant `one`."""
-    answer = operator.model.cluster.resize(
+    answer = operator.state.cluster.resize(
         TenantId("one"), request=Milli(milli), limit=Milli(1000), memory=Bytes(1), in_use=0
     )
     assert isinstance(answer, Reservation), answer.message
@@ -276,16 +276,16 @@ async def test_a_late_answer_to_a_removal_does_not_free_what_another_wrote_since
     start(server)
     operator, rival = Operator(server), Operator(server)
     for one in (operator, rival):
-        one.model.put_gpunode(copy.deepcopy(served(server)))
+        one.state.put_gpunode(copy.deepcopy(served(server)))
     operator.reserve("one", GPUS[0], 600)
     await operator.writer._write(NODE)
 
     async def meanwhile(_: str) -> None:
         server.after = _at_once
-        rival.model.put_gpunode(copy.deepcopy(served(server)))
+        rival.state.put_gpunode(copy.deepcopy(served(server)))
         rival.reserve("one", GPUS[0], 600)
         await rival.writer._write(NODE)
-        operator.model.put_gpunode(copy.deepcopy(served(server)))
+        operator.state.put_gpunode(copy.deepcopy(served(server)))
 
     server.after = meanwhile
     operator.writer.remove(NODE, "one")
@@ -371,13 +371,13 @@ async def test_a_refused_reservation_stays_away_and_a_refused_release_is_tried_a
             raise InvalidError("PATCH", 422, "Invalid", "not today")
 
     server.before = refuse
-    operator.model.cluster.set_releasing(NODE, TenantId("old"))
+    operator.state.cluster.set_releasing(NODE, TenantId("old"))
     operator.reserve("new", GPUS[0], 100)
     operator.told.clear()
     await operator.writer._write(NODE)
     assert [text.split(":")[0] for text in refused] == [f"{NODE} new"]
     assert operator.told == ["new"]
-    assert [str(item.tenant) for item in operator.model.cluster.pending(NODE)] == ["old"]
+    assert [str(item.tenant) for item in operator.state.cluster.pending(NODE)] == ["old"]
     server.before = _at_once
     await operator.writer._write(NODE)
     assert served(server)["spec"]["tenants"][0]["state"] == "Releasing"
@@ -389,7 +389,7 @@ async def test_nothing_is_written_to_a_ledger_that_cannot_be_read() -> None:
     spoiled = copy.deepcopy(served(server))
     spoiled["spec"]["tenants"] = [row("two").dump() | {"state": "Borrowed"}]
     spoiled["metadata"] |= {"resourceVersion": "99", "generation": 9}
-    operator.model.put_gpunode(spoiled)
+    operator.state.put_gpunode(spoiled)
     before = copy.deepcopy(served(server))
     await operator.writer._write(NODE)
     assert served(server) == before

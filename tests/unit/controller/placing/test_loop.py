@@ -42,9 +42,9 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
     monkeypatch.setattr(loop_module, "find", counted)
     await world.settle()
     assert tried == [], "nothing has changed"
-    world.model.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
-    at = next(row for row in world.model.cluster.pending("a") if row.tenant == "t1")
-    world.model.cluster.confirm("a", at, 2)
+    world.state.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
+    at = next(row for row in world.state.cluster.pending("a") if row.tenant == "t1")
+    world.state.cluster.confirm("a", at, 2)
     await world.settle()
     assert tried == ["large"], "0.8 of node a are free: neither enough for huge nor the GPU that is named"
     assert world.placed["large"] == "a"
@@ -98,7 +98,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     await world.want("pair", 0.5, count=2)
     await world.want("late", 0.5)
     await world.long_wait()
-    kept = world.model.cluster.head_reservation
+    kept = world.state.cluster.head_reservation
     assert kept is not None
     assert (kept.tenant, kept.node, len(kept.gpus)) == ("pair", "b", 2)
     assert "are kept for it" in world.why("pair")
@@ -110,7 +110,7 @@ async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(wor
     assert world.placed["late"] == "a", "what is not kept is for everybody"
     await world.leaves(on_b[1])
     assert world.placed["pair"] == "b"
-    assert world.model.cluster.head_reservation is None
+    assert world.state.cluster.head_reservation is None
     await world.want("after", 0.5)
     assert "after" in world.placed
 
@@ -133,7 +133,7 @@ async def test_nothing_is_kept_for_one_that_could_never_fit(world: World) -> Non
     await world.want("never", 0.5, count=2)
     await world.want("whole", 1.0)
     await world.long_wait()
-    kept = world.model.cluster.head_reservation
+    kept = world.state.cluster.head_reservation
     assert kept is not None
     assert kept.tenant == "whole"
 
@@ -155,15 +155,15 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
     await world.want("full", 0.2)
     await world.want("whole", 1.0)
     await world.long_wait()
-    kept = world.model.cluster.head_reservation
+    kept = world.state.cluster.head_reservation
     assert kept is not None
-    node = world.model.cluster.node(kept.node)
+    node = world.state.cluster.node(kept.node)
     assert node is not None
     assert node.state is not None
-    world.model.cluster.upsert_node(replace(node.state, taints=(Taint("node.kubernetes.io/unschedulable"),)))
+    world.state.cluster.upsert_node(replace(node.state, taints=(Taint("node.kubernetes.io/unschedulable"),)))
     await world.later(1)
     await world.later(1)
-    now_kept = world.model.cluster.head_reservation
+    now_kept = world.state.cluster.head_reservation
     assert now_kept is not None
     assert (now_kept.tenant, now_kept.node) == ("whole", {"a": "b", "b": "a"}[kept.node])
 
@@ -173,12 +173,12 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     await world.want("small", 0.5)
     await world.want("whole", 1.0)
     await world.long_wait()
-    assert world.model.cluster.head_reservation is not None
+    assert world.state.cluster.head_reservation is not None
     await world.want("late", 0.3)
     assert "late" not in world.placed
     await world.want("urgent", 0.3, priority=10)
     assert world.placed["urgent"] == "a"
-    kept = world.model.cluster.head_reservation
+    kept = world.state.cluster.head_reservation
     assert kept is not None
     assert kept.tenant == "whole"
 
@@ -190,10 +190,10 @@ async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world
     await world.want("other", 0.6)
     await world.want("member", 0.6, affinity="g")
     await world.want("whole", 1.0)
-    world.model.cluster.remove_node(world.placed["first"])
+    world.state.cluster.remove_node(world.placed["first"])
     await world.later(HEAD_RESERVATION_AFTER)
     await world.later(6)
     await world.later(1)
-    kept = world.model.cluster.head_reservation
+    kept = world.state.cluster.head_reservation
     assert kept is not None, world.why("member")
     assert kept.tenant == "whole"

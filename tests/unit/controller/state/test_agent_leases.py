@@ -69,16 +69,16 @@ def test_other_leases_of_the_namespace_are_none_of_an_agent() -> None:
     world.agents.put(
         {"metadata": {"name": "sharepod-operator", "uid": "x"}, "spec": {"renewTime": "2026-01-01T00:00:00Z"}}
     )
-    assert world.agents.turned(["a", "operator", "sharepod-operator"]) == []
+    assert world.agents.changed(["a", "operator", "sharepod-operator"]) == []
 
 
 def test_who_came_and_who_went_is_told_once() -> None:
     world = World()
     world.agents.put(world.lease("a", renewed=world.wall))
     world.agents.put(world.lease("b", renewed=world.wall))
-    assert world.agents.turned(["a", "b"]) == ["a", "b"]
-    assert world.agents.turned(["a", "b"]) == []
+    assert world.agents.changed(["a", "b"]) == ["a", "b"]
+    assert world.agents.changed(["a", "b"]) == []
     world.pass_time(15)
     world.agents.put(world.lease("b", renewed=world.wall))
     world.pass_time(10)
-    assert world.agents.turned(["a", "b"]) == ["a"]
+    assert world.agents.changed(["a", "b"]) == ["a"]

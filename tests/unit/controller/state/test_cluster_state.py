@@ -8,7 +8,7 @@ import random
 
 import pytest
 from sharepod.controller.state.agent_leases import AgentLeases
-from sharepod.controller.state.cluster_state import Model
+from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import pod_facts
 from sharepod.kube import Json
 from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_object
@@ -16,12 +16,12 @@ from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_obje
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def new_model(*, alive: bool = True) -> Model:
+def new_state(*, alive: bool = True) -> ClusterState:
     agents = AgentLeases(20.0, lambda: 0.0, lambda: NOW)
     if alive:
         spec = {"holderIdentity": "a", "renewTime": "2026-01-01T00:00:00Z", "leaseDurationSeconds": 20}
         agents.put({"metadata": {"name": "sharepod-agent-node-a", "uid": "lease"}, "spec": spec})
-    return Model(PODS, agents)
+    return ClusterState(PODS, agents)
 
 
 def node_object(**fields: Json) -> Json:
@@ -64,75 +64,75 @@ def test_late_and_repeated_news_change_nothing(seed: int) -> None:
         if uid == "first" or chance.random() < 0.5:
             version += 1
             history.append(("drop", sharepod_object(uid=uid, version=version)))
-    model = new_model()
+    state = new_state()
     for number, (what, item) in enumerate(history):
         if what == "drop":
-            model.drop_sharepod(item["metadata"]["uid"])
+            state.drop_sharepod(item["metadata"]["uid"])
         else:
-            model.put_sharepod(copy.deepcopy(item))
+            state.put_sharepod(copy.deepcopy(item))
         for _ in range(chance.randrange(3)):  # a list that was begun earlier
             earlier = history[chance.randrange(number + 1)]
             if earlier[0] == "put":
-                model.put_sharepod(copy.deepcopy(earlier[1]))
+                state.put_sharepod(copy.deepcopy(earlier[1]))
     what, last = history[-1]
-    found = model.sharepods.named("one", "n")
+    found = state.sharepods.named("one", "n")
     if what == "drop":
         assert found is None
-        assert len(model.sharepods) == 0
+        assert len(state.sharepods) == 0
     else:
         assert found is not None
         assert (found.uid, found.version) == (last["metadata"]["uid"], version)
-        assert len(model.sharepods) == 1
+        assert len(state.sharepods) == 1
 
 
 def test_who_is_concerned_is_told_and_nobody_else() -> None:
-    model = new_model()
+    state = new_state()
     told: list[str] = []
-    model.on_tenant = told.append
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object("a", "b"))
+    state.on_tenant_changed = told.append
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object("a", "b"))
     assert sorted(told) == ["a", "b"]
     told.clear()
-    model.put_gpunode(gpunode_object("a", "b", "c", version=2))
+    state.put_gpunode(gpunode_object("a", "b", "c", version=2))
     assert told == ["c"]
     told.clear()
-    model.put_gpunode(gpunode_object("a", "c", version=3))
+    state.put_gpunode(gpunode_object("a", "c", version=3))
     assert told == ["b"]
 
 
 def test_a_pod_counts_on_the_node_it_is_pinned_to_until_it_ends() -> None:
-    model = new_model()
-    model.put_node(node_object())
+    state = new_state()
+    state.put_node(node_object())
     raw = pod_object()
     raw["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "3"}}
-    model.put_pod(raw)
-    account = model.cluster.node("node-a")
+    state.put_pod(raw)
+    account = state.cluster.node("node-a")
     assert account is not None
     assert account.taken().free.cpu_milli == 5000
     ended = copy.deepcopy(raw)
     ended["metadata"]["resourceVersion"] = "2"
     ended["status"]["phase"] = "Succeeded"
-    model.put_pod(ended)
+    state.put_pod(ended)
     assert account.taken().free.cpu_milli == 8000
 
 
 def test_what_was_last_seen_of_a_pod_is_kept_once_it_is_gone() -> None:
-    model = new_model()
-    model.put_pod(pod_object())
+    state = new_state()
+    state.put_pod(pod_object())
     last = pod_object(version=5, phase="Failed", deleting=True)
-    model.drop_pod("pod-1", last)
-    assert model.pod_of(TENANT) is None
-    assert model.lost_pods[TENANT].phase == "Failed"
+    state.drop_pod("pod-1", last)
+    assert state.pod_of(TENANT) is None
+    assert state.lost_pods[TENANT].phase == "Failed"
 
 
 def test_a_pod_that_only_lost_our_label_is_there_again_once_it_was_read() -> None:
-    model = new_model()
-    model.put_pod(pod_object())
-    model.drop_pod("pod-1")
-    model.put_pod(pod_object(version=3))
-    assert model.pod_of(TENANT) is None
-    model.put_pod(pod_object(version=4), sure=True)
-    assert model.pod_of(TENANT) is not None
+    state = new_state()
+    state.put_pod(pod_object())
+    state.drop_pod("pod-1")
+    state.put_pod(pod_object(version=3))
+    assert state.pod_of(TENANT) is None
+    state.put_pod(pod_object(version=4), sure=True)
+    assert state.pod_of(TENANT) is not None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_a_pod_that_only_lost_our_label_is_there_again_once_it_was_read() -> Non
     ],
 )
 def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None, alive: bool, says: str | None) -> None:
-    model = new_model(alive=alive)
-    model.put_node(node)
+    state = new_state(alive=alive)
+    state.put_node(node)
     if gpunode is not None:
-        model.put_gpunode(gpunode)
-    account = model.cluster.node("node-a")
+        state.put_gpunode(gpunode)
+    account = state.cluster.node("node-a")
     assert account is not None
     assert account.state is not None
     if says is None:
@@ -170,34 +170,34 @@ def test_a_node_that_takes_no_tenants_says_why(node: Json, gpunode: Json | None,
     ],
 )
 def test_a_gpu_that_takes_no_tenants_says_why(gpu: Json, reason: str) -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object(**gpu))
-    account = model.cluster.node("node-a")
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object(**gpu))
+    account = state.cluster.node("node-a")
     assert account is not None
     assert not account.gpus[0].state.available
     assert reason in account.gpus[0].state.reason
 
 
 def test_a_gpu_of_the_device_plugin_is_not_ours_until_a_holder_has_it() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object(held=False))
-    account = model.cluster.node("node-a")
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object(held=False))
+    account = state.cluster.node("node-a")
     assert account is not None
     assert not account.gpus[0].state.held
 
 
 def test_a_ledger_outlives_its_node() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object("a"))
-    model.drop_node("node")
-    assert [row.tenant for row in model.cluster.reservations("node-a")] == ["a"]
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object("a"))
+    state.drop_node("node")
+    assert [row.tenant for row in state.cluster.reservations("node-a")] == ["a"]
     again = node_object()
     again["metadata"] |= {"uid": "again", "resourceVersion": "9"}
-    model.put_node(again)
-    account = model.cluster.node("node-a")
+    state.put_node(again)
+    account = state.cluster.node("node-a")
     assert account is not None
     assert account.gpus[0].free_milli == 600
 
@@ -215,136 +215,136 @@ def test_a_ledger_outlives_its_node() -> None:
     ],
 )
 def test_a_sharepod_of_any_shape_becomes_facts_with_an_error_and_stops_nothing(spoiled: Json) -> None:
-    model = new_model()
-    model.put_sharepod(sharepod_object(spec=spoiled))
-    found = model.sharepods.get(TENANT)
+    state = new_state()
+    state.put_sharepod(sharepod_object(spec=spoiled))
+    found = state.sharepods.get(TENANT)
     assert found is not None
-    assert found.request is None
+    assert found.gpu is None
     assert found.error is not None
     assert str(found.error)
 
 
 def test_a_status_of_a_newer_version_keeps_what_decides_whether_work_runs_again() -> None:
-    model = new_model()
-    model.put_sharepod(sharepod_object(status={"phase": "Running", "podUID": "p", "novel": 1}))
-    found = model.sharepods.get(TENANT)
+    state = new_state()
+    state.put_sharepod(sharepod_object(status={"phase": "Running", "podUID": "p", "novel": 1}))
+    found = state.sharepods.get(TENANT)
     assert found is not None
     assert (found.status.phase, found.status.pod_uid) == ("Running", "p")
 
 
 def test_a_node_whose_pool_label_is_put_back_is_there_again() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.drop_node("node", 5)
+    state = new_state()
+    state.put_node(node_object())
+    state.drop_node("node", 5)
     late = node_object()
     late["metadata"]["resourceVersion"] = "4"
-    model.put_node(late)
-    assert model.nodes.named("node-a") is None
+    state.put_node(late)
+    assert state.nodes.named("node-a") is None
     again = node_object()
     again["metadata"]["resourceVersion"] = "6"
-    model.put_node(again)
-    assert model.nodes.named("node-a") is not None
+    state.put_node(again)
+    assert state.nodes.named("node-a") is not None
 
 
 def test_a_pod_of_another_controller_is_not_the_tenants_whatever_owner_it_names() -> None:
-    model = new_model()
+    state = new_state()
     forged = pod_object(uid="forged", owner="attacker", node="node-b")
     forged["metadata"]["ownerReferences"][0]["uid"] = TENANT
-    model.put_pod(forged)
-    assert model.pod_of(TENANT) is None
-    assert model.pod_of("attacker") is None
+    state.put_pod(forged)
+    assert state.pod_of(TENANT) is None
+    assert state.pod_of("attacker") is None
     bare = pod_object(uid="bare")
     del bare["metadata"]["labels"]
     assert pod_facts(bare).tenant is None
 
 
 def test_an_orphaned_pod_stays_its_tenants_so_that_it_is_ended() -> None:
-    model = new_model()
-    model.put_pod(pod_object())
+    state = new_state()
+    state.put_pod(pod_object())
     orphan = pod_object(version=2)
     del orphan["metadata"]["ownerReferences"]
-    model.put_pod(orphan)
-    assert model.pod_of(TENANT) is not None
+    state.put_pod(orphan)
+    assert state.pod_of(TENANT) is not None
     told: list[str] = []
-    model.on_tenant = told.append
+    state.on_tenant_changed = told.append
     taken = pod_object(version=3)
     taken["metadata"]["ownerReferences"][0]["uid"] = "another"
-    model.put_pod(taken)
-    assert model.pod_of(TENANT) is None
+    state.put_pod(taken)
+    assert state.pod_of(TENANT) is None
     assert told == [TENANT]
 
 
 def test_fields_of_a_newer_version_take_nothing_from_a_ledger() -> None:
-    model = new_model()
-    model.put_node(node_object())
+    state = new_state()
+    state.put_node(node_object())
     newer = gpunode_object("a", novel=1)
     newer["spec"] |= {"budget": {"milli": 1}}
     newer["spec"]["tenants"][0]["novel"] = 1
     newer["status"] |= {"novel": 1, "tenants": [{"id": "a", "drained": True, "novel": 1}]}
-    model.put_gpunode(newer)
-    found = model.gpunodes.named("node-a")
+    state.put_gpunode(newer)
+    found = state.gpunodes.named("node-a")
     assert found is not None
     assert (set(found.rows), found.error) == ({"a"}, None)
     assert found.status.tenants[0].drained
-    account = model.cluster.node("node-a")
+    account = state.cluster.node("node-a")
     assert account is not None
     assert account.state is not None
     assert account.state.unavailable is None
 
 
 def test_a_row_that_cannot_be_read_is_kept_as_it_was_and_its_tenant_waits() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object("a", "b"))
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object("a", "b"))
     spoiled = gpunode_object("a", "b", version=2)
     spoiled["spec"]["tenants"][0]["state"] = "Borrowed"
-    model.put_gpunode(spoiled)
-    found = model.gpunodes.named("node-a")
+    state.put_gpunode(spoiled)
+    found = state.gpunodes.named("node-a")
     assert found is not None
     assert set(found.rows) == {"a", "b"}
     assert found.ledger_error is not None
-    assert model.unclear("a")
-    assert not model.unclear("b")
-    assert [row.tenant for row in model.cluster.reservations("node-a")] == ["a", "b"]
+    assert state.unreadable_row("a")
+    assert not state.unreadable_row("b")
+    assert [row.tenant for row in state.cluster.reservations("node-a")] == ["a", "b"]
     told: list[str] = []
-    model.on_tenant = told.append
-    model.put_gpunode(gpunode_object("a", "b", version=3))
-    assert not model.unclear("a")
+    state.on_tenant_changed = told.append
+    state.put_gpunode(gpunode_object("a", "b", version=3))
+    assert not state.unreadable_row("a")
     assert "a" in told
 
 
 def test_a_node_whose_agent_is_not_ready_takes_no_tenants_until_it_is() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    account = model.cluster.node("node-a")
+    state = new_state()
+    state.put_node(node_object())
+    account = state.cluster.node("node-a")
     assert account is not None
     for version, status in ((1, "False"), (2, "True")):
         raw = gpunode_object(version=version)
         condition = {"type": "AgentReady", "status": status, "reason": "X", "message": "kubelet refused"}
         raw["status"]["conditions"] = [condition]
-        model.put_gpunode(raw)
+        state.put_gpunode(raw)
         assert account.state is not None
         says = None if status == "True" else "has an agent that is not ready: kubelet refused"
         assert account.state.unavailable == says
 
 
 def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
-    model = new_model()
-    model.put_node(node_object())
-    model.put_gpunode(gpunode_object())
+    state = new_state()
+    state.put_node(node_object())
+    state.put_gpunode(gpunode_object())
     rooms: list[int] = []
-    model.on_room = lambda: rooms.append(model.cluster.room_version)
+    state.on_room_changed = lambda: rooms.append(state.cluster.room_version)
 
     def other(cpu: str) -> Json:
         spec = {"nodeName": "node-a", "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}
         return {"metadata": {"uid": "other"}, "spec": spec}
 
-    model.put_other_pod(other("2"))
-    model.put_other_pod(other("2"))
+    state.put_other_pod(other("2"))
+    state.put_other_pod(other("2"))
     assert rooms == [], "it only takes"
-    model.put_other_pod(other("1"))
+    state.put_other_pod(other("1"))
     assert len(rooms) == 1
-    model.put_pod(pod_object(node="node-a"))
+    state.put_pod(pod_object(node="node-a"))
     rooms.clear()
-    model.put_pod(pod_object(node="node-a", version=2, phase="Succeeded"))
+    state.put_pod(pod_object(node="node-a", version=2, phase="Succeeded"))
     assert rooms

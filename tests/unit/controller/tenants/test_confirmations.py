@@ -8,72 +8,83 @@ import pytest
 from sharepod.api.sharepod import Phase
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.decisions.lifecycle import NEVER_BOUND, NODE_GONE, RESERVATION_LOST, Finish, Remove, View
+from sharepod.controller.decisions.lifecycle import (
+    NEVER_BOUND,
+    NODE_GONE,
+    RESERVATION_LOST,
+    Finish,
+    Remove,
+    TenantSnapshot,
+)
 from sharepod.controller.decisions.resizing import asks_for_another_share
-from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, Nodes
+from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
-from sharepod.controller.settings import Settings
+from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.facts import sharepod_facts
-from sharepod.controller.state.notes import Note, Notes
-from sharepod.controller.tenants.confirmations import Proofs
-from sharepod.controller.tenants.pods import POD_TERMINATING, Binder
-from sharepod.controller.tenants.reconciler import Tenants
+from sharepod.controller.state.memos import TenantMemo, TenantMemos
+from sharepod.controller.tenants.confirmations import Confirmations
+from sharepod.controller.tenants.pods import POD_TERMINATING, PodControl
+from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import Json
 from unit.controller.fakes import FakeServer
-from unit.controller.objects import PODS, TENANT, held, pod_object, row, sharepod_object
-from unit.controller.state.test_cluster_state import gpunode_object, new_model, node_object
+from unit.controller.objects import PODS, TENANT, pod_object, reserved, row, sharepod_object
+from unit.controller.state.test_cluster_state import gpunode_object, new_state, node_object
 
 
 class Operator:
     """All that works on tenants and nodes, on one server, without loops that run."""
 
     def __init__(self) -> None:
-        self.server, self.model = FakeServer(), new_model()
+        self.server, self.state = FakeServer(), new_state()
         client = cast(Client, self.server)
         self.events = Events(client, "test", lambda: 0.0)
-        self.binder = Binder(self.model, client, self.events, PODS)
-        self.proofs = Proofs(self.model, client, self.binder)
-        ledger, settings = LedgerWriter(self.model, client, self.events, 1), Settings(namespace="system")
-        notes = Notes()
-        self.nodes = Nodes(self.model, client, ledger, self.events, settings, lambda: 0.0)
-        self.tenants = Tenants(self.model, client, ledger, self.binder, self.events, notes, settings, lambda: 0.0)
+        self.pod_control = PodControl(self.state, client, self.events, PODS)
+        self.confirmations = Confirmations(self.state, client, self.pod_control)
+        ledger, settings = LedgerWriter(self.state, client, self.events, 1), OperatorSettings(namespace="system")
+        memos = TenantMemos()
+        self.nodes = NodeReconciler(self.state, client, ledger, self.events, settings, lambda: 0.0)
+        self.tenants = TenantReconciler(
+            self.state, client, ledger, self.pod_control, self.events, memos, settings, lambda: 0.0
+        )
 
     def serve(self, plural: str, raw: Json) -> None:
         key = (plural, raw["metadata"].get("namespace", ""), raw["metadata"]["name"])
         self.server.objects[key] = raw
 
-    async def may_remove(self, node: str, why: str, view: View) -> bool:
-        return await self.proofs.may_remove(view, TENANT, "one", "n", Remove(node, why))
+    async def may_remove(self, node: str, why: str, snapshot: TenantSnapshot) -> bool:
+        return await self.confirmations.may_remove(snapshot, TENANT, "one", "n", Remove(node, why))
 
 
-def view(**fields: Any) -> View:
-    return View(**{"sharepod": None, "pod": None, "held": (held("node-a"), held("node-b")), **fields})
+def snapshot(**fields: Any) -> TenantSnapshot:
+    return TenantSnapshot(
+        **{"sharepod": None, "pod": None, "reserved": (reserved("node-a"), reserved("node-b")), **fields}
+    )
 
 
 @pytest.mark.parametrize("why", [NEVER_BOUND, "its Pod is on node-a"])
 async def test_a_row_is_not_removed_under_a_pod_that_no_watch_has_told_of_yet(why: str) -> None:
     operator = Operator()
-    assert await operator.may_remove("node-b", why, view())
+    assert await operator.may_remove("node-b", why, snapshot())
     operator.serve("pods", pod_object(pin="node-b", node="node-b", phase="Running"))
-    assert not await operator.may_remove("node-b", why, view())
-    assert operator.model.pod_of(TENANT) is not None
-    assert await operator.may_remove("node-a", why, view())
+    assert not await operator.may_remove("node-b", why, snapshot())
+    assert operator.state.pod_of(TENANT) is not None
+    assert await operator.may_remove("node-a", why, snapshot())
 
 
 async def test_a_pod_of_that_name_that_is_not_the_tenants_keeps_nothing() -> None:
     operator = Operator()
     operator.serve("pods", pod_object(owner="another", pin="node-b"))
-    assert await operator.may_remove("node-b", NEVER_BOUND, view())
+    assert await operator.may_remove("node-b", NEVER_BOUND, snapshot())
 
 
 async def test_a_node_that_came_back_without_its_label_is_not_taken_as_gone() -> None:
     operator = Operator()
-    operator.model.node_is_gone("node-a")
-    releasing = view(held=(held(releasing=True, override=NODE_GONE),))
+    operator.state.node_is_gone("node-a")
+    releasing = snapshot(reserved=(reserved(releasing=True, override=NODE_GONE),))
     assert await operator.may_remove("node-a", NODE_GONE, releasing)
     operator.serve("nodes", node_object(labels={}))
     assert not await operator.may_remove("node-a", NODE_GONE, releasing)
-    assert "node-a" not in operator.model.gone_nodes
+    assert "node-a" not in operator.state.gone_nodes
 
 
 async def test_a_reservation_whose_row_cannot_be_read_is_not_lost() -> None:
@@ -82,47 +93,49 @@ async def test_a_reservation_whose_row_cannot_be_read_is_not_lost() -> None:
     spoiled["spec"]["tenants"][0]["state"] = "Borrowed"
     operator.serve("gpunodes", spoiled)
     running = pod_object(node="node-a", phase="Running")
-    operator.model.put_pod(running)
+    operator.state.put_pod(running)
     lost = Finish(Phase.FAILED, RESERVATION_LOST, "")
-    seen = view(pod=operator.model.pod_of(TENANT))
-    assert not await operator.proofs.ended(seen, TENANT, "one", "n", lost)
+    seen = snapshot(pod=operator.state.pod_of(TENANT))
+    assert not await operator.confirmations.ended(seen, TENANT, "one", "n", lost)
     operator.serve("gpunodes", gpunode_object(version=2))
-    assert await operator.proofs.ended(seen, TENANT, "one", "n", lost)
+    assert await operator.confirmations.ended(seen, TENANT, "one", "n", lost)
 
 
 @pytest.mark.parametrize(("deleting", "reason"), [(True, POD_TERMINATING), (False, "PodNameTaken")])
 async def test_a_former_pod_of_the_name_is_waited_for_and_a_strangers_is_not(deleting: bool, reason: str) -> None:
-    operator, note = Operator(), Note()
+    operator, memo = Operator(), TenantMemo()
     stranger = pod_object(owner="another", deleting=deleting)
     operator.serve("pods", stranger)
     sharepod = sharepod_facts(sharepod_object(), PODS)
-    assert await operator.binder.create(sharepod, "node-a", row(), note, 0.0) is None
-    assert note.blocked is not None
-    assert note.blocked.reason == reason
+    assert await operator.pod_control.create(sharepod, "node-a", row(), memo, 0.0) is None
+    assert memo.blocked is not None
+    assert memo.blocked.reason == reason
 
 
 async def test_a_pod_with_the_owner_but_without_our_label_is_not_adopted() -> None:
-    operator, note = Operator(), Note()
+    operator, memo = Operator(), TenantMemo()
     bare = pod_object()
     del bare["metadata"]["labels"]
     operator.serve("pods", bare)
-    assert await operator.binder.create(sharepod_facts(sharepod_object(), PODS), "node-a", row(), note, 0.0) is None
-    assert note.blocked is not None
-    assert note.blocked.reason == "PodNameTaken"
-    assert operator.model.pod_of(TENANT) is None
+    assert (
+        await operator.pod_control.create(sharepod_facts(sharepod_object(), PODS), "node-a", row(), memo, 0.0) is None
+    )
+    assert memo.blocked is not None
+    assert memo.blocked.reason == "PodNameTaken"
+    assert operator.state.pod_of(TENANT) is None
 
 
 def test_memory_by_default_is_not_resized_because_a_gpu_is_reported_otherwise() -> None:
     operator = Operator()
-    operator.model.put_node(node_object())
-    operator.model.put_gpunode(gpunode_object(TENANT, memory=1 << 35))
-    granted = operator.model.gpunodes.named("node-a")
+    operator.state.put_node(node_object())
+    operator.state.put_gpunode(gpunode_object(TENANT, memory=1 << 35))
+    granted = operator.state.gpunodes.named("node-a")
     assert granted is not None
     for seen, asked in ((1, False), (None, True)):
         status = {"observedGeneration": seen} if seen else {}
         sharepod = sharepod_facts(sharepod_object(status=status), PODS)
-        known = view(sharepod=sharepod, held=(held(),))
-        assert asks_for_another_share(operator.model, known, Note()) is asked
+        known = snapshot(sharepod=sharepod, reserved=(reserved(),))
+        assert asks_for_another_share(operator.state, known, TenantMemo()) is asked
 
 
 async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
@@ -135,7 +148,7 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
 
     operator.server.apply_status = apply_status  # type: ignore[attr-defined]
     operator.serve("nodes", node_object(labels={}))
-    operator.model.put_gpunode(gpunode_object(TENANT))
+    operator.state.put_gpunode(gpunode_object(TENANT))
     await operator.nodes._work("node-a")
     assert [(item["type"], item["status"], item["reason"]) for item in said] == [
         (CONDITION_AGENT_ALIVE, "False", "PoolLabelGone")
@@ -144,9 +157,9 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
 
 
 def test_a_lease_lost_and_regained_does_not_make_a_pod_that_was_taken_back_a_lost_one() -> None:
-    notes = Notes()
-    notes.of(TENANT).returned.add("pod-1")
-    notes.of(TENANT).give_back = True
-    notes.clear()
-    assert notes.of(TENANT).returned == {"pod-1"}
-    assert not notes.of(TENANT).give_back
+    memos = TenantMemos()
+    memos.of(TENANT).returned.add("pod-1")
+    memos.of(TENANT).give_back = True
+    memos.clear()
+    assert memos.of(TENANT).returned == {"pod-1"}
+    assert not memos.of(TENANT).give_back

@@ -10,8 +10,8 @@ import pytest
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.controller.apiserver.client import Client, Resource
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.settings import Settings
-from sharepod.controller.state.notes import Note
+from sharepod.controller.settings import OperatorSettings
+from sharepod.controller.state.memos import TenantMemo
 from sharepod.controller.tenants.evictor import Evictor
 from sharepod.kube import UnavailableError
 from unit.controller.objects import TENANT, pod, sharepod
@@ -39,7 +39,7 @@ class World:
     told: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        settings = Settings.model_validate(
+        settings = OperatorSettings.model_validate(
             {
                 "unenforced_policy": self.policy,
                 "unenforced_grace": 30,
@@ -57,37 +57,39 @@ class World:
     async def delete(self, resource: Resource, name: str, namespace: str, *, uid: str) -> None:
         self.deleted.append(uid)
 
-    def warning(self, kind: str, about: Any, reason: str, action: str, note: str) -> None:
-        self.told.append((reason, note))
+    def warning(self, kind: str, about: Any, reason: str, action: str, memo: str) -> None:
+        self.told.append((reason, memo))
 
-    async def look(self, note: Note, seen: TenantStatus | None = UNHOOKED, its_pod: Any = RUNNING) -> float | None:
-        return await self.evictor.look(sharepod(), its_pod, seen, note)
+    async def look(
+        self, memo: TenantMemo, seen: TenantStatus | None = UNHOOKED, its_pod: Any = RUNNING
+    ) -> float | None:
+        return await self.evictor.look(sharepod(), its_pod, seen, memo)
 
 
 async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_enough() -> None:
-    world, note = World(), Note()
-    assert await world.look(note) == 30
+    world, memo = World(), TenantMemo()
+    assert await world.look(memo) == 30
     world.now += 29
-    assert await world.look(note) == 1
+    assert await world.look(memo) == 1
     assert not world.evicted
     world.now += 1
-    assert await world.look(note) is None
+    assert await world.look(memo) is None
     assert world.evicted == ["pod-1"]
-    assert note.eviction is not None
-    assert "process 7 uses the GPU without the hook" in (note.eviction.done or "")
+    assert memo.eviction is not None
+    assert "process 7 uses the GPU without the hook" in (memo.eviction.done or "")
     assert [reason for reason, _ in world.told] == ["Evicting"]
     world.now += 600
-    assert await world.look(note) is None
+    assert await world.look(memo) is None
     assert world.evicted == ["pod-1"], "once"
 
 
 async def test_who_connects_in_time_starts_anew() -> None:
-    world, note = World(), Note()
-    await world.look(note)
+    world, memo = World(), TenantMemo()
+    await world.look(memo)
     world.now += 29
-    await world.look(note, TenantStatus(id=TENANT, enforced=True))
+    await world.look(memo, TenantStatus(id=TENANT, enforced=True))
     world.now += 29
-    assert await world.look(note) == 30
+    assert await world.look(memo) == 30
 
 
 @pytest.mark.parametrize(
@@ -103,31 +105,31 @@ async def test_who_connects_in_time_starts_anew() -> None:
     ],
 )
 async def test_nobody_else_is_evicted(seen: TenantStatus | None, its_pod: Any) -> None:
-    world, note = World(), Note()
+    world, memo = World(), TenantMemo()
     for _ in range(20):
-        await world.look(note, seen, its_pod)
+        await world.look(memo, seen, its_pod)
         world.now += 60
     assert not world.evicted
     assert not world.deleted
 
 
 async def test_the_default_policy_only_reports() -> None:
-    world, note = World(policy="Report"), Note()
-    assert Settings().unenforced_policy == "Report"
+    world, memo = World(policy="Report"), TenantMemo()
+    assert OperatorSettings().unenforced_policy == "Report"
     for _ in range(20):
-        assert await world.look(note) is None
+        assert await world.look(memo) is None
         world.now += 60
     assert not world.evicted
 
 
 async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate() -> None:
     world = World()
-    notes = {f"pod-{number}": Note() for number in range(30)}
+    memos = {f"pod-{number}": TenantMemo() for number in range(30)}
     begun = None
-    while len(world.evicted) < len(notes):
-        for uid, note in notes.items():
-            if note.eviction is None or note.eviction.done is None:
-                await world.look(note, its_pod=pod(uid=uid, node="node-a", phase="Running"))
+    while len(world.evicted) < len(memos):
+        for uid, memo in memos.items():
+            if memo.eviction is None or memo.eviction.done is None:
+                await world.look(memo, its_pod=pod(uid=uid, node="node-a", phase="Running"))
         if begun is None and world.evicted:
             begun = world.now
         if begun is not None:
@@ -138,12 +140,12 @@ async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate(
 
 
 async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
-    world, note = World(budget=True), Note()
-    wait: float | None = await world.look(note)
+    world, memo = World(budget=True), TenantMemo()
+    wait: float | None = await world.look(memo)
     begun = world.now
     while wait is not None:
         world.now += wait
-        wait = await world.look(note)
+        wait = await world.look(memo)
         assert world.now - begun < 300
     assert world.now - begun >= 120
     assert not world.evicted

@@ -33,7 +33,7 @@ class Eviction:
 
 
 @dataclass(slots=True)
-class Note:
+class TenantMemo:
     """Of one tenant. Times are monotonic seconds."""
 
     refusal: Refusal | None = None
@@ -61,23 +61,25 @@ class Note:
     eviction: Eviction | None = None
     status_written: float | None = None
     usage_written: float | None = None
-    said: dict[str, str] = field(default_factory=dict)
+    announced: dict[str, str] = field(default_factory=dict)
     """By reason: the message of the last Event."""
 
 
-class Notes:
+class TenantMemos:
     """Of all tenants."""
 
     def __init__(self) -> None:
-        self._notes: dict[str, Note] = {}
+        self._memos: dict[str, TenantMemo] = {}
 
-    def of(self, tenant: str) -> Note:
-        """The note of a tenant, a new one if there is none."""
-        return self._notes.setdefault(tenant, Note())
+    def of(self, tenant: str) -> TenantMemo:
+        """The memo of a tenant, a new one if there is none."""
+        return self._memos.setdefault(tenant, TenantMemo())
 
     def forget(self, tenant: str) -> None:
-        self._notes.pop(tenant, None)
+        self._memos.pop(tenant, None)
 
     def clear(self) -> None:
         """Forgets all but which Pods were taken back, which nothing else tells from those that ran and are gone."""
-        self._notes = {tenant: Note(returned=note.returned) for tenant, note in self._notes.items() if note.returned}
+        self._memos = {
+            tenant: TenantMemo(returned=memo.returned) for tenant, memo in self._memos.items() if memo.returned
+        }
