@@ -41,17 +41,17 @@ class Play:
             await world.leaves(chance.choice(sorted(world.placed)))
         elif what < 0.85 and (waits := sorted(world.loop.waiting())):
             tenant = chance.choice(waits)
-            world.model.drop_sharepod(tenant)
+            world.state.drop_sharepod(tenant)
             world.loop.leave(tenant)
         elif what < 0.9 and not self.away:
             name = f"n{chance.randrange(3)}"
-            node = world.model.cluster.node(name)
+            node = world.state.cluster.node(name)
             if node is not None and node.state is not None:
                 self.away[name] = node.state
-                world.model.cluster.remove_node(name)
+                world.state.cluster.remove_node(name)
         elif what < 0.95 and self.away:
             _, state = self.away.popitem()
-            world.model.cluster.upsert_node(state)
+            world.state.cluster.upsert_node(state)
         else:
             await world.later(chance.choice((1.0, 6.0, HEAD_RESERVATION_AFTER)))
         await world.settle()
@@ -72,7 +72,7 @@ async def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_fir
             await play.step(number)
             waits = play.requests()
             for request in waits.values():
-                assert find(play.world.model.cluster, request) is None, f"step {number}: {request.name} could be placed"
+                assert find(play.world.state.cluster, request) is None, f"step {number}: {request.name} could be placed"
             for tenant in waited.keys() & play.world.placed.keys():
                 placed += 1
                 for other in waits.values():
