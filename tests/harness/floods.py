@@ -73,7 +73,7 @@ def crowd():
                 s.recv(2000)
             except BlockingIOError:
                 pass
-        while not isinstance(protocol.parse_daemon(kept[0].recv(2000)), protocol.Reserved):
+        while not isinstance(protocol.parse_agent(kept[0].recv(2000)), protocol.Reserved):
             pass
 
 print("begins", flush=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
-from sharepod.protocol import ProtocolError, encode, parse_client, parse_daemon
+from sharepod.protocol import ProtocolError, encode, parse_agent, parse_client
 
 u16 = st.integers(0, (1 << 16) - 1)
 u32 = st.integers(0, (1 << 32) - 1)
@@ -66,14 +66,14 @@ def test_a_clients_frame_survives_the_wire(frame: protocol.ClientFrame) -> None:
 
 
 @given(from_daemon)
-def test_a_daemons_frame_survives_the_wire(frame: protocol.DaemonFrame) -> None:
-    assert parse_daemon(encode(frame)) == frame
+def test_a_daemons_frame_survives_the_wire(frame: protocol.AgentFrame) -> None:
+    assert parse_agent(encode(frame)) == frame
 
 
 @settings(max_examples=500)
 @given(st.binary(max_size=protocol.FRAME_MAX + 1))
 def test_arbitrary_bytes_are_a_frame_or_an_error(packet: bytes) -> None:
-    for parse in (parse_client, parse_daemon):
+    for parse in (parse_client, parse_agent):
         try:
             frame = parse(packet)
         except ProtocolError:
@@ -87,7 +87,7 @@ def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, 
     packet = bytearray(encode(frame))
     for position, value in changes:
         packet[position % len(packet)] = value
-    for parse in (parse_client, parse_daemon):
+    for parse in (parse_client, parse_agent):
         try:
             changed = parse(bytes(packet))
         except ProtocolError:
@@ -104,7 +104,7 @@ def test_a_packet_of_a_wrong_length_is_an_error(frame: protocol.ClientFrame, cha
 
 
 @given(from_daemon)
-def test_a_client_cannot_speak_for_the_daemon(frame: protocol.DaemonFrame) -> None:
+def test_a_client_cannot_speak_for_the_daemon(frame: protocol.AgentFrame) -> None:
     with pytest.raises(ProtocolError):
         parse_client(encode(frame))
 

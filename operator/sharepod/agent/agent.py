@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
-from sharepod.agent.findings.utilization import BusyClock
+from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.tenants.tenants import Tenants
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
@@ -28,7 +28,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from sharepod.agent.kubelet.plugin_pods import (
-        NativePod,  # which needs grpc, and an agent without Kubernetes does not
+        PluginPod,  # which needs grpc, and an agent without Kubernetes does not
     )
 
 log = structlog.get_logger(__name__)
@@ -75,9 +75,9 @@ class Agent:
         self.residue: Residue = lambda tenant_id: None
         self.owner_of: OwnerOf = lambda pid: None
         self.tenants = Tenants(settings, changed=self._compare_soon)
-        self.native: Mapping[str, NativePod] = {}
+        self.plugin_pods: Mapping[str, PluginPod] = {}
         """By UUID, pods that have a GPU of their own from NVIDIA's device plugin."""
-        self.native_busy = BusyClock()
+        self.plugin_pod_utilization = UtilizationMeter()
         """How long they were busy, by `namespace/name`."""
         self._reading = Reading(gpus=(), processes=())
         self.foreign: Mapping[str, tuple[int, ...]] = {}
@@ -119,9 +119,9 @@ class Agent:
         """The last one."""
         return self._reading
 
-    def know_native(self, pods: Mapping[str, NativePod]) -> None:
+    def know_plugin_pods(self, pods: Mapping[str, PluginPod]) -> None:
         """These have GPUs of their own now."""
-        self.native = pods
+        self.plugin_pods = pods
 
     def facts(self) -> Facts:
         """What is known now. Cheap: no I/O."""
@@ -146,11 +146,11 @@ class Agent:
             await asyncio.sleep(self.settings.inventory_interval_s)
             try:
                 await self._read()
-                sightings = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+                attribution = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
                 if self._reading.fresh:
-                    self._observe_native()
+                    self._observe_plugin_pods()
                 # Before the ledger is known nobody can be told apart.
-                self.foreign = sightings.foreign if self.tenants.known else {}
+                self.foreign = attribution.foreign if self.tenants.known else {}
             except InventoryError as error:
                 if self._failure != str(error):
                     log.error("cannot read the inventory, keeping the last one", error=str(error))
@@ -172,10 +172,10 @@ class Agent:
             log.info("the inventory can be read again")
         self._failure = None
 
-    def _observe_native(self) -> None:
-        keys = {uuid: (f"{pod.namespace}/{pod.name}", uuid) for uuid, pod in self.native.items()}
-        busy = {key: self._reading.busy[uuid] for uuid, key in keys.items() if uuid in self._reading.busy}
-        self.native_busy.observe(asyncio.get_running_loop().time(), busy, kept=keys.values())
+    def _observe_plugin_pods(self) -> None:
+        keys = {uuid: (f"{pod.namespace}/{pod.name}", uuid) for uuid, pod in self.plugin_pods.items()}
+        busy = {key: self._reading.utilization[uuid] for uuid, key in keys.items() if uuid in self._reading.utilization}
+        self.plugin_pod_utilization.observe(asyncio.get_running_loop().time(), busy, kept=keys.values())
 
     def _compare_soon(self) -> None:
         if self._comparing is None:

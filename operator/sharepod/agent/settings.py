@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 from sharepod.agent.devices.inventory import XIDS_TOLERATED
-from sharepod.agent.findings.rules import WatchConfig
+from sharepod.agent.findings.rules import FindingThresholds
 from sharepod.timeshare import Parameters
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
@@ -170,9 +170,9 @@ class Settings(BaseSettings):
             ceiling_burst_ns=self.ceiling_burst_ms * ms,
         )
 
-    def watch(self) -> WatchConfig:
+    def watch(self) -> FindingThresholds:
         """What a tenant is found out by."""
-        return WatchConfig(
+        return FindingThresholds(
             unhooked_after_s=self.unhooked_after_s,
             busy_tolerance=self.busy_tolerance,
             gap_tolerance=self.memory_gap_mib << 20,

@@ -81,7 +81,7 @@ class HolderState(StrEnum):
     RELEASING = "Releasing"
 
 
-class Holder(Model):
+class PluginHolder(Model):
     """A pod of ours that takes one GPU from NVIDIA's device plugin. `uuid` is unknown until the kubelet has given it
     one.
     """
@@ -94,7 +94,7 @@ class Holder(Model):
 class GPUNodeSpec(Model):
     pool: Pool = Pool.DEDICATED
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
-    holders: Annotated[tuple[Holder, ...], Field(max_length=MAX_GPUS)] = ()
+    holders: Annotated[tuple[PluginHolder, ...], Field(max_length=MAX_GPUS)] = ()
 
 
 class Link(Model):

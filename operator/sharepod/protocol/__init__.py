@@ -1,17 +1,17 @@
 """The wire format between hook and agent, as `shim/include/sharepod/protocol.h` has it.
 
-`parse_client` and `parse_daemon` turn any bytes into a frozen frame or raise `ProtocolError`, nothing else; `encode`
+`parse_client` and `parse_agent` turn any bytes into a frozen frame or raise `ProtocolError`, nothing else; `encode`
 is the way back.
 """
 
-from .codec import encode, parse_client, parse_daemon
+from .codec import encode, parse_agent, parse_client
 from .frames import (
     FRAME_MAX,
     MAX_GPUS,
     VERSION_MAX,
     VERSION_MIN,
+    AgentFrame,
     ClientFrame,
-    DaemonFrame,
     Drained,
     Draining,
     Frame,
@@ -39,8 +39,8 @@ __all__ = [
     "MAX_GPUS",
     "VERSION_MAX",
     "VERSION_MIN",
+    "AgentFrame",
     "ClientFrame",
-    "DaemonFrame",
     "Drained",
     "Draining",
     "Frame",
@@ -62,6 +62,6 @@ __all__ = [
     "Want",
     "Welcome",
     "encode",
+    "parse_agent",
     "parse_client",
-    "parse_daemon",
 ]

@@ -19,8 +19,8 @@ from .frames import (
     UUID_BYTES,
     VERSION_MAX,
     VERSION_MIN,
+    AgentFrame,
     ClientFrame,
-    DaemonFrame,
     Drained,
     Draining,
     Frame,
@@ -56,9 +56,9 @@ def parse_client(packet: bytes) -> ClientFrame:
     return frame
 
 
-def parse_daemon(packet: bytes) -> DaemonFrame:
+def parse_agent(packet: bytes) -> AgentFrame:
     """A packet that came from the daemon."""
-    frame: DaemonFrame = _parse(packet, _FROM_DAEMON)
+    frame: AgentFrame = _parse(packet, _FROM_AGENT)
     return frame
 
 
@@ -354,7 +354,7 @@ _TABLE: tuple[tuple[type[Frame], int, str, Callable[[_Raw], Frame], Callable[[_R
     (Limits, _lib.SHP_LIMITS, "shp_welcome", _read_limits, _write_terms),
     (Refused, _lib.SHP_REFUSED, "shp_refused", _read_refused, _write_refused),
 )
-_FIRST_DAEMON_TYPE: int = _lib.SHP_WELCOME
-_FROM_CLIENT = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind < _FIRST_DAEMON_TYPE}
-_FROM_DAEMON = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind >= _FIRST_DAEMON_TYPE}
+_FIRST_AGENT_TYPE: int = _lib.SHP_WELCOME
+_FROM_CLIENT = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind < _FIRST_AGENT_TYPE}
+_FROM_AGENT = {kind: (struct, read) for _, kind, struct, read, _ in _TABLE if kind >= _FIRST_AGENT_TYPE}
 _WRITERS = {frame: (kind, struct, write) for frame, kind, struct, _, write in _TABLE}

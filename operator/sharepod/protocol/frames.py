@@ -161,5 +161,5 @@ class Refused:
 
 
 ClientFrame = Hello | Want | Draining | Drained | Reserve | Release | MemInfo
-DaemonFrame = Welcome | Grant | Revoke | Reserved | Recall | Memory | Limits | Refused
-Frame = ClientFrame | DaemonFrame
+AgentFrame = Welcome | Grant | Revoke | Reserved | Recall | Memory | Limits | Refused
+Frame = ClientFrame | AgentFrame

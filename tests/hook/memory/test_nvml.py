@@ -150,11 +150,11 @@ def observer():
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     s.connect(sys.argv[1])
     s.send(p.encode(p.Hello(1, 1, observes=True)))
-    assert isinstance(p.parse_daemon(s.recv(2048)), p.Welcome)
+    assert isinstance(p.parse_agent(s.recv(2048)), p.Welcome)
     return s
 asking, wanting = observer(), observer()
 asking.send(p.encode(p.MemInfo(7, 0, 0)))
-answer = p.parse_daemon(asking.recv(2048))
+answer = p.parse_agent(asking.recv(2048))
 wanting.send(p.encode(p.Want(1)))
 print(json.dumps([answer.limit, answer.used, len(wanting.recv(2048))]))
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from doubles.gpus import memory_at
 from hook.world.caller import Caller, Out
-from sharepod.protocol import FRAME_MAX, Hello, MemInfo, Memory, Welcome, encode, parse_daemon
+from sharepod.protocol import FRAME_MAX, Hello, MemInfo, Memory, Welcome, encode, parse_agent
 
 PATIENCE_S = 10.0
 
@@ -34,16 +34,16 @@ class Observer:
         connection.settimeout(PATIENCE_S)
         connection.connect(str(self._path))
         connection.send(encode(Hello(1, 1, observes=True)))
-        assert isinstance(parse_daemon(connection.recv(FRAME_MAX)), Welcome)
+        assert isinstance(parse_agent(connection.recv(FRAME_MAX)), Welcome)
         return connection
 
     def ask(self, gpu: int = 0) -> Memory:
         """Return the tenant's limit on a GPU and the bytes credited to its processes."""
         self._seq += 1
         self._socket.send(encode(MemInfo(self._seq, gpu, 0)))
-        answer = parse_daemon(self._socket.recv(FRAME_MAX))
+        answer = parse_agent(self._socket.recv(FRAME_MAX))
         while not isinstance(answer, Memory):
-            answer = parse_daemon(self._socket.recv(FRAME_MAX))
+            answer = parse_agent(self._socket.recv(FRAME_MAX))
         return answer
 
     def again(self) -> None:

@@ -19,8 +19,8 @@ from typing import TypeVar
 from sharepod.protocol import (
     FRAME_MAX,
     VERSION_MAX,
+    AgentFrame,
     ClientFrame,
-    DaemonFrame,
     Drained,
     Draining,
     GpuTerms,
@@ -137,7 +137,7 @@ class ScriptedAgent:
         self._grant_ids += 1
         return Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
 
-    def send(self, client: Client, frame: DaemonFrame) -> None:
+    def send(self, client: Client, frame: AgentFrame) -> None:
         client.socket.send(encode(frame))
 
     def grant(self, client: Client, quantum_ms: float = 0, *, metered: bool = False) -> Grant:

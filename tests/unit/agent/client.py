@@ -21,7 +21,7 @@ GPU1 = "GPU-11111111-1111-1111-1111-111111111111"
 GI = 1 << 30
 TIMEOUT_S = 10.0
 
-F = TypeVar("F", bound=protocol.DaemonFrame)
+F = TypeVar("F", bound=protocol.AgentFrame)
 
 
 def settings_in(directory: Path, **changes: Any) -> Settings:
@@ -116,7 +116,7 @@ class Client:
     def send_raw(self, packet: bytes) -> None:
         self.sock.send(packet)
 
-    async def receive(self, timeout_s: float = TIMEOUT_S) -> protocol.DaemonFrame | None:
+    async def receive(self, timeout_s: float = TIMEOUT_S) -> protocol.AgentFrame | None:
         """The next frame; None at the end of the connection."""
         loop = asyncio.get_running_loop()
         readable: asyncio.Future[None] = loop.create_future()
@@ -138,7 +138,7 @@ class Client:
             if self.hints_fd is not None:
                 os.close(self.hints_fd)
             self.hints_fd = fd
-        return protocol.parse_daemon(packet) if packet else None
+        return protocol.parse_agent(packet) if packet else None
 
     async def expect(self, kind: type[F], timeout_s: float = TIMEOUT_S) -> F:
         """The next frame, which has to be of this kind."""

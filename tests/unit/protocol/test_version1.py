@@ -25,7 +25,7 @@ FROM_CLIENTS: dict[str, protocol.ClientFrame] = {
     "3153485001000500200000000000000000000000010000000010000000000000": protocol.Release(0, 4096, True),
     "3153485001000600200000000900000000000000000000000002000000000000": protocol.MemInfo(9, 0, 512),
 }
-FROM_DAEMONS: dict[str, protocol.DaemonFrame] = {
+FROM_DAEMONS: dict[str, protocol.AgentFrame] = {
     "31534850010040009802000000000000" + TERMS: protocol.Welcome(0, GPU_TERMS, 1000),
     "31534850010046009802000000000000" + TERMS: protocol.Limits(GPU_TERMS, 1000),
     "3153485001004700b800000000000000030000000000000066756c6c" + "00" * 156: protocol.Refused(
@@ -53,7 +53,7 @@ def test_what_hooks_of_version_1_send_is_understood(recorded: str, frame: protoc
 
 
 @pytest.mark.parametrize(("recorded", "frame"), FROM_DAEMONS.items())
-def test_what_hooks_of_version_1_are_sent_has_not_changed(recorded: str, frame: protocol.DaemonFrame) -> None:
+def test_what_hooks_of_version_1_are_sent_has_not_changed(recorded: str, frame: protocol.AgentFrame) -> None:
     assert protocol.encode(frame, version=1).hex() == recorded
 
 

@@ -21,9 +21,9 @@ import structlog
 from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.kubelet.csi.driver import Driver, GetPod, PodsUnavailableError, PodUnknownError
 from sharepod.agent.kubelet.csi.volumes import Volumes
-from sharepod.agent.kubelet.plugin_pods import NativePods
+from sharepod.agent.kubelet.plugin_pods import PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
-from sharepod.agent.kubelet.registration import Kubelet, pods_dir
+from sharepod.agent.kubelet.registration import KubeletRegistration, pods_dir
 from sharepod.api.gpunode import Tenant
 from sharepod.kube import ApiError, Connection, NotFoundError
 from sharepod.tasks import Supervisor
@@ -77,7 +77,7 @@ async def run(agent: Agent) -> None:
                 trouble=agent.tenants.trouble,
                 get_pod=pod_getter(api),
             )
-            kubelet = Kubelet(settings.kubelet_root, driver.services(), changed=agent.changed.set)
+            kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
             lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
             report = StatusReport(
                 api,
@@ -87,7 +87,7 @@ async def run(agent: Agent) -> None:
                 readiness=lambda: readiness(agent, ledger, kubelet),
                 woken=agent.changed,
             )
-            native = NativePods(settings.kubelet_root)
+            plugin_pods = PluginPods(settings.kubelet_root)
             await kubelet.start()
             try:
                 async with Supervisor() as supervisor:
@@ -97,7 +97,7 @@ async def run(agent: Agent) -> None:
                     supervisor.start("lease", lease.run())
                     supervisor.start("kubelet", kubelet.run())
                     supervisor.start("residue", pod_residue.run())
-                    supervisor.start("native-pods", native.run(known=agent.know_native))
+                    supervisor.start("plugin-pods", plugin_pods.run(known=agent.know_plugin_pods))
                     await supervisor.wait()
             finally:
                 await kubelet.stop()
@@ -106,7 +106,7 @@ async def run(agent: Agent) -> None:
             await api.close()
 
 
-def readiness(agent: Agent, ledger: LedgerWatch, kubelet: Kubelet) -> Readiness:
+def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
     """Whether a pod that is placed here now would run."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:

@@ -23,12 +23,12 @@ PROCESSES = 16
 """Learnt from so many; then it stands."""
 
 
-class _Kept(BaseModel):
+class _OverheadFile(BaseModel):
     model_config = ConfigDict(extra="ignore")
     bytes: dict[str, list[int]] = {}
 
 
-class ContextCosts:
+class ContextOverhead:
     """`path`: the file that it is kept in. `changed` says that `save` has something to write."""
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class ContextCosts:
     def load(self) -> None:
         """What an earlier agent learnt; a file that cannot be read is as none."""
         try:
-            self._learnt = _Kept.model_validate_json(self._path.read_bytes()).bytes
+            self._learnt = _OverheadFile.model_validate_json(self._path.read_bytes()).bytes
         except (OSError, ValidationError):
             self._learnt = {}
 
@@ -48,7 +48,7 @@ class ContextCosts:
         """Raises `OSError`."""
         self.changed = False
         draft = self._path.with_suffix(".new")
-        draft.write_text(_Kept(bytes=self._learnt).model_dump_json())
+        draft.write_text(_OverheadFile(bytes=self._learnt).model_dump_json())
         os.replace(draft, self._path)  # noqa: PTH105 - what is written is whole
 
     def kib(self, model: str, driver: str) -> int:

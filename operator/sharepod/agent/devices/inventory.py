@@ -37,7 +37,7 @@ class Process:
     pid: int
     uuid: str
     memory: int
-    busy: float | None = None
+    utilization: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Reading:
     fresh: bool = True
     unread: frozenset[str] = frozenset()
     exhaustive: bool = False
-    busy: Mapping[str, float] = field(default_factory=dict)
+    utilization: Mapping[str, float] = field(default_factory=dict)
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     driver: str = ""
 
@@ -112,7 +112,7 @@ _Size = Annotated[int, BeforeValidator(_size)]
 _Ratio = Annotated[float, Field(ge=0, le=1)]
 
 
-class _FileGpu(Model):
+class _InventoryFileGpu(Model):
     uuid: _GpuUuid
     index: Annotated[int, Field(ge=0)]
     model: str
@@ -127,16 +127,16 @@ class _FileGpu(Model):
     processes_unread: bool = False
 
 
-class _FileProcess(Model):
+class _InventoryFileProcess(Model):
     pid: Annotated[int, Field(gt=0)]
     uuid: _GpuUuid
     memory: _Size = 0
     busy: _Ratio | None = None
 
 
-class _File(Model):
-    gpus: Annotated[tuple[_FileGpu, ...], Field(max_length=MAX_GPUS)]
-    processes: tuple[_FileProcess, ...] = ()
+class _InventoryFile(Model):
+    gpus: Annotated[tuple[_InventoryFileGpu, ...], Field(max_length=MAX_GPUS)]
+    processes: tuple[_InventoryFileProcess, ...] = ()
 
 
 class SimulatedInventory:
@@ -176,7 +176,7 @@ class SimulatedInventory:
 
     def _parse(self, text: str) -> Reading:
         try:
-            file = _File.model_validate(yaml.safe_load(text))
+            file = _InventoryFile.model_validate(yaml.safe_load(text))
         except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
             raise InventoryError(f"the inventory file {self._path} is not valid: {error}") from None
         for what in ("uuid", "index"):
@@ -198,12 +198,12 @@ class SimulatedInventory:
             gpus,
             tuple(Process(p.pid, p.uuid, p.memory, p.busy) for p in file.processes),
             unread=frozenset(gpu.uuid for gpu in file.gpus if gpu.processes_unread),
-            busy={gpu.uuid: gpu.busy for gpu in file.gpus if gpu.busy is not None},
+            utilization={gpu.uuid: gpu.busy for gpu in file.gpus if gpu.busy is not None},
             xids={gpu.uuid: Counter(gpu.xids) for gpu in file.gpus if gpu.xids},
             driver="simulated",
         )
 
-    def _gpu(self, listed: _FileGpu) -> Gpu:
+    def _gpu(self, listed: _InventoryFileGpu) -> Gpu:
         gpu = Gpu(**listed.model_dump(exclude={"busy", "xids", "processes_unread"}))
         failed = failure(listed.xids, self._xids_tolerated)
         if failed is None:

@@ -94,7 +94,7 @@ class NvmlInventory:
         gpus: list[Gpu] = []
         processes: list[Process] = []
         unread: set[str] = set()
-        busy: dict[str, float] = {}
+        utilization: dict[str, float] = {}
         xids = self._listener(nvml).counts()
         for index in range(count):
             try:
@@ -116,16 +116,16 @@ class NvmlInventory:
                 unread.add(uuid)
             else:
                 processes.extend(found)
-            whole = _busy(nvml, handle)
+            whole = _utilization(nvml, handle)
             if whole is not None:
-                busy[uuid] = whole
+                utilization[uuid] = whole
         links = {uuid: self._links_of(nvml, uuid, handles) for uuid in handles}
         return Reading(
             gpus=tuple(gpu.model_copy(update={"links": links.get(gpu.uuid, ())}) for gpu in gpus),
             processes=tuple(processes),
             unread=frozenset(unread),
             exhaustive=True,
-            busy=busy,
+            utilization=utilization,
             xids=xids,
             driver=self._driver,
         )
@@ -205,13 +205,13 @@ class NvmlInventory:
             gpu = _sick(gpu, "; ".join(dict.fromkeys(troubles)))
         if not told:
             return gpu, None
-        busy = self._busy_of_processes(nvml, uuid, handle)
+        utilization = self._utilization_of_processes(nvml, uuid, handle)
         return gpu, [
-            Process(pid, uuid, used, None if busy is None else busy.get(pid, 0.0))
+            Process(pid, uuid, used, None if utilization is None else utilization.get(pid, 0.0))
             for pid, used in sorted(found.items())
         ]
 
-    def _busy_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
+    def _utilization_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
         """By pid, since the last time; who is not listed was idle. None where the driver does not say."""
         since = self._sampled.get(uuid, 0)
         try:
@@ -263,7 +263,7 @@ def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
     return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v2")(handle))
 
 
-def _busy(nvml: Any, handle: Any) -> float | None:
+def _utilization(nvml: Any, handle: Any) -> float | None:
     """The part of the last sample period in which any kernel ran; None where the driver does not say."""
     try:
         return min(100, max(0, int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))) / 100
@@ -305,4 +305,4 @@ def _sick(gpu: Gpu, reason: str) -> Gpu:
 
 
 def _unhealthy(reading: Reading, reason: str) -> Reading:
-    return replace(reading, gpus=tuple(_sick(gpu, reason) for gpu in reading.gpus), fresh=False, busy={})
+    return replace(reading, gpus=tuple(_sick(gpu, reason) for gpu in reading.gpus), fresh=False, utilization={})

@@ -27,7 +27,7 @@ _WAIT_MS = 2000
 _AGAIN_S = 5.0
 
 
-class _Kept(BaseModel):
+class _XidsFile(BaseModel):
     """`boot`: the start of the node that they are of. `xids`: by UUID."""
 
     model_config = ConfigDict(extra="ignore")
@@ -131,7 +131,7 @@ class XidListener:
         if self._kept is None:
             return {}
         try:
-            kept = _Kept.model_validate_json(self._kept.read_bytes())
+            kept = _XidsFile.model_validate_json(self._kept.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError) as error:
@@ -146,7 +146,7 @@ class XidListener:
     def _save(self) -> None:
         if self._kept is None:
             return
-        kept = _Kept(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
+        kept = _XidsFile(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
         try:
             self._kept.parent.mkdir(parents=True, exist_ok=True)
             draft = self._kept.with_suffix(".new")

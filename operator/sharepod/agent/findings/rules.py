@@ -19,7 +19,7 @@ _LISTED_PIDS = 4
 
 
 @dataclass(frozen=True)
-class WatchConfig:
+class FindingThresholds:
     """`unhooked_after_s`: how long a process must have been on a GPU without having connected; `busy_window_s`: over
     how long GPU time is compared; `busy_tolerance`: the part of it that a tenant may be busy beyond what it held;
     `gap_tolerance`: bytes that the driver may count beyond what was credited; `gap_after_s`: for how long."""
@@ -31,7 +31,7 @@ class WatchConfig:
     gap_after_s: float = 3.0
 
 
-class Window:
+class SlidingRate:
     """Of a sum that only grows: by how much it grew over the last seconds."""
 
     def __init__(self, seconds: float) -> None:
@@ -60,17 +60,17 @@ class Window:
         return self.growth / self.span if self.span > 0 else 0.0
 
 
-class TenantWatch:
+class FindingRules:
     """Of one tenant. `see_...` after each reading; `findings` whenever it is asked. `resumed`: what stood when an
     earlier agent last looked; it stands until this one has looked for long enough to find it out anew."""
 
-    def __init__(self, config: WatchConfig, resumed: Sequence[Finding] = ()) -> None:
+    def __init__(self, config: FindingThresholds, resumed: Sequence[Finding] = ()) -> None:
         self._config = config
         self._standing = {finding.reason: finding for finding in resumed}
         self._resumed_until: dict[FindingReason, float | None] = {finding.reason: None for finding in resumed}
         self._unhooked_since: dict[int, float] = {}
         self._gap_since: dict[str, float] = {}
-        self._windows: dict[str, tuple[Window, Window]] = {}
+        self._windows: dict[str, tuple[SlidingRate, SlidingRate]] = {}
         self._overtakings: deque[float] = deque()
         self._overtaken: int | None = None
         self.unhooked: frozenset[int] = frozenset()
@@ -85,7 +85,7 @@ class TenantWatch:
         """Whether this is so now."""
         return reason in self._standing
 
-    def see_processes(self, now: float, unhooked: Set[int]) -> None:
+    def observe_unhooked(self, now: float, unhooked: Set[int]) -> None:
         """These processes of it are on its GPUs, and no hook of theirs ever connected."""
         since = {pid: self._unhooked_since.get(pid, now) for pid in unhooked}
         self._unhooked_since = since
@@ -104,7 +104,7 @@ class TenantWatch:
             "glibc",
         )
 
-    def see_blind(self, blind: Set[str]) -> None:
+    def observe_unread(self, blind: Set[str]) -> None:
         """The driver does not say which processes are on these GPUs of it."""
         if blind:
             self._begin(
@@ -116,14 +116,14 @@ class TenantWatch:
             self._resumed_until.pop(FindingReason.PROCESSES_NOT_TOLD, None)
             self._end(FindingReason.PROCESSES_NOT_TOLD)
 
-    def see_time(self, now: float, busy_s: Mapping[str, float], held_s: float) -> None:
+    def observe_time(self, now: float, busy_s: Mapping[str, float], held_s: float) -> None:
         """By GPU, for how long its processes kept it busy since some beginning; and how long it held the token."""
         for gone in self._windows.keys() - busy_s.keys():
             del self._windows[gone]
         worst, where, span = 0.0, "", 0.0
         for uuid, busy in busy_s.items():
             used, held = self._windows.setdefault(
-                uuid, (Window(self._config.busy_window_s), Window(self._config.busy_window_s))
+                uuid, (SlidingRate(self._config.busy_window_s), SlidingRate(self._config.busy_window_s))
             )
             used.add(now, busy)
             held.add(now, held_s)
@@ -140,7 +140,7 @@ class TenantWatch:
         elif worst < self._config.busy_tolerance / 2:
             self._end(FindingReason.BUSY_BEYOND_HELD, now, self._config.busy_window_s)
 
-    def see_memory(self, now: float, gap: Mapping[str, int]) -> None:
+    def observe_memory(self, now: float, gap: Mapping[str, int]) -> None:
         """By GPU, how many bytes the driver counts beyond what was credited."""
         tolerated = self._config.gap_tolerance
         self._gap_since = {uuid: self._gap_since.get(uuid, now) for uuid, size in gap.items() if size > tolerated}
@@ -155,7 +155,7 @@ class TenantWatch:
         elif all(size <= tolerated * 3 // 4 for size in gap.values()):
             self._end(FindingReason.MEMORY_BEYOND_TRACKED, now, self._config.gap_after_s)
 
-    def see_overtakings(self, now: float, total: int) -> None:
+    def observe_preemptions(self, now: float, total: int) -> None:
         """How often it was overtaken, ever."""
         if self._overtaken is not None:
             self._overtakings.extend([now] * min(OVERTAKEN_TIMES, total - self._overtaken))

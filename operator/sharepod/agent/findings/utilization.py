@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .rules import Window
+from .rules import SlidingRate
 
 WINDOW_S = 10.0
 _MOST_S = 15.0
@@ -18,13 +18,13 @@ Key = tuple[str, str]
 """Whose (a tenant's id; empty: the GPU's own), and the UUID of the GPU."""
 
 
-class BusyClock:
+class UtilizationMeter:
     """`observe` after each reading, with all that are to be known."""
 
     def __init__(self) -> None:
         self._at: float | None = None
         self._sums: dict[Key, float] = {}
-        self._windows: dict[Key, Window] = {}
+        self._windows: dict[Key, SlidingRate] = {}
         self._told: frozenset[Key] = frozenset()
 
     def observe(self, now: float, busy: Mapping[Key, float], kept: Collection[Key] = ()) -> None:
@@ -35,7 +35,7 @@ class BusyClock:
         self._told = frozenset(busy)
         for key, part in busy.items():
             self._sums[key] = self._sums.get(key, 0.0) + part * elapsed
-            self._windows.setdefault(key, Window(WINDOW_S)).add(now, self._sums[key])
+            self._windows.setdefault(key, SlidingRate(WINDOW_S)).add(now, self._sums[key])
         for key in self._sums.keys() - busy.keys() - frozenset(kept):
             del self._sums[key]
             self._windows.pop(key, None)

@@ -26,23 +26,23 @@ _RESOURCE = "nvidia.com/"
 
 
 @dataclass(frozen=True)
-class NativePod:
+class PluginPod:
     """Who has a GPU."""
 
     namespace: str
     name: str
 
 
-class NativePods:
+class PluginPods:
     """`by_gpu` is what is known; `run` keeps it so."""
 
     def __init__(self, kubelet_root: Path) -> None:
         self._socket = kubelet_root / "pod-resources" / "kubelet.sock"
         self._asked_at: float | None = None
         self._failing = False
-        self.by_gpu: Mapping[str, NativePod] = {}
+        self.by_gpu: Mapping[str, PluginPod] = {}
 
-    async def run(self, known: Callable[[Mapping[str, NativePod]], None]) -> None:
+    async def run(self, known: Callable[[Mapping[str, PluginPod]], None]) -> None:
         """Asks until cancelled; `known` is told each time."""
         while True:
             await self.ask()
@@ -79,13 +79,13 @@ class NativePods:
             return answer
 
 
-def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, NativePod]:
+def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
     """Which pod has which GPU. A GPU that the plugin gives out in replicas belongs to nobody alone: it is left out."""
-    found: dict[str, NativePod] = {}
+    found: dict[str, PluginPod] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
             for devices in container.devices:
                 if devices.resource_name.startswith(_RESOURCE):
-                    owner = NativePod(pod.namespace, pod.name)
+                    owner = PluginPod(pod.namespace, pod.name)
                     found.update((each, owner) for each in devices.device_ids if is_gpu_uuid(each))
     return found

@@ -24,7 +24,7 @@ PROC = Path("/proc")
 SCAN_INTERVAL_S = 1.0
 
 
-class PodNames:
+class PodCgroups:
     """Recognizes the cgroups of given pods. Cheap to make and to ask."""
 
     def __init__(self, uids: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class PodNames:
         return None
 
 
-def pod_of_process(pid: int, pods: PodNames, proc: Path = PROC) -> str | None:
+def pod_of_process(pid: int, pods: PodCgroups, proc: Path = PROC) -> str | None:
     """Which of the pods this process runs in; None where it is in none of them or is gone."""
     text = _read(f"{proc}/{pid}/cgroup")
     return pods.find(text) if text else None
@@ -57,7 +57,7 @@ def count_processes(uids: Iterable[str], proc: Path = PROC) -> Counter[str]:
     """How many processes each of these pods has. Zombies do not count: they hold nothing. Raises `OSError` without
     /proc.
     """
-    pods = PodNames(uids)
+    pods = PodCgroups(uids)
     counts: Counter[str] = Counter()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
@@ -126,7 +126,7 @@ class PodResidue:
     def owner_of(self, pid: int) -> str | None:
         """The tenant in whose pod a process runs, or None."""
         owners = {uid: tenant_id for tenant_id in self._volumes.tenants() for uid in self._volumes.pods(tenant_id)}
-        uid = pod_of_process(pid, PodNames(owners), self._proc)
+        uid = pod_of_process(pid, PodCgroups(owners), self._proc)
         return owners[uid] if uid is not None else None
 
     async def run(self) -> None:

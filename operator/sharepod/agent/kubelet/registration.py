@@ -28,7 +28,7 @@ CHECK_INTERVAL_S = 5.0
 STOP_GRACE_S = 2.0
 
 
-class Kubelet:
+class KubeletRegistration:
     """Serves the CSI driver to the kubelet with this root directory. `problem` says why pods get no volumes, or is
     None.
     """

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Protocol, cast
 
 from sharepod import protocol
-from sharepod.agent.state.handover import HandOver, Left
+from sharepod.agent.state.handover import Handover, Inheritance
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError
 
@@ -32,7 +32,7 @@ class MemoryClient(Protocol):
 
     def __hash__(self) -> int: ...
 
-    def send(self, frame: protocol.DaemonFrame) -> None:
+    def send(self, frame: protocol.AgentFrame) -> None:
         """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
 
 
@@ -42,7 +42,7 @@ MemoryFrame = protocol.Reserve | protocol.Release | protocol.MemInfo
 class TenantMemory:
     """`handover`: where it is written down; `left`: what an earlier agent wrote. `close` before the former is."""
 
-    def __init__(self, row: Tenant, *, recall_ms: int, handover: HandOver, left: Left) -> None:
+    def __init__(self, row: Tenant, *, recall_ms: int, handover: Handover, left: Inheritance) -> None:
         self._gpus = row.gpus
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         self._ledgers = tuple(
@@ -55,9 +55,9 @@ class TenantMemory:
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
             ledger.restore_untracked(size)
-        for holder in left.holders:
-            for ledger, size in zip(self._ledgers, holder.bytes, strict=True):
-                ledger.restore(holder.pid, size)
+        for survivor in left.survivors:
+            for ledger, size in zip(self._ledgers, survivor.bytes, strict=True):
+                ledger.restore(survivor.pid, size)
 
     # ---- what happens
 

@@ -42,7 +42,7 @@ class TokenClient(Protocol):
     def pid(self) -> int:
         """Of the process that connected."""
 
-    def send(self, frame: protocol.DaemonFrame) -> None:
+    def send(self, frame: protocol.AgentFrame) -> None:
         """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
 
 

@@ -82,7 +82,7 @@ class Connection:
                 return handled
         return most
 
-    def send(self, frame: protocol.DaemonFrame) -> None:
+    def send(self, frame: protocol.AgentFrame) -> None:
         """Sends, or gives the client up if it does not read."""
         self._send(protocol.encode(frame, version=self._version))
 

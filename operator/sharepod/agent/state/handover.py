@@ -43,7 +43,7 @@ _BYTES_MAX = 1 << 47
 
 
 @dataclass(frozen=True)
-class Holder:
+class Survivor:
     """A process and the bytes that it has on each GPU. `start`: when it began, in the kernel's ticks."""
 
     pid: int
@@ -52,19 +52,19 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Left:
+class Inheritance:
     """What an earlier agent left. `untracked`: on each GPU, bytes that the driver counted beyond all credits."""
 
-    holders: tuple[Holder, ...] = ()
+    survivors: tuple[Survivor, ...] = ()
     untracked: tuple[int, ...] = ()
     account: AccountSnapshot | None = None
     greeted: bool = False
 
 
-NOTHING = Left()
+NOTHING_INHERITED = Inheritance()
 
 
-class HandOver:
+class Handover:
     """The file of one tenant. `open` it from a thread; everything else is quick and may be called anywhere."""
 
     def __init__(self, pages: mmap.mmap, gpus: Sequence[str], slots: int) -> None:
@@ -81,13 +81,13 @@ class HandOver:
         self._words[_LAYOUT_WORD] = _layout()
 
     @classmethod
-    def open(cls, path: Path, gpus: Sequence[str], slots: int) -> tuple[HandOver, Left]:
+    def open(cls, path: Path, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
         """The file for a tenant on these GPUs with room for so many processes, and what an earlier agent left in it.
 
         Where the disk does not take it, it is kept in memory only, and the log says so.
         """
         left = read(path, gpus)
-        slots = max(slots, 2 * len(left.holders))
+        slots = max(slots, 2 * len(left.survivors))
         size = 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
         fresh = path.with_name(f".{path.name}.new")
         try:
@@ -164,44 +164,48 @@ class HandOver:
         self._words[slot + 1] = start
         self._words[slot] = pid
 
-    def _restore(self, left: Left) -> None:
+    def _restore(self, left: Inheritance) -> None:
         for gpu, size in enumerate(left.untracked):
             self.keep_untracked(gpu, size)
         if left.account is not None:
             self.keep_account(left.account)
         if left.greeted:
             self.keep_greeted()
-        for holder in left.holders:
-            self._occupy(holder.pid, holder.start)
-            for gpu, size in enumerate(holder.bytes):
-                self.keep(holder.pid, gpu, size)
+        for survivor in left.survivors:
+            self._occupy(survivor.pid, survivor.start)
+            for gpu, size in enumerate(survivor.bytes):
+                self.keep(survivor.pid, gpu, size)
 
 
-def read(path: Path, gpus: Sequence[str]) -> Left:
+def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     """What an earlier agent left of a tenant on these GPUs, whoever of its processes still runs."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return NOTHING
+        return NOTHING_INHERITED
     except OSError as error:
         log.warning("cannot read what the agent before has left", file=str(path), error=str(error))
-        return NOTHING
+        return NOTHING_INHERITED
     words = memoryview(content[: len(content) // 8 * 8]).cast("q")
     first, width = _HEAD + len(gpus) + 2 * _ACCOUNT, 2 + len(gpus)
     if len(words) < first or words[_LAYOUT_WORD] != _layout() or words[_SLOTS] * width != len(words) - first:
         log.warning("what the agent before has left is damaged or of another kind", file=str(path))
-        return NOTHING
+        return NOTHING_INHERITED
     if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
-        return NOTHING
+        return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, told = words[begin : begin + _ACCOUNT]
-    holders = [
-        Holder(words[at], words[at + 1], tuple(words[at + 2 : at + width]))
+    survivors = [
+        Survivor(words[at], words[at + 1], tuple(words[at + 2 : at + width]))
         for at in range(first, len(words), width)
         if words[at] > 0
     ]
-    return Left(
-        tuple(holder for holder in holders if _possible(holder.bytes) and start_time(holder.pid) == holder.start),
+    return Inheritance(
+        tuple(
+            survivor
+            for survivor in survivors
+            if _possible(survivor.bytes) and start_time(survivor.pid) == survivor.start
+        ),
         tuple(size if _possible([size]) else 0 for size in words[_HEAD : _HEAD + len(gpus)]),
         AccountSnapshot(*account) if account[0] > 0 and told == _sum(account) else None,
         bool(words[_GREETED]),

@@ -212,7 +212,7 @@ class AgentCollector(Collector):
         processes = self._agent.reading.processes
         counted: dict[tuple[str, ...], int] = {}
         for gpu in facts.gpus:
-            pod = self._agent.native.get(gpu.uuid)
+            pod = self._agent.plugin_pods.get(gpu.uuid)
             if pod is None:
                 continue
             labels: tuple[str, ...] = ("", pod.namespace, pod.name, "Native")
@@ -223,7 +223,10 @@ class AgentCollector(Collector):
             sheet.add("tenant_limit_ratio", each, 1)
             sheet.add("tenant_memory_limit_bytes", each, gpu.memory)
             sheet.add("tenant_memory_used_bytes", each, sum(process.memory for process in on_it))
-            busy, seconds = self._agent.native_busy.ratio(key), self._agent.native_busy.seconds(key)
+            busy, seconds = (
+                self._agent.plugin_pod_utilization.ratio(key),
+                self._agent.plugin_pod_utilization.seconds(key),
+            )
             if busy is not None:
                 sheet.add("tenant_usage_ratio", each, busy)
                 sheet.add("tenant_busy_ratio", each, busy)

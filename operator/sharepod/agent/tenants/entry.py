@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharepod.agent.devices.inventory import is_gpu_uuid
-from sharepod.agent.findings.attribution import Sighting
-from sharepod.agent.findings.rules import TenantWatch
+from sharepod.agent.findings.attribution import TenantProcesses
+from sharepod.agent.findings.rules import FindingRules
 from sharepod.agent.state.directory import StateDir
 from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, TenantState
 
@@ -20,12 +20,12 @@ class Entry:
     why."""
 
     row: Tenant
-    watch: TenantWatch
+    watch: FindingRules
     served: ServedTenant | None = None
     directory: Path | None = None
     trouble: str | None = None
     drained: bool = False
-    seen: Sighting = field(default_factory=Sighting)
+    seen: TenantProcesses = field(default_factory=TenantProcesses)
     """What the last reading showed of it."""
 
     @property

@@ -12,11 +12,11 @@ from pathlib import Path
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sharepod.agent.devices.context_overhead import ContextCosts
+from sharepod.agent.devices.context_overhead import ContextOverhead
 from sharepod.agent.devices.inventory import Process, Reading
-from sharepod.agent.findings.attribution import Sightings, sort
-from sharepod.agent.findings.rules import TenantWatch, WatchConfig
-from sharepod.agent.findings.utilization import BusyClock, Key
+from sharepod.agent.findings.attribution import Attribution, attribute
+from sharepod.agent.findings.rules import FindingRules, FindingThresholds
+from sharepod.agent.findings.utilization import Key, UtilizationMeter
 from sharepod.api.gpunode import Finding, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
@@ -39,11 +39,11 @@ class _Kept(BaseModel):
 class Observer:
     """What it learns is kept in files of `state_dir`. `usage`: token time of a tenant that is served."""
 
-    def __init__(self, state_dir: Path, config: WatchConfig, usage: Callable[[str], TimeUsage]) -> None:
-        self.busy = BusyClock()
+    def __init__(self, state_dir: Path, config: FindingThresholds, usage: Callable[[str], TimeUsage]) -> None:
+        self.busy = UtilizationMeter()
         """How long tenants and GPUs were busy, as the driver says."""
         self._usage = usage
-        self._contexts = ContextCosts(state_dir / "contexts.json")
+        self._contexts = ContextOverhead(state_dir / "contexts.json")
         self._config = config
         self._findings_file = state_dir / "findings.json"
         self._findings: dict[str, tuple[Finding, ...]] = {}
@@ -61,9 +61,9 @@ class Observer:
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
-    def watch_of(self, tenant_id: str) -> TenantWatch:
+    def watch_of(self, tenant_id: str) -> FindingRules:
         """A tenant's watch, which goes on with what an earlier agent found out."""
-        return TenantWatch(self._config, self._findings.get(tenant_id, ()))
+        return FindingRules(self._config, self._findings.get(tenant_id, ()))
 
     def know_models(self, reading: Reading) -> None:
         """What GPUs there are."""
@@ -75,11 +75,11 @@ class Observer:
 
     def observe(
         self, entries: Mapping[str, Entry], reading: Reading, *, residue: Residue, owner_of: OwnerOf
-    ) -> Sightings:
+    ) -> Attribution:
         """Takes note of what a reading says about the tenants, by id, and says whose the processes are."""
-        sightings = sort(reading, lambda process: _owner(entries, process, owner_of))
+        attribution = attribute(reading, lambda process: _owner(entries, process, owner_of))
         for entry in entries.values():
-            entry.seen = sightings.of(entry.row.id)
+            entry.seen = attribution.of(entry.row.id)
         if reading.fresh:
             now = asyncio.get_running_loop().time()
             self._observe_busy(now, entries, reading)
@@ -90,7 +90,7 @@ class Observer:
                 _judge(entry, residue, reading.unread)
             self._learn_contexts(entries, reading)
             self._keep({entry.row.id: entry.watch.findings for entry in entries.values() if entry.watch.findings})
-        return sightings
+        return attribution
 
     def _learn_contexts(self, entries: Mapping[str, Entry], reading: Reading) -> None:
         self.know_models(reading)
@@ -131,14 +131,14 @@ class Observer:
             self._findings = {}
 
     def _observe_busy(self, now: float, entries: Mapping[str, Entry], reading: Reading) -> None:
-        busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.busy.items()}
+        busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.utilization.items()}
         kept: list[Key] = [("", gpu.uuid) for gpu in reading.gpus]
         for tenant_id, entry in entries.items():
             for uuid in entry.row.gpus:
-                part = reading.busy.get(uuid)  # an Exclusive tenant's is the GPU's
+                part = reading.utilization.get(uuid)  # an Exclusive tenant's is the GPU's
                 if entry.row.mode is Mode.SHARED:
                     there = uuid in entry.seen.memory
-                    part = entry.seen.busy.get(uuid) if there else None if uuid in reading.unread else 0.0
+                    part = entry.seen.utilization.get(uuid) if there else None if uuid in reading.unread else 0.0
                 if part is not None:
                     busy[tenant_id, uuid] = part
                 kept.append((tenant_id, uuid))
@@ -146,17 +146,17 @@ class Observer:
 
     def _watch(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
         row, usage = entry.row, self._usage(entry.row.id)
-        entry.watch.see_processes(now, entry.seen.pids - served.hooked)
-        entry.watch.see_blind(reading.unread.intersection(row.gpus))
+        entry.watch.observe_unhooked(now, entry.seen.pids - served.hooked)
+        entry.watch.observe_unread(reading.unread.intersection(row.gpus))
         told = {
             uuid: seconds
             for uuid in row.gpus
             if self.busy.ratio((row.id, uuid)) is not None
             and (seconds := self.busy.seconds((row.id, uuid))) is not None
         }
-        entry.watch.see_time(now, told, usage.held_ns / 1e9)
-        entry.watch.see_memory(now, served.memory.gaps())
-        entry.watch.see_overtakings(now, usage.preemptions)
+        entry.watch.observe_time(now, told, usage.held_ns / 1e9)
+        entry.watch.observe_memory(now, served.memory.gaps())
+        entry.watch.observe_preemptions(now, usage.preemptions)
 
 
 def _owner(entries: Mapping[str, Entry], process: Process, owner_of: OwnerOf) -> str | None:

@@ -28,7 +28,7 @@ from sharepod.agent.sockets.inbox import Inbox, Sender
 from sharepod.agent.sockets.listener import Listener
 from sharepod.agent.sockets.peers import EXHAUSTED, Processes, peer_of, peer_pid
 from sharepod.agent.sockets.refusals import Refusal, Refusals
-from sharepod.agent.state.handover import HandOver, Holder, Left, start_time
+from sharepod.agent.state.handover import Handover, Inheritance, Survivor, start_time
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.timeshare import AccountSnapshot
@@ -51,8 +51,8 @@ class ServedTenant:
         changed: Callable[[], None],
         *,
         attention: Attention,
-        handover: HandOver,
-        left: Left,
+        handover: Handover,
+        left: Inheritance,
     ) -> None:
         """`left`: what an earlier agent left of the tenant. Raises `OSError` where its processes cannot be watched."""
         self.row = row
@@ -80,8 +80,8 @@ class ServedTenant:
         self.refusals = Refusals(row.id, self._loop.time)
         """Why its clients were closed."""
         try:
-            for holder in left.holders:
-                self._watch(holder)
+            for survivor in left.survivors:
+                self._watch(survivor)
             self._hints = protocol.HintsPage()
         except OSError:
             self.processes.close()
@@ -242,21 +242,21 @@ class ServedTenant:
 
     # ---- inside
 
-    def _watch(self, holder: Holder) -> None:
+    def _watch(self, survivor: Survivor) -> None:
         """A process that was a client of an earlier agent."""
         try:
-            pidfd = os.pidfd_open(holder.pid)
+            pidfd = os.pidfd_open(survivor.pid)
         except OSError as error:
             if error.errno in EXHAUSTED:
                 raise
-            self.memory.exited(holder.pid)
+            self.memory.exited(survivor.pid)
             return
-        if start_time(holder.pid) == holder.start:
-            self.processes.add(holder.pid, pidfd)
-            self._hooked.add(holder.pid)
+        if start_time(survivor.pid) == survivor.start:
+            self.processes.add(survivor.pid, pidfd)
+            self._hooked.add(survivor.pid)
         else:
             os.close(pidfd)
-            self.memory.exited(holder.pid)
+            self.memory.exited(survivor.pid)
 
     def _set_rates(self, resumed: AccountSnapshot | None = None) -> None:
         self._tokens.set_tenant(

@@ -14,15 +14,15 @@ from pathlib import Path
 import structlog
 
 from sharepod.agent.devices.inventory import Reading
-from sharepod.agent.findings.attribution import Sightings
-from sharepod.agent.findings.utilization import BusyClock
+from sharepod.agent.findings.attribution import Attribution
+from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.settings import Settings
 from sharepod.agent.shares.histogram import Histogram
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import Attention
 from sharepod.agent.sockets.refusals import Refusal
 from sharepod.agent.state.directory import StateDir
-from sharepod.agent.state.handover import HandOver
+from sharepod.agent.state.handover import Handover
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import TimeUsage
 
@@ -106,7 +106,7 @@ class Tenants:
             raise OSError(first.errno, words, first.filename) from first
 
     @property
-    def busy(self) -> BusyClock:
+    def busy(self) -> UtilizationMeter:
         """How long tenants and GPUs were busy, as the driver says."""
         return self._observer.busy
 
@@ -214,12 +214,12 @@ class Tenants:
             if entry.served is not None:
                 entry.served.begin_reading()
 
-    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Sightings:
+    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
         """Takes note of what a reading of the inventory says about the tenants, and says whose the processes are.
         Called once per inventory interval."""
-        sightings = self._observer.observe(self._entries, reading, residue=residue, owner_of=owner_of)
+        attribution = self._observer.observe(self._entries, reading, residue=residue, owner_of=owner_of)
         self._remove_leftovers(residue)
-        return sightings
+        return attribution
 
     # ---- inside
 
@@ -259,7 +259,7 @@ class Tenants:
     async def _listen(self, row: Tenant) -> ServedTenant:
         """Goes on from what an earlier agent left of the tenant."""
         handover, left = await asyncio.to_thread(
-            HandOver.open, self._state.handover(row.id), row.gpus, self._settings.connections_max
+            Handover.open, self._state.handover(row.id), row.gpus, self._settings.connections_max
         )
         listener = None
         try:
@@ -282,8 +282,8 @@ class Tenants:
         served.context_kib = self._observer.context_kib
         if self._checkpointing is None:
             self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
-        if left.holders:
-            log.info("goes on from the agent before", tenant=row.id, processes=len(left.holders))
+        if left.survivors:
+            log.info("goes on from the agent before", tenant=row.id, processes=len(left.survivors))
         return served
 
     def _checkpoint(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from sharepod.api.dialects import effective
-from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, Holder, Tenant, TenantStatus
+from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
 from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL, TENANT_LABEL, Condition
 from sharepod.api.objects import Model as ApiModel
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
@@ -226,7 +226,7 @@ def gpunode_facts(raw: Json) -> GpuNodeFacts:
     faults: list[str] = []
     unreadable: set[str] = set()
     rows = _each(Tenant, spec_raw, "tenants", faults, unreadable)
-    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=_each(Holder, spec_raw, "holders", faults))
+    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=_each(PluginHolder, spec_raw, "holders", faults))
     ledger_faults = len(faults)
     status = _one(
         GPUNodeStatus,

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.agent.devices.context_overhead import PROCESSES, ContextCosts
+from sharepod.agent.devices.context_overhead import PROCESSES, ContextOverhead
 from sharepod.agent.devices.inventory import Process
 from unit.agent.client import GPU0, GPU1, Client, reading, row, settings_in, tenants_with
 
 MI = 1 << 20
 
 
-def learn(costs: ContextCosts, *sizes: int, pid: int = 1) -> None:
+def learn(costs: ContextOverhead, *sizes: int, pid: int = 1) -> None:
     for size in sizes:
         costs.observe("H100", "580", GPU0, {pid: size})
 
 
 def test_nothing_is_known_before_a_process_was_seen_for_a_while(tmp_path: Path) -> None:
-    costs = ContextCosts(tmp_path / "contexts.json")
+    costs = ContextOverhead(tmp_path / "contexts.json")
     learn(costs, 400 * MI, 400 * MI)
     assert costs.kib("H100", "580") == 0
     learn(costs, 900 * MI)
@@ -31,7 +31,7 @@ def test_nothing_is_known_before_a_process_was_seen_for_a_while(tmp_path: Path) 
 
 
 def test_one_strange_process_proves_nothing(tmp_path: Path) -> None:
-    costs = ContextCosts(tmp_path / "contexts.json")
+    costs = ContextOverhead(tmp_path / "contexts.json")
     for pid, size in enumerate((300, 3000, 310, 305, 290)):
         learn(costs, *[size * MI] * 3, pid=pid)
     assert costs.kib("H100", "580") == 305 << 10
@@ -39,7 +39,7 @@ def test_one_strange_process_proves_nothing(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(-(1 << 40), 1 << 50), max_size=200))
 def test_whatever_readings_say_what_is_learnt_is_a_contexts_size(sizes: list[int]) -> None:
-    costs = ContextCosts(Path("/nonexistent/contexts.json"))
+    costs = ContextOverhead(Path("/nonexistent/contexts.json"))
     for pid, size in enumerate(sizes):
         learn(costs, *[size] * 3, pid=pid)
     assert 0 <= costs.kib("H100", "580") <= 4 << 20
@@ -48,12 +48,12 @@ def test_whatever_readings_say_what_is_learnt_is_a_contexts_size(sizes: list[int
 
 def test_what_was_learnt_outlives_the_agent_and_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     path = tmp_path / "contexts.json"
-    costs = ContextCosts(path)
+    costs = ContextOverhead(path)
     learn(costs, *[400 * MI] * 3)
     assert costs.changed
     costs.save()
     assert not costs.changed
-    again = ContextCosts(path)
+    again = ContextOverhead(path)
     again.load()
     assert again.kib("H100", "580") == 400 << 10
     path.write_text("{")

@@ -336,13 +336,15 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
     ]
     inventory = NvmlInventory(5, nvml)
     reading = await inventory.read()
-    assert reading.busy == {GPU0: 0.85, GPU1: 1.0}
-    assert [(each.pid, each.busy) for each in reading.processes] == [(7, 0.5), (8, 0.0)]
-    assert [each.busy for each in (await inventory.read()).processes] == [0.0, 0.0], "old samples are not told again"
+    assert reading.utilization == {GPU0: 0.85, GPU1: 1.0}
+    assert [(each.pid, each.utilization) for each in reading.processes] == [(7, 0.5), (8, 0.0)]
+    assert [each.utilization for each in (await inventory.read()).processes] == [0.0, 0.0], (
+        "old samples are not told again"
+    )
     nvml.broken = {("utilization", 0): 3, ("process utilization", 0): 3}
     reading = await inventory.read()
-    assert reading.busy == {GPU1: 1.0}
-    assert [each.busy for each in reading.processes] == [None, None]
+    assert reading.utilization == {GPU1: 1.0}
+    assert [each.utilization for each in reading.processes] == [None, None]
 
 
 async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
@@ -417,8 +419,8 @@ async def test_a_simulated_gpu_can_be_busy_fail_and_not_tell(tmp_path: Path) -> 
     more = f"busy: 0.5, xids: [13, 79], processesUnread: true, uuid: {GPU1}, index"
     path.write_text(FILE.replace(f"uuid: {GPU1}, index", more).replace("memory: 1Gi", "memory: 1Gi, busy: 0.25"))
     reading = await SimulatedInventory(path).read()
-    assert reading.busy == {GPU1: 0.5}
-    assert reading.processes[0].busy == 0.25
+    assert reading.utilization == {GPU1: 0.5}
+    assert reading.processes[0].utilization == 0.25
     assert reading.unread == {GPU1}
     assert reading.xids == {GPU1: {13: 1, 79: 1}}
     assert [gpu.health for gpu in reading.gpus] == [Health.HEALTHY, Health.UNHEALTHY]

@@ -6,131 +6,131 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.agent.devices.inventory import Process, Reading
-from sharepod.agent.findings.attribution import sort
-from sharepod.agent.findings.rules import TenantWatch, WatchConfig, Window
-from sharepod.agent.findings.utilization import BusyClock
+from sharepod.agent.findings.attribution import attribute
+from sharepod.agent.findings.rules import FindingRules, FindingThresholds, SlidingRate
+from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.api.gpunode import FindingReason
 from unit.agent.client import GPU0, GPU1
 
 MI = 1 << 20
 
 
-def reasons(watch: TenantWatch) -> list[str]:
+def reasons(watch: FindingRules) -> list[str]:
     return [finding.reason.value for finding in watch.findings]
 
 
 def test_a_process_without_the_hook_is_reported_once_it_has_stayed_and_until_it_goes() -> None:
-    watch = TenantWatch(WatchConfig(unhooked_after_s=3))
+    watch = FindingRules(FindingThresholds(unhooked_after_s=3))
     for now in (0, 1, 2):
-        watch.see_processes(now, {7})
+        watch.observe_unhooked(now, {7})
         assert not watch.findings
-    watch.see_processes(3, {7, 8})
+    watch.observe_unhooked(3, {7, 8})
     assert reasons(watch) == ["ProcessWithoutHook"]
     assert "process 7 " in watch.findings[0].message
     said = watch.findings
-    watch.see_processes(9, {7, 8})
+    watch.observe_unhooked(9, {7, 8})
     assert watch.findings == said, "the same is said in the same words"
     assert watch.unhooked == {7, 8}
-    watch.see_processes(10, {9})
+    watch.observe_unhooked(10, {9})
     assert not watch.findings, "another process begins anew"
 
 
 def test_processes_that_connect_in_time_are_never_reported() -> None:
-    watch = TenantWatch(WatchConfig(unhooked_after_s=3))
+    watch = FindingRules(FindingThresholds(unhooked_after_s=3))
     for now in range(100):
-        watch.see_processes(now, {now // 3})
+        watch.observe_unhooked(now, {now // 3})
         assert not watch.findings
 
 
 def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() -> None:
-    watch = TenantWatch(WatchConfig())
-    watch.see_blind({GPU0})
+    watch = FindingRules(FindingThresholds())
+    watch.observe_unread({GPU0})
     assert reasons(watch) == ["ProcessesNotTold"]
     assert GPU0 in watch.findings[0].message
-    watch.see_blind(set())
+    watch.observe_unread(set())
     assert not watch.findings
 
 
 def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -> None:
-    watch = TenantWatch(WatchConfig(busy_window_s=10, busy_tolerance=0.25))
+    watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(10):
-        watch.see_time(now, {GPU0: 0.9 * now, GPU1: 0.4 * now}, held_s=0.4 * now)
+        watch.observe_time(now, {GPU0: 0.9 * now, GPU1: 0.4 * now}, held_s=0.4 * now)
         assert not watch.findings, "less than ten seconds say nothing"
-    watch.see_time(10, {GPU0: 9.0, GPU1: 4.0}, held_s=4.0)
+    watch.observe_time(10, {GPU0: 9.0, GPU1: 4.0}, held_s=4.0)
     assert reasons(watch) == ["BusyBeyondHeld"]
     assert f"kept {GPU0} busy 90% of the time, while it held 40%" in watch.findings[0].message
     for second in range(1, 12):
-        watch.see_time(10 + second, {GPU0: 9.0 + 0.4 * second, GPU1: 4.0 + 0.4 * second}, held_s=4.0 + 0.4 * second)
+        watch.observe_time(10 + second, {GPU0: 9.0 + 0.4 * second, GPU1: 4.0 + 0.4 * second}, held_s=4.0 + 0.4 * second)
     assert not watch.findings
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=60))
 def test_who_is_busy_no_more_than_it_holds_is_never_reported(parts: list[tuple[float, float]]) -> None:
-    watch = TenantWatch(WatchConfig())
+    watch = FindingRules(FindingThresholds())
     busy = held = 0.0
     for now, (one, other) in enumerate(parts):
         busy, held = busy + min(one, other), held + max(one, other)
-        watch.see_time(now, {GPU0: busy}, held)
+        watch.observe_time(now, {GPU0: busy}, held)
         assert not watch.findings
 
 
 def test_a_gap_in_memory_is_reported_when_it_lasts_and_ends_when_it_is_clearly_gone() -> None:
-    watch = TenantWatch(WatchConfig(gap_tolerance=512 * MI, gap_after_s=3))
-    watch.see_memory(0, {GPU0: 600 * MI, GPU1: 0})
-    watch.see_memory(2, {GPU0: 0, GPU1: 0})
-    watch.see_memory(3, {GPU0: 600 * MI, GPU1: 0})
+    watch = FindingRules(FindingThresholds(gap_tolerance=512 * MI, gap_after_s=3))
+    watch.observe_memory(0, {GPU0: 600 * MI, GPU1: 0})
+    watch.observe_memory(2, {GPU0: 0, GPU1: 0})
+    watch.observe_memory(3, {GPU0: 600 * MI, GPU1: 0})
     assert not watch.findings, "a gap that closes between two readings is a reading's"
-    watch.see_memory(6, {GPU0: 700 * MI, GPU1: 0})
+    watch.observe_memory(6, {GPU0: 700 * MI, GPU1: 0})
     assert reasons(watch) == ["MemoryBeyondTracked"]
     assert f"700 MiB of its processes on {GPU0}" in watch.findings[0].message
-    watch.see_memory(7, {GPU0: 500 * MI, GPU1: 0})
+    watch.observe_memory(7, {GPU0: 500 * MI, GPU1: 0})
     assert watch.findings, "no flutter around the tolerance"
-    watch.see_memory(8, {GPU0: 300 * MI, GPU1: 0})
+    watch.observe_memory(8, {GPU0: 300 * MI, GPU1: 0})
     assert not watch.findings
 
 
 def test_three_overtakings_within_a_minute_are_reported_and_forgotten_after_it() -> None:
-    watch = TenantWatch(WatchConfig())
-    watch.see_overtakings(0, 17)
+    watch = FindingRules(FindingThresholds())
+    watch.observe_preemptions(0, 17)
     assert not watch.findings, "what was before the watch began is not news"
-    watch.see_overtakings(10, 18)
-    watch.see_overtakings(20, 19)
+    watch.observe_preemptions(10, 18)
+    watch.observe_preemptions(20, 19)
     assert not watch.findings
-    watch.see_overtakings(30, 20)
+    watch.observe_preemptions(30, 20)
     assert reasons(watch) == ["Overtaken"]
-    watch.see_overtakings(91, 20)
+    watch.observe_preemptions(91, 20)
     assert not watch.findings
 
 
 def test_what_an_earlier_agent_found_out_stands_until_this_one_has_looked_for_as_long() -> None:
-    before = TenantWatch(WatchConfig(unhooked_after_s=0, gap_after_s=0))
-    before.see_processes(0, {7})
-    before.see_memory(0, {GPU0: 1 << 40})
-    after = TenantWatch(WatchConfig(unhooked_after_s=3, gap_after_s=3), before.findings)
+    before = FindingRules(FindingThresholds(unhooked_after_s=0, gap_after_s=0))
+    before.observe_unhooked(0, {7})
+    before.observe_memory(0, {GPU0: 1 << 40})
+    after = FindingRules(FindingThresholds(unhooked_after_s=3, gap_after_s=3), before.findings)
     for now in (100, 101, 102, 103, 104):
-        after.see_processes(now, {7})
-        after.see_memory(now, {GPU0: 0})
+        after.observe_unhooked(now, {7})
+        after.observe_memory(now, {GPU0: 0})
         assert after.findings[0] == before.findings[0], "in the same words, without a break"
         assert (len(after.findings) == 2) is (now <= 103), "of memory nothing is to be seen any more"
-    after.see_processes(105, set())
+    after.observe_unhooked(105, set())
     assert not after.findings
-    gone = TenantWatch(WatchConfig(unhooked_after_s=3), before.findings[:1])
-    gone.see_processes(100, set())
+    gone = FindingRules(FindingThresholds(unhooked_after_s=3), before.findings[:1])
+    gone.observe_unhooked(100, set())
     assert not gone.findings, "where there is no such process nothing has to be waited for"
 
 
 def test_the_gravest_finding_comes_first() -> None:
-    watch = TenantWatch(WatchConfig(unhooked_after_s=0, gap_after_s=0))
-    watch.see_blind({GPU0})
-    watch.see_memory(0, {GPU0: 1 << 40})
-    watch.see_processes(0, {1})
+    watch = FindingRules(FindingThresholds(unhooked_after_s=0, gap_after_s=0))
+    watch.observe_unread({GPU0})
+    watch.observe_memory(0, {GPU0: 1 << 40})
+    watch.observe_unhooked(0, {1})
     assert reasons(watch) == ["ProcessWithoutHook", "MemoryBeyondTracked", "ProcessesNotTold"]
     assert watch.stands(FindingReason.PROCESSES_NOT_TOLD)
 
 
 @given(st.lists(st.floats(0.1, 3), min_size=2, max_size=40), st.floats(0, 1))
 def test_a_window_says_the_rate_of_about_its_length(steps: list[float], rate: float) -> None:
-    window, now = Window(10), 0.0
+    window, now = SlidingRate(10), 0.0
     for step in steps:
         window.add(now, now * rate)
         now += step
@@ -146,29 +146,35 @@ OWNERS = {1: "a", 2: "a", 3: "b"}
 
 
 def seen(*processes: Process, whole: float | None = None) -> Reading:
-    return Reading((), processes, busy={} if whole is None else {GPU0: whole})
+    return Reading((), processes, utilization={} if whole is None else {GPU0: whole})
 
 
 def test_processes_are_their_tenants_and_what_is_nobodys_is_foreign() -> None:
-    sightings = sort(seen(process(1), process(2), process(3, uuid=GPU1), process(9)), lambda each: OWNERS.get(each.pid))
-    assert sightings.of("a").memory == {GPU0: {1: MI, 2: MI}}
-    assert sightings.of("b").pids == {3}
-    assert sightings.foreign == {GPU0: (9,)}
-    assert not sightings.of("nobody").pids
+    attribution = attribute(
+        seen(process(1), process(2), process(3, uuid=GPU1), process(9)), lambda each: OWNERS.get(each.pid)
+    )
+    assert attribution.of("a").memory == {GPU0: {1: MI, 2: MI}}
+    assert attribution.of("b").pids == {3}
+    assert attribution.foreign == {GPU0: (9,)}
+    assert not attribution.of("nobody").pids
 
 
 def test_who_is_alone_on_a_gpu_is_as_busy_as_the_gpu() -> None:
-    assert sort(seen(process(1), process(2), whole=0.7), lambda each: OWNERS.get(each.pid)).of("a").busy == {GPU0: 0.7}
+    assert attribute(seen(process(1), process(2), whole=0.7), lambda each: OWNERS.get(each.pid)).of(
+        "a"
+    ).utilization == {GPU0: 0.7}
 
 
 def test_who_shares_a_gpu_is_as_busy_as_the_driver_says_of_its_processes_or_nobody_knows() -> None:
-    sightings = sort(seen(process(1, 0.3), process(2, 0.2), process(3), whole=0.7), lambda each: OWNERS.get(each.pid))
-    assert sightings.of("a").busy == {GPU0: 0.5}
-    assert sightings.of("b").busy == {}
+    attribution = attribute(
+        seen(process(1, 0.3), process(2, 0.2), process(3), whole=0.7), lambda each: OWNERS.get(each.pid)
+    )
+    assert attribution.of("a").utilization == {GPU0: 0.5}
+    assert attribution.of("b").utilization == {}
 
 
 def test_busy_time_is_summed_over_readings_and_forgotten_with_its_owner() -> None:
-    clock = BusyClock()
+    clock = UtilizationMeter()
     for now in range(11):
         clock.observe(now, {("a", GPU0): 0.5, ("", GPU0): 0.75})
     assert clock.seconds(("a", GPU0)) == pytest.approx(5.0)
@@ -181,7 +187,7 @@ def test_busy_time_is_summed_over_readings_and_forgotten_with_its_owner() -> Non
 
 
 def test_a_long_silence_of_the_driver_is_not_taken_for_busy_time() -> None:
-    clock = BusyClock()
+    clock = UtilizationMeter()
     clock.observe(0, {("a", GPU0): 1.0})
     clock.observe(1000, {("a", GPU0): 1.0})
     assert (clock.seconds(("a", GPU0)) or 0) <= 15

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.agent.kubelet.csi.admission import PodIdentity, Reason, Refusal, check_pod, choose_tenant, identify
+from sharepod.agent.kubelet.csi.admission import (
+    PodIdentity,
+    VolumeRefusalReason,
+    VolumeRefusedError,
+    check_pod,
+    choose_tenant,
+    identify,
+)
 from sharepod.api.gpunode import Tenant, TenantState
 
 NODE = "node-1"
@@ -55,9 +62,9 @@ def test_the_kubelet_says_who_the_pod_is() -> None:
     ],
 )
 def test_a_volume_that_names_no_pod_is_malformed(given_context: dict[str, str], advice: str) -> None:
-    with pytest.raises(Refusal, match=advice) as refusal:
+    with pytest.raises(VolumeRefusedError, match=advice) as refusal:
         identify(given_context)
-    assert refusal.value.reason is Reason.MALFORMED
+    assert refusal.value.reason is VolumeRefusalReason.MALFORMED
 
 
 def test_the_owner_is_the_controller_or_else_the_pod_itself() -> None:
@@ -78,9 +85,9 @@ def test_the_owner_is_the_controller_or_else_the_pod_itself() -> None:
     ],
 )
 def test_another_pod_of_that_name_or_node_is_not_entitled(found: dict[str, object], says: str) -> None:
-    with pytest.raises(Refusal, match=says) as refusal:
+    with pytest.raises(VolumeRefusedError, match=says) as refusal:
         check_pod(found, WHO, NODE)
-    assert refusal.value.reason is Reason.NOT_ENTITLED
+    assert refusal.value.reason is VolumeRefusalReason.NOT_ENTITLED
 
 
 def test_the_row_of_the_pods_owner_entitles_it() -> None:
@@ -95,16 +102,23 @@ def test_a_plain_pod_is_its_own_tenant() -> None:
 @pytest.mark.parametrize(
     ("rows", "owner", "reason", "says"),
     [
-        ([], "tenant-a", Reason.NO_RESERVATION, "create a SharePod"),
-        ([row(namespace="other")], "tenant-a", Reason.NO_RESERVATION, "no share of a GPU is reserved on node node-1"),
-        ([row(pod_name="other")], "tenant-a", Reason.NO_RESERVATION, "for pod team/train"),
-        ([row()], "someone-else", Reason.NOT_ENTITLED, "is SharePod tenant-a's"),
-        ([row()], "pod-uid", Reason.NOT_ENTITLED, "delete this pod"),
-        ([row(state=TenantState.RELEASING)], "tenant-a", Reason.NOT_ENTITLED, "is being released"),
+        ([], "tenant-a", VolumeRefusalReason.NO_RESERVATION, "create a SharePod"),
+        (
+            [row(namespace="other")],
+            "tenant-a",
+            VolumeRefusalReason.NO_RESERVATION,
+            "no share of a GPU is reserved on node node-1",
+        ),
+        ([row(pod_name="other")], "tenant-a", VolumeRefusalReason.NO_RESERVATION, "for pod team/train"),
+        ([row()], "someone-else", VolumeRefusalReason.NOT_ENTITLED, "is SharePod tenant-a's"),
+        ([row()], "pod-uid", VolumeRefusalReason.NOT_ENTITLED, "delete this pod"),
+        ([row(state=TenantState.RELEASING)], "tenant-a", VolumeRefusalReason.NOT_ENTITLED, "is being released"),
     ],
 )
-def test_who_has_no_reservation_is_told_so(rows: list[Tenant], owner: str, reason: Reason, says: str) -> None:
-    with pytest.raises(Refusal, match=says) as refusal:
+def test_who_has_no_reservation_is_told_so(
+    rows: list[Tenant], owner: str, reason: VolumeRefusalReason, says: str
+) -> None:
+    with pytest.raises(VolumeRefusedError, match=says) as refusal:
         choose_tenant(rows, WHO, owner, NODE)
     assert refusal.value.reason is reason
 
@@ -126,7 +140,7 @@ def test_no_pod_ever_gets_a_tenant_that_is_not_reserved_under_its_own_name_for_i
     entitled = (owner, namespace, name, TenantState.RESERVED) in rows
     try:
         tenant = choose_tenant(ledger, PodIdentity(namespace=namespace, name=name, uid="u"), owner, NODE)
-    except Refusal:
+    except VolumeRefusedError:
         assert not entitled
     else:
         assert entitled

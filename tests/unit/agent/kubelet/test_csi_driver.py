@@ -19,7 +19,7 @@ from sharepod.agent.kubelet.csi import registration_pb2 as registration
 from sharepod.agent.kubelet.csi.driver import Driver, PodsUnavailableError, PodUnknownError
 from sharepod.agent.kubelet.csi.rpc import SocketError, UnixServer, service
 from sharepod.agent.kubelet.csi.volumes import Volumes
-from sharepod.agent.kubelet.registration import Kubelet, propagation_problem
+from sharepod.agent.kubelet.registration import KubeletRegistration, propagation_problem
 from sharepod.api.gpunode import Tenant, TenantState
 
 NODE = "node-1"
@@ -66,7 +66,7 @@ class Bench:
             get_pod=self.get_pod,
             reservation_wait_s=0.2,
         )
-        self.kubelet = Kubelet(root / "kubelet", self.driver.services(), changed=self._count)
+        self.kubelet = KubeletRegistration(root / "kubelet", self.driver.services(), changed=self._count)
         self._channels: list[Any] = []
 
     def _count(self) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sharepod.agent.kubelet import pod_processes as cgroups
 from sharepod.agent.kubelet.csi import mounts
 from sharepod.agent.kubelet.csi.volumes import Volumes
-from sharepod.agent.kubelet.pod_processes import PodNames, PodResidue, count_processes, pod_of_process
+from sharepod.agent.kubelet.pod_processes import PodCgroups, PodResidue, count_processes, pod_of_process
 
 UID = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a11"
 OTHER = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a12"
@@ -64,19 +64,19 @@ def test_a_pods_processes_are_found_in_every_layout(layout: str, proc: Proc) -> 
     proc.add(9, "0::/system.slice/podman.service\n")
     assert count_processes([UID], proc.root) == {UID: 1}
     assert count_processes([UID, OTHER], proc.root) == {UID: 1, OTHER: 1}
-    assert pod_of_process(7, PodNames([OTHER, UID]), proc.root) == UID
-    assert pod_of_process(9, PodNames([OTHER, UID]), proc.root) is None
-    assert pod_of_process(10, PodNames([OTHER, UID]), proc.root) is None
+    assert pod_of_process(7, PodCgroups([OTHER, UID]), proc.root) == UID
+    assert pod_of_process(9, PodCgroups([OTHER, UID]), proc.root) is None
+    assert pod_of_process(10, PodCgroups([OTHER, UID]), proc.root) is None
 
 
 @given(st.binary(max_size=200))
 def test_no_text_is_mistaken_for_a_pod_nor_breaks_the_search(text: bytes) -> None:
-    assert PodNames([UID]).find(text) is None
+    assert PodCgroups([UID]).find(text) is None
 
 
 @pytest.mark.parametrize("near", [f"pod{UID}x", f"xpod{UID}", f"kubepods-pod{SYSTEMD}x.slice", f"pod{SYSTEMD}.slice.d"])
 def test_names_that_only_look_alike_do_not_count(near: str) -> None:
-    assert PodNames([UID]).find(f"0::/kubepods/{near}/c\n".encode()) is None
+    assert PodCgroups([UID]).find(f"0::/kubepods/{near}/c\n".encode()) is None
 
 
 def test_the_dead_do_not_count_and_a_dead_leader_of_living_threads_does(proc: Proc) -> None:
@@ -93,7 +93,7 @@ def test_the_dead_do_not_count_and_a_dead_leader_of_living_threads_does(proc: Pr
 def test_this_machines_own_processes_can_be_read() -> None:
     own = Path(f"/proc/{os.getpid()}/cgroup").read_bytes()
     assert own
-    assert pod_of_process(os.getpid(), PodNames([UID])) is None
+    assert pod_of_process(os.getpid(), PodCgroups([UID])) is None
     assert count_processes([UID]) == {}
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.agent.state.directory import StateDir
-from sharepod.agent.state.handover import NOTHING, HandOver, read, start_time
+from sharepod.agent.state.handover import NOTHING_INHERITED, Handover, read, start_time
 from sharepod.agent.tenants.tenants import Tenants
 from sharepod.timeshare import Account, AccountSnapshot, Parameters
 from sharepod.timeshare.account import Charge
@@ -41,19 +41,19 @@ def test_whenever_the_agent_is_killed_the_file_has_what_was_written_last(
     tmp_path_factory: pytest.TempPathFactory, writes: list[tuple[int, int, int]]
 ) -> None:
     path = tmp_path_factory.mktemp("handover") / "a"
-    kept, left = HandOver.open(path, (GPU0, GPU1), 4)
-    assert left == NOTHING
+    kept, left = Handover.open(path, (GPU0, GPU1), 4)
+    assert left == NOTHING_INHERITED
     expected: dict[int, list[int]] = {}
     for pid, gpu, size in writes:
         kept.add(pid)
         kept.keep(pid, gpu, size)
         expected.setdefault(pid, [0, 0])[gpu] = size
-        found = {holder.pid: list(holder.bytes) for holder in read(path, (GPU0, GPU1)).holders}
+        found = {survivor.pid: list(survivor.bytes) for survivor in read(path, (GPU0, GPU1)).survivors}
         assert found == expected
     kept.forget(ME)
     expected.pop(ME, None)
-    again, left = HandOver.open(path, (GPU0, GPU1), 1)  # with less room than there was
-    assert {holder.pid: list(holder.bytes) for holder in left.holders} == expected
+    again, left = Handover.open(path, (GPU0, GPU1), 1)  # with less room than there was
+    assert {survivor.pid: list(survivor.bytes) for survivor in left.survivors} == expected
     assert read(path, (GPU0, GPU1)) == left, "the new file has it as well"
     kept.close()
     again.close()
@@ -61,25 +61,25 @@ def test_whenever_the_agent_is_killed_the_file_has_what_was_written_last(
 
 def test_only_the_same_process_is_restored(tmp_path: Path, other: int) -> None:
     path = tmp_path / "a"
-    kept, _left = HandOver.open(path, (GPU0,), 4)
+    kept, _left = Handover.open(path, (GPU0,), 4)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gone:
         kept.add(gone.pid)
         kept.keep(gone.pid, 0, GI)
-        assert [holder.pid for holder in read(path, (GPU0,)).holders] == [gone.pid]
+        assert [survivor.pid for survivor in read(path, (GPU0,)).survivors] == [gone.pid]
         gone.communicate(b"\n")
-    assert read(path, (GPU0,)).holders == ()
+    assert read(path, (GPU0,)).survivors == ()
     started = start_time(other)
     assert started is not None
     kept._occupy(other, started - 1)  # the pid, of a process before it
-    assert read(path, (GPU0,)).holders == ()
+    assert read(path, (GPU0,)).survivors == ()
     kept.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 4096, b"x" * 123])
 def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "a").write_bytes(damage)
-    kept, left = HandOver.open(tmp_path / "a", (GPU0,), 4)
-    assert left == NOTHING
+    kept, left = Handover.open(tmp_path / "a", (GPU0,), 4)
+    assert left == NOTHING_INHERITED
     kept.close()
 
 
@@ -90,7 +90,7 @@ def test_whatever_a_disk_makes_of_the_file_nothing_impossible_is_taken_from_it(
 ) -> None:
     path = tmp_path_factory.mktemp("handover") / "a"
     written = AccountSnapshot(*range(SECOND, SECOND + len(fields(AccountSnapshot))))
-    kept, _left = HandOver.open(path, (GPU0,), 4)
+    kept, _left = Handover.open(path, (GPU0,), 4)
     kept.add(ME)
     kept.keep(ME, 0, GI)
     kept.keep_account(written)
@@ -101,35 +101,35 @@ def test_whatever_a_disk_makes_of_the_file_nothing_impossible_is_taken_from_it(
     path.write_bytes(content[:cut])
     left = read(path, (GPU0,))
     assert left.account in (None, written)
-    assert all(holder.pid == ME and 0 <= holder.bytes[0] <= 1 << 47 for holder in left.holders)
+    assert all(survivor.pid == ME and 0 <= survivor.bytes[0] <= 1 << 47 for survivor in left.survivors)
     assert all(0 <= size <= 1 << 47 for size in left.untracked)
 
 
 def test_a_file_of_an_agent_that_keeps_accounts_otherwise_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, _left = HandOver.open(tmp_path / "a", (GPU0,), 4)
+    kept, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
     kept.keep_greeted()
     assert read(tmp_path / "a", (GPU0,)).greeted
     monkeypatch.setattr("sharepod.agent.state.handover._layout", lambda: 1)
-    assert read(tmp_path / "a", (GPU0,)) == NOTHING
+    assert read(tmp_path / "a", (GPU0,)) == NOTHING_INHERITED
     kept.close()
 
 
 def test_what_was_left_on_other_gpus_is_not_taken(tmp_path: Path) -> None:
-    kept, _left = HandOver.open(tmp_path / "a", (GPU0,), 4)
+    kept, _left = Handover.open(tmp_path / "a", (GPU0,), 4)
     kept.add(ME)
     kept.keep(ME, 0, GI)
-    assert read(tmp_path / "a", (GPU1,)) == NOTHING
-    assert read(tmp_path / "a", (GPU0,)).holders[0].bytes == (GI,)
+    assert read(tmp_path / "a", (GPU1,)) == NOTHING_INHERITED
+    assert read(tmp_path / "a", (GPU0,)).survivors[0].bytes == (GI,)
     kept.close()
 
 
 def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "handover").write_text("not a directory")
     with capture_logs() as logs:
-        kept, left = HandOver.open(tmp_path / "handover" / "a", (GPU0,), 4)
-    assert left == NOTHING
+        kept, left = Handover.open(tmp_path / "handover" / "a", (GPU0,), 4)
+    assert left == NOTHING_INHERITED
     assert "cannot keep" in logs[-1]["event"]
     kept.add(ME)
     kept.keep(ME, 0, GI)

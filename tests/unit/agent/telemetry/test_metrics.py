@@ -17,7 +17,7 @@ from sharepod.agent.agent import Agent
 from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
 from sharepod.agent.kubelet.csi.rpc import UnixServer, service
-from sharepod.agent.kubelet.plugin_pods import NativePod, NativePods, by_gpu
+from sharepod.agent.kubelet.plugin_pods import PluginPod, PluginPods, by_gpu
 from sharepod.agent.telemetry.collector import FAMILIES, AgentCollector
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
@@ -144,7 +144,7 @@ async def test_a_process_without_the_hook_is_counted(agent: Agent, tmp_path: Pat
 async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(agent: Agent, tmp_path: Path) -> None:
     whole = row("whole", 1000, 1000, gpus=(GPU1,), mode=Mode.EXCLUSIVE, memory=16 * GI)
     await agent.tenants.apply([whole])
-    agent.know_native({GPU0: NativePod("team", "trainer")})
+    agent.know_plugin_pods({GPU0: PluginPod("team", "trainer")})
     processes = [{"pid": 4242 + i, "uuid": uuid, "memory": f"{i + 1}Gi"} for i, uuid in enumerate((GPU0, GPU1))]
     write(tmp_path, *processes, busy=0.25)
     await until(agent, "sharepod_tenant_memory_used_bytes", GI, mode="Native")
@@ -163,7 +163,7 @@ async def test_exclusive_tenants_and_native_pods_have_the_same_names_from_nvml(a
         assert 0 < ratio <= busy + 1e-6
         assert (value(samples, "sharepod_tenant_held_seconds_total", **about) or 0) > 0
         assert value(samples, "sharepod_tenant_grants_total", **about) is None, "nothing is granted to it"
-    agent.know_native({})
+    agent.know_plugin_pods({})
     assert value(scrape(agent), "sharepod_tenant_request_ratio", mode="Native") is None
 
 
@@ -177,12 +177,12 @@ def listed(**gpus: str) -> podresources.ListPodResourcesResponse:
 
 
 def test_only_whole_gpus_of_nvidias_plugin_belong_to_a_pod() -> None:
-    assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: NativePod("team", "one")}
+    assert by_gpu(listed(one=GPU0, two=f"{GPU1}::3")) == {GPU0: PluginPod("team", "one")}
 
 
 async def test_the_kubelet_is_asked_who_has_which_gpu_and_believed_while_it_is_away() -> None:
     with tempfile.TemporaryDirectory(prefix="shp-") as root:
-        native = NativePods(Path(root))
+        native = PluginPods(Path(root))
         await native.ask()
         assert native.by_gpu == {}, "no socket, no such pods"
         answers = [listed(one=GPU0)]
@@ -196,9 +196,9 @@ async def test_the_kubelet_is_asked_who_has_which_gpu_and_believed_while_it_is_a
         server = UnixServer(Path(root) / "pod-resources" / "kubelet.sock", lister)
         await server.start()
         await native.ask()
-        assert native.by_gpu == {GPU0: NativePod("team", "one")}
+        assert native.by_gpu == {GPU0: PluginPod("team", "one")}
         await native.ask()
-        assert native.by_gpu == {GPU0: NativePod("team", "one")}, "a failure is not an answer"
+        assert native.by_gpu == {GPU0: PluginPod("team", "one")}, "a failure is not an answer"
         await server.stop(0)
         await native.ask()
         assert native.by_gpu == {}

@@ -330,7 +330,7 @@ async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: Settings)
     async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
         for _ in range(2):
             tenants.observe(
-                replace(reading(Process(4242, GPU0, 3 * GI)), busy={GPU0: 0.5}),
+                replace(reading(Process(4242, GPU0, 3 * GI)), utilization={GPU0: 0.5}),
                 residue=lambda _: None,
                 owner_of=lambda _: None,
             )
@@ -361,9 +361,9 @@ async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants
 async def test_a_process_of_nobodys_is_known_as_such(settings: Settings) -> None:
     async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
         seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
-        sightings = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
-        assert sightings.foreign == {GPU0: (4242,)}
-        assert sightings.of("whole").pids == {4243}, "on a GPU of an Exclusive tenant it can only be the tenant's"
+        attribution = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
+        assert attribution.foreign == {GPU0: (4242,)}
+        assert attribution.of("whole").pids == {4243}, "on a GPU of an Exclusive tenant it can only be the tenant's"
 
 
 async def test_a_long_state_directory_is_no_obstacle(tmp_path: Path) -> None:

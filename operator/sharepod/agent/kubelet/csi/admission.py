@@ -17,7 +17,7 @@ from sharepod.api.objects import CSI_DRIVER
 _PREFIX = "csi.storage.k8s.io/"
 
 
-class Reason(Enum):
+class VolumeRefusalReason(Enum):
     """Why a volume is refused: whether it is the request, the pod, or only the moment that is wrong."""
 
     MALFORMED = "malformed"
@@ -26,10 +26,10 @@ class Reason(Enum):
     """May pass: the ledger can be behind the pod by a moment."""
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault
+class VolumeRefusedError(Exception):
     """The volume is not published. The message ends up in the pod's events and says what to do."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: VolumeRefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
@@ -47,18 +47,21 @@ class PodIdentity:
 
 
 def identify(volume_context: Mapping[str, str]) -> PodIdentity:
-    """The pod that the kubelet asks for. Raises `Refusal` where it does not say, or the volume is no inline one."""
+    """The pod that the kubelet asks for.
+
+    Raises `VolumeRefusedError` where it does not say, or the volume is no inline one.
+    """
     if volume_context.get(_PREFIX + "ephemeral") != "true":
-        raise Refusal(
-            Reason.MALFORMED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.MALFORMED,
             f"{CSI_DRIVER} serves inline ephemeral volumes only; "
             "a pod gets one through a SharePod, not through a PersistentVolumeClaim",
         )
     names = ("pod.namespace", "pod.name", "pod.uid")
     namespace, name, uid = (volume_context.get(_PREFIX + key, "") for key in names)
     if not (namespace and name and uid):
-        raise Refusal(
-            Reason.MALFORMED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.MALFORMED,
             f"the kubelet does not say which pod this is; the CSIDriver {CSI_DRIVER} has to have podInfoOnMount: true",
         )
     return PodIdentity(namespace=namespace, name=name, uid=uid)
@@ -67,19 +70,19 @@ def identify(volume_context: Mapping[str, str]) -> PodIdentity:
 def check_pod(pod: Mapping[str, object], who: PodIdentity, node: str) -> str:
     """The UID that owns this pod: its controller's, or its own where it has none.
 
-    `pod`: the object that the API server has under that name. Raises `Refusal` where it is another pod or another
-    node's.
+    `pod`: the object that the API server has under that name. Raises `VolumeRefusedError` where it is another pod or
+    another node's.
     """
     metadata = _mapping(pod.get("metadata"))
     if metadata.get("uid") != who.uid:
-        raise Refusal(
-            Reason.NOT_ENTITLED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NOT_ENTITLED,
             f"pod {who} is now another one (UID {metadata.get('uid')}, not {who.uid}); the old one is being taken away",
         )
     placed = _mapping(pod.get("spec")).get("nodeName")
     if placed != node:
-        raise Refusal(
-            Reason.NOT_ENTITLED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NOT_ENTITLED,
             f"pod {who} belongs to node {placed}, and this is the agent of node {node}; check the agent's node_name",
         )
     owners = metadata.get("ownerReferences")
@@ -90,25 +93,25 @@ def check_pod(pod: Mapping[str, object], who: PodIdentity, node: str) -> str:
 
 
 def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, owner_uid: str, node: str) -> Tenant:
-    """The row of the ledger that entitles this pod. Raises `Refusal` where there is none."""
+    """The row of the ledger that entitles this pod. Raises `VolumeRefusedError` where there is none."""
     named = [row for row in rows if (row.namespace, row.pod_name) == (who.namespace, who.name)]
     if not named:
-        raise Refusal(
-            Reason.NO_RESERVATION,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NO_RESERVATION,
             f"no share of a GPU is reserved on node {node} for pod {who}; "
             "only pods that the operator made for a SharePod have one: create a SharePod, not a Pod with this volume",
         )
     entitled = next((row for row in named if row.id == owner_uid), None)
     if entitled is None:
-        raise Refusal(
-            Reason.NOT_ENTITLED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NOT_ENTITLED,
             f"the share reserved on node {node} under the name {who} is SharePod {named[0].id}'s, "
             f"and this pod's owner is {owner_uid}; "
             "delete this pod, or give it another name",
         )
     if entitled.state is not TenantState.RESERVED:
-        raise Refusal(
-            Reason.NOT_ENTITLED,
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NOT_ENTITLED,
             f"the reservation of pod {who} on node {node} is being released; create the SharePod again to run it again",
         )
     return entitled

@@ -23,7 +23,7 @@ from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CSI_DRIVER
 
 from . import csi_pb2 as csi
-from .admission import PodIdentity, Reason, Refusal, check_pod, choose_tenant, identify
+from .admission import PodIdentity, VolumeRefusalReason, VolumeRefusedError, check_pod, choose_tenant, identify
 from .rpc import RpcError, service
 from .volumes import VolumeBusyError, VolumeError, Volumes
 
@@ -35,9 +35,9 @@ the agent's watch may be behind the kubelet's.
 """
 
 _CODES = {
-    Reason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.NOT_ENTITLED: grpc.StatusCode.PERMISSION_DENIED,
-    Reason.NO_RESERVATION: grpc.StatusCode.FAILED_PRECONDITION,
+    VolumeRefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
+    VolumeRefusalReason.NOT_ENTITLED: grpc.StatusCode.PERMISSION_DENIED,
+    VolumeRefusalReason.NO_RESERVATION: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 
@@ -140,13 +140,15 @@ class Driver:
         try:
             who = identify(request.volume_context)
             if self._volumes.pod_of(target) != who.uid:
-                raise Refusal(Reason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})")
+                raise VolumeRefusedError(
+                    VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
+                )
             owner_uid = await self._owner(who)
             # From here to the mark that publish() sets there is no suspension: a row that turns Releasing finds the
             # volume published.
             tenant, source = await self._reserved(who, owner_uid)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
-        except Refusal as refusal:
+        except VolumeRefusedError as refusal:
             raise RpcError(_CODES[refusal.reason], str(refusal)) from None
         except VolumeError as error:
             raise _volume_status(error) from error
@@ -182,16 +184,19 @@ class Driver:
         while True:
             try:
                 if self._ledger.absent is not None:
-                    raise Refusal(Reason.NO_RESERVATION, f"{self._ledger.absent}; the kubelet tries again")
+                    raise VolumeRefusedError(
+                        VolumeRefusalReason.NO_RESERVATION, f"{self._ledger.absent}; the kubelet tries again"
+                    )
                 tenant = choose_tenant(self._ledger.rows, who, owner_uid, self._node)
                 source = self._directory(tenant.id)
                 if source is None:
                     why = self._trouble(tenant.id) or "it does not say why; if this goes on, see its log"
-                    raise Refusal(
-                        Reason.NO_RESERVATION, f"the agent of node {self._node} cannot serve pod {who}: {why}"
+                    raise VolumeRefusedError(
+                        VolumeRefusalReason.NO_RESERVATION,
+                        f"the agent of node {self._node} cannot serve pod {who}: {why}",
                     )
-            except Refusal as refusal:
-                if refusal.reason is not Reason.NO_RESERVATION or loop.time() >= deadline:
+            except VolumeRefusedError as refusal:
+                if refusal.reason is not VolumeRefusalReason.NO_RESERVATION or loop.time() >= deadline:
                     raise
                 try:
                     async with asyncio.timeout_at(deadline):
