@@ -91,16 +91,6 @@ enum entry entries_behind(const char *name, const void *function) {
     return ENTRY_COUNT;
 }
 
-/* A switch, not an array: the compiler makes it from addresses relative to the code. */
-void *entries_wrapper(enum entry entry) {
-    switch (entry) {
-#define WRAPPED(class, symbol, name, since, parameters) \
-    case ENTRY_##symbol: return (void *)symbol;
-#include "driver/entries.def"
-    default: return NULL;
-    }
-}
-
 bool entries_must_pass(enum entry entry) {
     return rows[entry].kind <= KIND_resolve;
 }

@@ -39,8 +39,6 @@ bool entries_load(void);
 enum entry entries_exported(const char *symbol);
 /* The entry behind a function of the driver that it hands out under this name; ENTRY_COUNT if it is not wrapped. */
 enum entry entries_behind(const char *name, const void *function);
-/* The hook's wrapper of an entry; NULL for what is only called. */
-void *entries_wrapper(enum entry entry);
 /* Whether it must never pass unseen. */
 bool entries_must_pass(enum entry entry);
 /* The first entry of this name, if none but wrappers may be handed out for it; else ENTRY_COUNT. */

@@ -1,9 +1,7 @@
 /* See credits.h. */
 #include "memory/credits.h"
 
-#include "memory/pool_memory.h"
-#include "memory/memory.h"
-#include "process/process.h"
+#include "memory/lock.h"
 
 #ifndef SHAREPOD_MEMORY_WAIT_MS
 #define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for a daemon that is away */
@@ -16,7 +14,7 @@
 #define CREDITS_IDLE_TIME SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
-    return &the_process->gpus.gpus[place];
+    return &books()->gpus->gpus[place];
 }
 
 /* Credits have moved; if some are idle the agent thread shall see to them in time. With the lock. */
@@ -24,7 +22,7 @@ static void moved(struct gpu *gpu) {
     gpu->moves++;
     if (gpu->credited > gpu->used && !gpu->watched) {
         gpu->watched = true;
-        session_wake(&the_process->session);
+        session_wake();
     }
 }
 
@@ -38,7 +36,7 @@ static bool take(struct gpu *gpu, uint64_t bytes) {
 }
 
 bool credits_take(int place, uint64_t bytes) {
-    struct gpus *gpus = &the_process->gpus;
+    struct gpus *gpus = books()->gpus;
     lock(&gpus->lock);
     bool taken = take(gpu_at(place), bytes);
     unlock(&gpus->lock);
@@ -47,7 +45,7 @@ bool credits_take(int place, uint64_t bytes) {
 
 /* One try by what is in hand; else how much is missing, and whether it makes no sense to ask for it. */
 static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeless) {
-    struct gpus *gpus = &the_process->gpus;
+    struct gpus *gpus = books()->gpus;
     struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
@@ -74,12 +72,12 @@ bool credits_reserve(int place, uint64_t bytes) {
         if (hopeless || now >= deadline)
             return false;
         exact = exact || more == missing;
-        struct answer answer = session_ask(&the_process->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
+        struct answer answer = session_ask(books()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, deadline - now);
         /* Credits that came are in hand by now: another thread may be faster, then ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
-        if (!refreshed && growing_refresh(place)) { /* what this process no longer has was counted still */
+        if (!refreshed && books()->refresh(place)) { /* what this process no longer has was counted still */
             refreshed = true;
             continue;
         }
@@ -95,10 +93,10 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     for (;;) {
         if (try_take(place, bytes, &missing, &hopeless))
             return true;
-        if (hopeless || !atomic_load(&the_process->session.ready))
+        if (hopeless || !atomic_load(&books()->session->ready))
             return false;
         struct answer answer =
-            session_ask(&the_process->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
+            session_ask(books()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
         if (!answer.came || answer.status != SHP_RESERVE_OK)
             return false;
     }
@@ -108,12 +106,12 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
-    if (!session_release(&the_process->session, place, idle, 0))
+    if (!session_release(books()->session, place, idle, 0))
         gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the daemon has forgotten them anyway */
 }
 
 void credits_return(int place, uint64_t bytes) {
-    struct gpus *gpus = &the_process->gpus;
+    struct gpus *gpus = books()->gpus;
     if (place < 0 || bytes == 0)
         return;
     struct gpu *gpu = gpu_at(place);
@@ -127,7 +125,7 @@ void credits_return(int place, uint64_t bytes) {
 }
 
 void credits_grow(int place, uint64_t bytes) {
-    struct gpus *gpus = &the_process->gpus;
+    struct gpus *gpus = books()->gpus;
     if (place < 0 || bytes == 0)
         return;
     struct gpu *gpu = gpu_at(place);
@@ -136,36 +134,64 @@ void credits_grow(int place, uint64_t bytes) {
     gpu->used += bytes;
     gpu->credited += more;
     if (more > 0)
-        session_grown(&the_process->session, place, more); /* without a connection it is handed over with the next */
+        session_grown(books()->session, place, more); /* without a connection it is handed over with the next */
     moved(gpu);
     unlock(&gpus->lock);
 }
 
-uint64_t credits_recall(int place, uint64_t bytes) {
-    struct gpu *gpu = gpu_at(place);
+/* Takes up to `bytes` idle credits of that place; returns how many. With the lock. */
+static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
     gpu->credited -= given;
     return given;
 }
 
-void credits_limited(int place, uint64_t limit) {
+static bool recalled(void *of, const void *packet, int descriptor) {
+    struct memory *memory = of;
+    const struct shp_recall *frame = packet;
+    struct gpus *gpus = memory->gpus;
+    (void)descriptor;
+    lock(&gpus->lock);
+    struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
+    if (gpu != NULL) {
+        int place = (int)(gpu - gpus->gpus);
+        uint64_t given = take_idle(gpu, frame->bytes);
+        if (given < frame->bytes) { /* what pools have given back to the device may be counted still */
+            unlock(&gpus->lock);
+            bool less = memory->refresh(place);
+            lock(&gpus->lock);
+            given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
+        }
+        if (!session_release(memory->session, place, given, SHP_RELEASE_RECALLED))
+            gpu->credited += given; /* the daemon counts them still */
+    }
+    unlock(&gpus->lock);
+    return gpu != NULL;
+}
+
+static void lowered(int place, uint64_t before) {
     struct gpu *gpu = gpu_at(place);
-    uint64_t before = gpu->memory;
-    gpu->memory = limit;
-    if (limit >= before || !gpu->enforced)
-        return;
     if (gpu->credited > gpu->used)
         give_back(place, gpu->credited - gpu->used);
-    if (gpu->used > limit && gpu->used <= before)
+    if (gpu->used > gpu->memory && gpu->used <= before)
         sys_say("the limit of this pod's GPU memory is now below what this process uses: nothing more can be "
                 "allocated until some is freed",
                 NULL);
     gpu->tight = true;
 }
 
+void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place)) {
+    memory->gpus = gpus;
+    memory->session = session;
+    memory->refresh = refresh;
+    gpus->lowered = lowered;
+    session_route(session, SHP_RECALL, sizeof(struct shp_recall), recalled, memory);
+    atomic_store(&the_memory, memory);
+}
+
 uint64_t credits_step(uint64_t now) {
-    struct gpus *gpus = &the_process->gpus;
-    uint64_t due = growing_step(now);
+    struct gpus *gpus = books()->gpus;
+    uint64_t due = SYS_NEVER;
     lock(&gpus->lock);
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -188,18 +214,18 @@ uint64_t credits_step(uint64_t now) {
 }
 
 bool credits_view(int place, uint64_t *limit, uint64_t *used) {
-    struct process *process = the_process;
+    struct memory *memory = books();
     struct gpu *gpu = gpu_at(place);
-    growing_refresh(place);
-    lock(&process->gpus.lock);
+    books()->refresh(place);
+    lock(&memory->gpus->lock);
     bool enforced = gpu->enforced;
     uint64_t idle = gpu->credited - gpu->used;
     *limit = gpu->memory;
     *used = gpu->used;
-    unlock(&process->gpus.lock);
+    unlock(&memory->gpus->lock);
     if (!enforced)
         return false;
-    struct answer answer = session_ask(&process->session, SHP_MEMINFO, 0, place, idle, SYS_SECOND);
+    struct answer answer = session_ask(memory->session, SHP_MEMINFO, 0, place, idle, SYS_SECOND);
     if (answer.came) {
         *limit = answer.limit;
         *used = answer.used;

@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "memory/lock.h"
+
 /* In use from now on, if the credits in hand or the daemon give them. Waits for the daemon: for its answer, and for one
  * that is away up to SHAREPOD_MEMORY_WAIT_MS. */
 bool credits_reserve(int place, uint64_t bytes);
@@ -28,10 +30,9 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used);
 
 /* For the agent thread. */
 
-/* Takes up to `bytes` idle credits of that place; returns how many. With the lock of struct gpus. */
-uint64_t credits_recall(int place, uint64_t bytes);
-/* The limit of that place is `limit` from now on. With the lock of struct gpus. */
-void credits_limited(int place, uint64_t limit);
+/* Before the hook thread runs: registers the handler of RECALL, and to be told of lowered limits. `refresh`: see struct
+ * memory. */
+void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place));
 /* Gives back what has been idle; returns when it wants to be called again at the latest. */
 uint64_t credits_step(uint64_t now);
 

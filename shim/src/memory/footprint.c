@@ -3,9 +3,10 @@
 
 #include <stddef.h>
 
+#include "base/rows.h"
+#include "base/sys.h"
 #include "driver/entries.h"
-#include "memory/memory.h"
-#include "time/streams.h"
+#include "memory/lock.h"
 
 enum { DEPTH_MOST = 16 };
 #define PAGE (2ull << 20)
@@ -26,7 +27,7 @@ static struct span *span_at(const struct spans *spans, size_t index) {
 
 static void add(struct spans *spans, uint64_t address, uint64_t bytes) {
     uint64_t from = address & ~(PAGE - 1), to = memory_rounded(address + bytes, PAGE);
-    if (address == 0 || to <= from || !streams_room(&spans->rows, sizeof(struct span)))
+    if (address == 0 || to <= from || !rows_room(&spans->rows, sizeof(struct span)))
         spans->unplaced += memory_rounded(bytes, PAGE);
     else
         *span_at(spans, spans->rows.count++) = (struct span){from, to};

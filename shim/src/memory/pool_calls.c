@@ -104,7 +104,7 @@ static bool reserve(struct growth *growth, enum growing_reuse may_reuse) {
     if (credits_take(growing->place, growth->reserved))
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(growing, growth->bytes);
-    if (reuse && (!atomic_load(&the_process->session.ready) || sys_now() < until))
+    if (reuse && (!atomic_load(&books()->session->ready) || sys_now() < until))
         return reuse_alone(growth, may_reuse);
     if (reserve_new(growth, exact))
         return true;
@@ -136,7 +136,7 @@ bool growing_begin(struct growth *growth, struct growing *growing, uint64_t byte
     *growth = (struct growth){.growing = growing, .bytes = bytes};
     if (growing->place < 0) {
         growth->growing = NULL; /* of a GPU that is none of the tenant's */
-        return gpus_ungated(&the_process->gpus);
+        return gpus_ungated(books()->gpus);
     }
     if (!reserve(growth, may_reuse))
         return false;
@@ -155,7 +155,7 @@ bool growing_begin(struct growth *growth, struct growing *growing, uint64_t byte
     books()->growing_watched = true;
     books_unlock();
     if (!watched)
-        session_wake(&the_process->session);
+        session_wake();
     return true;
 }
 

@@ -1,6 +1,7 @@
 /* Which pools of memory there are, and which devices keep memory for graphs. See growing.h. */
 #include "memory/pool_memory.h"
 
+#include "driver/entries.h"
 #include "memory/lock.h"
 #include "base/slab.h"
 
@@ -26,7 +27,7 @@ static struct growing *fresh(void) {
 }
 
 static struct growing *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
-    int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(&the_process->gpus, device);
+    int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(books()->gpus, device);
     books_lock();
     struct growing *growing = known(pool, device);
     if (growing == NULL && (growing = fresh()) != NULL) {
@@ -97,6 +98,6 @@ struct growing *growing_next_graphs(const struct growing *after) {
 }
 
 bool growing_any_graphs(void) {
-    const struct process *process = the_process;
-    return process != NULL && atomic_load_explicit(&process->memory.graphs, memory_order_relaxed);
+    const struct memory *memory = books();
+    return memory != NULL && atomic_load_explicit(&memory->graphs, memory_order_relaxed);
 }

@@ -1,6 +1,8 @@
 /* See growing.h. Which there are stands in growers.c, the calls that let them grow in growth.c. */
 #include "memory/pool_memory.h"
 
+#include "driver/entries.h"
+#include "driver/own_calls.h"
 #include "memory/lock.h"
 #include "memory/credits.h"
 
@@ -9,14 +11,14 @@
 static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *bytes) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
     cuuint64_t value = 0;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     if (pool != NULL && HAS(cuMemPoolGetAttribute))
         result = DRIVER(cuMemPoolGetAttribute)(
             pool, used ? CU_MEMPOOL_ATTR_USED_MEM_CURRENT : CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value);
     else if (pool == NULL && HAS(cuDeviceGetGraphMemAttribute))
         result = DRIVER(cuDeviceGetGraphMemAttribute)(
             device, used ? CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT : CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &value);
-    streams_unhide(mode);
+    own_calls_end(mode);
     *bytes = value;
     return result == CUDA_SUCCESS;
 }
@@ -27,14 +29,14 @@ bool growing_figure(const struct growing *growing, bool used, uint64_t *bytes) {
 
 bool growing_trim(struct growing *growing) {
     uint64_t before, after;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     bool known = growing_figure(growing, false, &before);
     if (growing->pool == NULL && HAS(cuDeviceGraphMemTrim))
         DRIVER(cuDeviceGraphMemTrim)(growing->device);
     else if (growing->pool != NULL && HAS(cuMemPoolTrimTo))
         DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
     bool less = growing_figure(growing, false, &after) && known && after < before;
-    streams_unhide(mode);
+    own_calls_end(mode);
     if (less) {
         books_lock();
         growing->trims++;
@@ -144,14 +146,14 @@ CUresult growing_destroy(struct growing *growing) {
     CUresult result = CUDA_SUCCESS;
     if (!claim(growing, GROWING_LIVE))
         return CUDA_ERROR_INVALID_VALUE;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     if (growing->place < 0 || empty(growing)) {
         result = destroy(growing, GROWING_LIVE);
     } else {
         put_away(growing);
         go_on_as(growing, GROWING_LEFT);
     }
-    streams_unhide(mode);
+    own_calls_end(mode);
     return result;
 }
 
@@ -159,10 +161,10 @@ CUresult growing_destroy(struct growing *growing) {
 static void finish(struct growing *growing) {
     if (!claim(growing, GROWING_LEFT))
         return;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     if (!empty(growing) || destroy(growing, GROWING_LEFT) != CUDA_SUCCESS)
         go_on_as(growing, GROWING_LEFT);
-    streams_unhide(mode);
+    own_calls_end(mode);
 }
 
 /* The next of a GPU (-1: of any), and what is counted for it; NULL after the last. */

@@ -2,12 +2,14 @@
 #include "process/process.h"
 
 #include <string.h>
-#include <sys/prctl.h>
 
-#include "memory/credits.h"
-#include "driver/entries.h"
-#include "process/limits.h"
 #include "base/elf.h"
+#include "driver/entries.h"
+#include "memory/credits.h"
+#include "memory/pool_memory.h"
+#include "session/frames.h"
+#include "tenant/limits.h"
+#include "time/passage.h"
 
 struct process *_Atomic the_process;
 
@@ -17,7 +19,7 @@ static _Atomic bool fork_watched; /* inherited by children, as the registration 
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
-    gate_after_fork();
+    passage_after_fork();
     if (process == NULL)
         return;
     if (process->unwiped)
@@ -30,62 +32,6 @@ static void watch_fork(void) {
         (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))object_libc_symbol("__register_atfork");
     if (register_atfork != NULL && !atomic_exchange(&fork_watched, true))
         register_atfork(NULL, NULL, in_child, NULL);
-}
-
-static void *agent(void *argument) {
-    struct process *process = argument;
-    sys_call(SYS_prctl, PR_SET_NAME, (long)"sharepod", 0, 0, 0, 0);
-    sys_call(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0, 0);
-    for (;;) {
-        uint64_t now = sys_now();
-        session_step(&process->session, now);
-        uint64_t due = token_step(&process->token, now);
-        uint64_t others[] = {session_deadline(&process->session), credits_step(now)};
-        for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
-            due = others[i] < due ? others[i] : due;
-        session_wait(&process->session, due);
-    }
-    return NULL;
-}
-
-/* Of the C library: larger than any of theirs. */
-union attributes {
-    char bytes[256];
-    uint64_t aligned;
-};
-
-/* A program may have made the default stack small for the many threads of its own; this one calls the driver. NULL: the
- * default will do. */
-static const void *choose_stack(union attributes *attributes) {
-    const size_t least = 1 << 20;
-    size_t size = 0;
-    int (*begin)(void *) = (int (*)(void *))object_libc_symbol("pthread_attr_init");
-    int (*get)(const void *, size_t *) =
-        (int (*)(const void *, size_t *))object_libc_symbol("pthread_attr_getstacksize");
-    int (*set)(void *, size_t) = (int (*)(void *, size_t))object_libc_symbol("pthread_attr_setstacksize");
-    if (begin == NULL || get == NULL || set == NULL || begin(attributes) != 0)
-        return NULL;
-    return get(attributes, &size) == 0 && size < least && set(attributes, least) == 0 ? attributes : NULL;
-}
-
-/* The program's signals are for its own threads. The two that the C library sends to every thread stay open: setuid
- * waits until all have answered. */
-static bool start_agent(struct process *process) {
-    int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
-        (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");
-    int (*detach)(unsigned long) = (int (*)(unsigned long))object_libc_symbol("pthread_detach");
-    uint64_t all = ~(3ull << 31), before = 0; /* all but 32 and 33 */
-    unsigned long thread;
-    union attributes attributes;
-    if (create == NULL)
-        return false;
-    const void *chosen = choose_stack(&attributes);
-    sys_call(SYS_rt_sigprocmask, 2 /* SIG_SETMASK */, (long)&all, (long)&before, sizeof all, 0, 0);
-    bool created = create(&thread, chosen, agent, process) == 0;
-    sys_call(SYS_rt_sigprocmask, 2, (long)&before, 0, sizeof all, 0, 0);
-    if (created && detach != NULL)
-        detach(thread);
-    return created;
 }
 
 /* Without the file, but with the agent's leave to go on: true, and no GPU is named. */
@@ -119,6 +65,21 @@ static void find_clock(void) {
         sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
 }
 
+/* Tells the rooms of each other, and who handles which frames. */
+static void connect_rooms(struct process *process, uint64_t phase) {
+    struct token *token = &process->token;
+    token->gate = &process->gate;
+    token->streams = &process->streams;
+    token->session = &process->session;
+    token->gpus = &process->gpus;
+    token->directory = process->directory;
+    token->phase = phase;
+    frames_register(&process->session);
+    token_register(token);
+    credits_prepare(&process->memory, &process->gpus, &process->session, growing_refresh);
+    process->thread = (struct hook_thread){&process->gate, &process->session, token};
+}
+
 static CUresult start(struct process *process) {
     struct limits limits;
     find_clock();
@@ -133,14 +94,14 @@ static CUresult start(struct process *process) {
         return CUDA_ERROR_SYSTEM_NOT_READY;
     gpus_learn(&process->gpus, limits.gpus, limits.count, false);
     atomic_store(&process->gpus.ungated, limits.count == 0);
-    process->token.phase = limits.phase;
     watch_fork();
-    if (!session_prepare(&process->session)) {
+    if (!session_prepare(&process->session, &process->gpus, process->directory)) {
         sys_say("cannot open a pipe: too many open files in this process", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    gate_prepare(&process->gate);
-    if (!start_agent(process)) {
+    gate_prepare(&process->gate, passage_slots_seen());
+    connect_rooms(process, limits.phase);
+    if (!hook_thread_start(&process->thread)) {
         session_after_fork();
         sys_say("cannot start a thread: too many in this container, or no memory for its stack", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
@@ -172,11 +133,4 @@ CUresult process_enter(void) {
         result = start(process);
     unlock(&process->start_lock);
     return result;
-}
-
-EXPORT CUresult cuInit(unsigned int flags) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS)
-        return result;
-    return HAS(cuInit) ? DRIVER(cuInit)(flags) : CUDA_ERROR_NOT_FOUND;
 }

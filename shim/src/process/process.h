@@ -1,21 +1,25 @@
-/* What the hook knows in one process, and its start.
+/* The hook in one process: what it keeps, and its start.
  *
- * Guarantees: nothing happens before the first CUDA call: no thread, no socket, no file, no memory. All that is in
- * `struct process` lies in memory that a child of fork finds zeroed, so that it starts as a process that never called
- * CUDA.
+ * Guarantees:
+ * - before the first CUDA call there is no thread, no socket, no file and no memory of the hook's;
+ * - struct process lies in memory that a child of fork finds zeroed: the child is a process that never called CUDA.
+ *
+ * The rooms below get what they need of struct process as parameters. Only the wrappers, which the program calls, name
+ * the_process.
  */
 #ifndef SHAREPOD_PROCESS_H
 #define SHAREPOD_PROCESS_H
 
 #include <cuda.h>
 
-#include "time/gate.h"
-#include "process/gpus.h"
-#include "time/graphs.h"
-#include "memory/memory.h"
-#include "session/session.h"
-#include "time/streams.h"
 #include "base/sys.h"
+#include "memory/lock.h"
+#include "process/hook_thread.h"
+#include "session/session.h"
+#include "tenant/gpus.h"
+#include "time/gate.h"
+#include "time/graph_times.h"
+#include "time/streams.h"
 #include "time/token.h"
 
 /* How long the first CUDA call waits for the file `limits`. */
@@ -35,6 +39,7 @@ struct process {
     struct memory memory;
     struct streams streams;
     struct graphs graphs;
+    struct hook_thread thread;
 };
 
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */

@@ -9,8 +9,7 @@
 #include <sys/un.h>
 
 #include "base/descriptors.h"
-#include "session/frames.h"
-#include "process/process.h"
+#include "session/hints.h"
 
 #define BACKOFF_LEAST (20 * SYS_MS)
 #define BACKOFF_MOST (250 * SYS_MS)
@@ -47,21 +46,25 @@ static bool make_wake(void) {
     return woken && wake;
 }
 
-bool session_prepare(struct session *session) {
+bool session_prepare(struct session *session, struct gpus *gpus, const char *directory) {
     session_after_fork(); /* of which nobody may have told us */
+    session->gpus = gpus;
+    session->directory = directory;
     session->backoff = BACKOFF_LEAST;
     return make_wake();
 }
 
-void session_wake(struct session *session) {
+void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of) {
+    session->routes[type - SESSION_FIRST_TYPE] = (struct frame_route){.handle = handle, .of = of, .size = size};
+}
+
+void session_wake(void) {
     int end = descriptor_number(&wake_end);
-    (void)session;
     if (end >= 0)
         sys_call(SYS_write, end, (long)"", 1, 0, 0, 0);
 }
 
-static void fill(struct session *session, struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
-    (void)session;
+static void fill(struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
     *header =
         (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
 }
@@ -74,7 +77,7 @@ bool session_put(const void *frame, uint32_t size) {
 
 /* With the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
-    fill(session, frame, type, size, seq);
+    fill(frame, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
 }
 
@@ -87,7 +90,7 @@ bool session_send(struct session *session, void *frame, uint16_t type, uint32_t 
 
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags) {
     struct shp_release frame;
-    int wire = the_process->gpus.gpus[place].wire;
+    int wire = session->gpus->gpus[place].wire;
     memset(&frame, 0, sizeof frame);
     frame.gpu = (uint32_t)wire;
     frame.flags = flags;
@@ -97,14 +100,14 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
 
 void session_grown(struct session *session, int place, uint64_t bytes) {
     struct shp_reserve frame;
-    int wire = the_process->gpus.gpus[place].wire;
+    int wire = session->gpus->gpus[place].wire;
     memset(&frame, 0, sizeof frame);
     frame.gpu = (uint32_t)wire;
     frame.flags = SHP_RESERVE_GROWN;
     frame.bytes = bytes;
     lock(&session->lock);
     if (wire >= 0)
-        send_locked(session, &frame, SHP_RESERVE, sizeof frame, FRAMES_SEQ_HANDOVER);
+        send_locked(session, &frame, SHP_RESERVE, sizeof frame, SESSION_SEQ_HANDOVER);
     unlock(&session->lock);
 }
 
@@ -128,7 +131,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     } frame;
     struct answer nothing = {0};
     uint64_t deadline = sys_now() + timeout;
-    int wire = the_process->gpus.gpus[place].wire;
+    int wire = session->gpus->gpus[place].wire;
     memset(&frame, 0, sizeof frame);
     uint32_t size = type == SHP_RESERVE ? sizeof frame.reserve : sizeof frame.meminfo;
     if (type == SHP_RESERVE) {
@@ -147,7 +150,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     if (question != NULL) {
         atomic_store(&question->state, 0);
         question->thread = self;
-        seq = (session->seq + 1) & FRAMES_SEQ_MASK;
+        seq = (session->seq + 1) & SESSION_SEQ_MASK;
         question->seq = session->seq = seq = seq ? seq : 1;
         question->answer = nothing;
         sent = send_locked(session, &frame, (uint16_t)type, size, question->seq);
@@ -175,17 +178,35 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     return answer;
 }
 
+static struct question *waiting_question(struct session *session, uint32_t seq) {
+    for (int i = 0; i < SESSION_QUESTIONS; i++)
+        if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == 1)
+            return &session->questions[i];
+    return NULL; /* its thread has given up waiting */
+}
+
+void session_answer(struct session *session, uint32_t seq, struct answer answer) {
+    lock(&session->lock);
+    struct question *question = waiting_question(session, seq);
+    if (question != NULL) {
+        question->answer = answer;
+        atomic_store(&question->state, 2);
+        sys_wake_all(&question->state);
+    }
+    unlock(&session->lock);
+}
+
 /* Processes that have lost the same daemon do not all come back to it at the same moment. */
-static uint64_t spread(uint64_t pause, uint64_t now) {
-    uint64_t chance = (now ^ (uintptr_t)the_process) * 0x9e3779b97f4a7c15ull >> 32;
+static uint64_t spread(const struct session *session, uint64_t pause, uint64_t now) {
+    uint64_t chance = (now ^ (uintptr_t)session) * 0x9e3779b97f4a7c15ull >> 32;
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-void session_drop(struct session *session) {
-    struct process *process = the_process;
-    lock(&process->gpus.lock);
-    gpus_disconnect(&process->gpus);
-    unlock(&process->gpus.lock);
+/* Closes the connection and prepares the next. */
+static void drop(struct session *session) {
+    lock(&session->gpus->lock);
+    gpus_disconnect(session->gpus);
+    unlock(&session->gpus->lock);
     lock(&session->lock);
     atomic_store(&session->ready, 0);
     descriptor_close(&daemon_socket);
@@ -199,20 +220,22 @@ void session_drop(struct session *session) {
     session->state = SESSION_DOWN;
     session->patient_until = 0;
     uint64_t now = sys_now();
-    session->next_attempt = now + spread(session->backoff, now);
+    session->next_attempt = now + spread(session, session->backoff, now);
     session->backoff = session->backoff * 2 < BACKOFF_MOST ? session->backoff * 2 : BACKOFF_MOST;
-    frames_unmap_hints(session);
-    token_disconnected(&process->token, was_ready);
+    hints_unmap(session->hints);
+    session->hints = NULL;
+    if (session->listener.disconnected != NULL)
+        session->listener.disconnected(session->listener.of, was_ready);
 }
 
 static void greet(struct session *session) {
     struct shp_hello frame;
     memset(&frame, 0, sizeof frame);
-    fill(session, &frame.header, SHP_HELLO, sizeof frame, 0);
+    fill(&frame.header, SHP_HELLO, sizeof frame, 0);
     frame.header.version = SHP_VERSION_MIN;
     frame.version_min = SHP_VERSION_MIN;
     frame.version_max = SHP_VERSION_MAX;
-    frame.flags = the_process->gate.fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
+    frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
     session_put(&frame, sizeof frame); /* a daemon that has closed already has said why: to be read next */
@@ -220,7 +243,7 @@ static void greet(struct session *session) {
 
 static void say_once(struct session *session, enum session_said what, const char *text) {
     if (session->said != what)
-        sys_say("no connection to the agent at ", the_process->directory, "agent.sock: ", text, NULL);
+        sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);
     session->said = what;
 }
 
@@ -229,19 +252,19 @@ static void exhausted(struct session *session) {
     if (session->shut == SESSION_OPEN)
         session->shut = SESSION_EXHAUSTED;
     say_once(session, SAID_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
-    session_drop(session);
+    drop(session);
 }
 
 static void away(struct session *session) {
     if (session->shut != SESSION_RELEASING)
         session->shut = SESSION_OPEN;
     say_once(session, SAID_AWAY, "going on by the file `limits`, trying again");
-    session_drop(session);
+    drop(session);
 }
 
 static void connect_daemon(struct session *session, uint64_t now) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(the_process->directory);
+    size_t length = strlen(session->directory);
     long socket = sys_call(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0, 0);
     if (socket == -EMFILE || socket == -ENFILE || socket == -ENOBUFS || socket == -ENOMEM) {
         exhausted(session);
@@ -252,7 +275,7 @@ static void connect_daemon(struct session *session, uint64_t now) {
         away(session);
         return;
     }
-    memcpy(address.sun_path, the_process->directory, length);
+    memcpy(address.sun_path, session->directory, length);
     memcpy(address.sun_path + length, "agent.sock", sizeof "agent.sock");
     if (sys_call(SYS_connect, descriptor_number(&daemon_socket), (long)&address, sizeof address, 0, 0, 0) != 0) {
         away(session);
@@ -268,11 +291,11 @@ void session_step(struct session *session, uint64_t now) {
     if (session->state == SESSION_DOWN && now >= session->next_attempt)
         connect_daemon(session, now);
     else if (session->state == SESSION_GREETING && now >= session->greeting_until)
-        session_drop(session);
+        drop(session);
     else if (session->state == SESSION_READY && session->pinged > session->heard &&
              now >= session->pinged + SHAREPOD_PING_MS * SYS_MS) {
         sys_say("the agent does not answer: going on by the file `limits`", NULL);
-        session_drop(session);
+        drop(session);
     }
 }
 
@@ -291,7 +314,7 @@ void session_ping(struct session *session, uint64_t now) {
         return;
     memset(&frame, 0, sizeof frame);
     lock(&session->lock);
-    send_locked(session, &frame, SHP_MEMINFO, sizeof frame, FRAMES_SEQ_PING);
+    send_locked(session, &frame, SHP_MEMINFO, sizeof frame, SESSION_SEQ_PING);
     unlock(&session->lock);
     session->pinged = now;
 }
@@ -318,6 +341,18 @@ static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
     return size;
 }
 
+static bool handle(struct session *session, const struct shp_header *header, size_t size, int descriptor) {
+    if (size < sizeof *header || header->magic != SHP_MAGIC || header->size != size)
+        return false;
+    if (session->state == SESSION_GREETING && header->type != SHP_WELCOME && header->type != SHP_REFUSED)
+        return false;
+    unsigned index = header->type - (unsigned)SESSION_FIRST_TYPE;
+    if (index >= SESSION_TYPES || session->routes[index].handle == NULL)
+        return true; /* of a later version: not for us */
+    const struct frame_route *route = &session->routes[index];
+    return size == route->size && route->handle(route->of, header, descriptor);
+}
+
 static void receive(struct session *session) {
     union {
         struct shp_header header;
@@ -331,15 +366,15 @@ static void receive(struct session *session) {
         if (size == -EAGAIN || size == -EINTR)
             return;
         if (size <= 0) { /* ended, or the program closed our descriptor */
-            session_drop(session);
+            drop(session);
             return;
         }
         session->heard = sys_now();
-        bool understood = frames_handle(session, &frame.header, (size_t)size, descriptor);
+        bool understood = handle(session, &frame.header, (size_t)size, descriptor);
         if (descriptor >= 0)
             sys_close(descriptor);
         if (!understood) {
-            session_drop(session);
+            drop(session);
             return;
         }
     }
@@ -351,7 +386,7 @@ static void look_after_descriptors(struct session *session, uint64_t now) {
     if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)
         make_wake();
     if (session->state != SESSION_DOWN && descriptor_number(&daemon_socket) < 0)
-        session_drop(session);
+        drop(session);
 }
 
 void session_wait(struct session *session, uint64_t deadline) {

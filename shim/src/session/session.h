@@ -9,8 +9,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "sharepod/protocol.h"
 #include "base/sys.h"
+#include "sharepod/protocol.h"
+#include "tenant/gpus.h"
 
 struct answer {
     bool came; /* else there was no daemon, or it went away meanwhile */
@@ -40,7 +41,35 @@ enum session_shut {
 /* What was last said on standard error about the connection. */
 enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
 
+/* Acts on a frame of the type and size that it was registered for. `of`: as registered. `descriptor`: -1, or came along
+ * and stays the caller's. False: the frame breaks the protocol and the connection ends. In the hook thread, with no
+ * lock. */
+typedef bool frame_handler(void *of, const void *frame, int descriptor);
+
+struct frame_route {
+    frame_handler *handle; /* NULL: frames of this type are ignored, as those of a later version are */
+    void *of;
+    uint32_t size; /* bytes of the whole frame */
+};
+
+enum { SESSION_FIRST_TYPE = SHP_WELCOME, SESSION_TYPES = SHP_REFUSED - SHP_WELCOME + 1 };
+
+/* Is told of the connection; in the hook thread, with no lock. */
+struct session_listener {
+    void (*connected)(void *of);
+    void (*disconnected)(void *of, bool was_ready); /* was_ready: WELCOME had come */
+    void *of;
+};
+
+/* Request numbers: questions of threads; handovers and pings, whose answers nobody waits for. */
+enum { SESSION_SEQ_MASK = 0x0fffffff, SESSION_SEQ_HANDOVER = 0x10000000, SESSION_SEQ_PING = 0x20000000 };
+
 struct session {
+    struct gpus *gpus;
+    const char *directory; /* of the socket, with a final slash */
+    struct frame_route routes[SESSION_TYPES];
+    struct session_listener listener;
+    uint32_t hello_flags; /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
     enum session_state state; /* the agent thread's, as all below */
@@ -56,7 +85,7 @@ struct session {
 /* From any thread. */
 
 /* Makes the agent thread look at what has changed. */
-void session_wake(struct session *session);
+void session_wake(void);
 /* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most `timeout`
  * ns. */
 struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
@@ -68,8 +97,12 @@ void session_grown(struct session *session, int place, uint64_t bytes);
 
 /* For the agent thread. */
 
-/* For the one that is to start it. */
-bool session_prepare(struct session *session);
+/* Before the thread runs: opens what session_wake needs; false: too many open files. */
+bool session_prepare(struct session *session, struct gpus *gpus, const char *directory);
+/* Registers the handler of a type of frames. */
+void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of);
+/* Hands an answer to the thread that waits for it, if there still is one. */
+void session_answer(struct session *session, uint32_t seq, struct answer answer);
 /* Connects if it is time to; drops a daemon that does not answer. */
 void session_step(struct session *session, uint64_t now);
 /* When session_step has something to do next. */

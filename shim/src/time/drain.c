@@ -5,12 +5,11 @@
  * else one behind each registered stream that does not capture. A capturing stream runs nothing, and what it ran before
  * was fenced when the capture began.
  */
-#include "process/process.h"
-#include "time/streams.h"
+#include "time/drain.h"
 
 static CUevent event_of(CUevent *event, CUcontext context) {
     if (*event == NULL)
-        *event = streams_make_event(context, CU_EVENT_DISABLE_TIMING);
+        *event = event_make(context, CU_EVENT_DISABLE_TIMING);
     return *event;
 }
 
@@ -18,7 +17,7 @@ static void begin_context(struct streams *streams, struct known_context *known) 
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(known->context) != CUDA_SUCCESS)
         return;
-    bool recorded = HAS(cuCtxRecordEvent) && atomic_load(&the_process->gate.captures) == 0 &&
+    bool recorded = HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
                     event_of(&known->event, known->context) != NULL &&
                     DRIVER(cuCtxRecordEvent)(known->context, known->event) == CUDA_SUCCESS;
     known->waiting |= recorded; /* here and below: what waited before goes on waiting */
@@ -32,7 +31,7 @@ static void begin_context(struct streams *streams, struct known_context *known) 
 }
 
 void drain_begin(struct streams *streams) {
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     for (unsigned i = 0; i < streams->contexts.count; i++) {
         struct known_context *known = streams_context(streams, i);
@@ -43,30 +42,7 @@ void drain_begin(struct streams *streams) {
             begin_context(streams, known);
     }
     unlock(&streams->lock);
-    streams_unhide(mode);
-}
-
-/* An error of the context or the device ends its work too; any other answer says nothing about the work, which then
- * counts as unfinished. */
-bool drain_finished(CUevent event, CUcontext context) {
-    CUcontext popped;
-    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return true; /* it is no context any more */
-    CUresult result = DRIVER(cuEventQuery)(event);
-    DRIVER(cuCtxPopCurrent_v2)(&popped);
-    switch (result) {
-    case CUDA_SUCCESS:
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case CUDA_ERROR_CONTAINED:
-    case CUDA_ERROR_INVALID_HANDLE:
-    case CUDA_ERROR_EXTERNAL_DEVICE:
-    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
-    case CUDA_ERROR_UNKNOWN: return true;
-    default:
-        return result >= CUDA_ERROR_ILLEGAL_ADDRESS && result <= CUDA_ERROR_TENSOR_MEMORY_LEAK; /* all of a context */
-    }
+    own_calls_end(mode);
 }
 
 /* Of a context that is ending, the thread that ends it says when that is done. */
@@ -80,7 +56,7 @@ static bool context_finished(struct streams *streams, struct known_context *know
         begin_context(streams, known);
     }
     if (known->waiting)
-        known->waiting = !drain_finished(known->event, known->context);
+        known->waiting = !event_passed(known->event, known->context);
     return !known->waiting;
 }
 
@@ -89,7 +65,7 @@ static bool stream_finished(const struct streams *streams, struct known_stream *
         return true;
     if (streams_ending(streams, known->context))
         return true; /* as its context says */
-    known->waiting = !drain_finished(known->event, known->context);
+    known->waiting = !event_passed(known->event, known->context);
     if (known->waiting)
         return false;
     if (known->stream == STREAM_ORPHAN) {
@@ -101,14 +77,14 @@ static bool stream_finished(const struct streams *streams, struct known_stream *
 
 bool drain_poll(struct streams *streams) {
     bool all = true;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
     for (unsigned i = 0; i < streams->contexts.count && all; i++)
         all = context_finished(streams, streams_context(streams, i));
     for (unsigned i = 0; i < streams->streams.count && all; i++)
         all = stream_finished(streams, streams_stream(streams, i));
     unlock(&streams->lock);
-    streams_unhide(mode);
+    own_calls_end(mode);
     return all;
 }
 

@@ -2,19 +2,15 @@
 #ifndef SHAREPOD_FASTPATH_H
 #define SHAREPOD_FASTPATH_H
 
+#include "driver/entries.h"
+#include "driver/own_calls.h"
 #include "time/gate.h"
-#include "time/meter.h"
-#include "process/process.h"
-#include "time/streams.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 /* Not left to the compiler, which stops inlining what many wrappers use: a call here costs a launch some 2 ns. */
 #define FAST static inline __attribute__((always_inline))
-
-/* This thread's slot, or NULL. */
-extern __thread struct slot *gate_slot __attribute__((tls_model("initial-exec")));
 
 /* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
 FAST void gate_order(const struct gate *gate) {
@@ -31,11 +27,11 @@ struct which_stream {
     CUcontext context; /* NULL: the handle says it */
 };
 
-FAST struct which_stream gate_which(CUstream stream, bool per_thread) {
+FAST struct which_stream gate_which(const struct gate *gate, CUstream stream, bool per_thread) {
     struct which_stream which = {stream, NULL};
-    if (streams_default(stream)) {
-        which.stream = streams_named(stream, per_thread);
-        if (UNLIKELY(atomic_load_explicit(&the_process->gate.contexts, memory_order_relaxed) != CONTEXTS_ONE))
+    if (stream_is_default(stream)) {
+        which.stream = stream_named(stream, per_thread);
+        if (UNLIKELY(atomic_load_explicit(&gate->contexts, memory_order_relaxed) != CONTEXTS_ONE))
             DRIVER(cuCtxGetCurrent)(&which.context);
     }
     return which;
@@ -48,11 +44,8 @@ FAST struct slot_stream *gate_remembered(struct slot *slot, struct which_stream 
 }
 
 /* Not NULL: inside a launch, and gate_leave_fast is to follow. */
-FAST struct slot_stream *gate_enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
-    if (UNLIKELY(slot == NULL))
-        return NULL;
-    struct which_stream which = gate_which(stream, per_thread);
-    const struct gate *gate = &the_process->gate;
+FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *slot, CUstream stream, bool per_thread) {
+    struct which_stream which = gate_which(gate, stream, per_thread);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     if (UNLIKELY(sequence & 1))
         return NULL;
@@ -73,11 +66,11 @@ FAST void gate_retreat_fast(struct slot *slot) {
     atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
 }
 
-FAST void gate_leave_fast(struct slot *slot, struct slot_stream *entry) {
+/* Returns whether the launch was metered: then meter_launched is to follow. */
+FAST bool gate_leave_fast(struct slot *slot, const struct slot_stream *entry) {
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    if (UNLIKELY(entry->metered))
-        meter_launched(slot, entry);
+    return UNLIKELY(entry->metered);
 }
 
 #endif

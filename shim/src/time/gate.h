@@ -29,7 +29,7 @@ enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
 /* A stream that this thread launched into during the present opening; see meter.c. */
 struct slot_stream {
-    CUstream stream; /* by its one name, see streams_named */
+    CUstream stream; /* by its one name, see stream_named */
     CUcontext context;
     uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
     bool metered;
@@ -83,54 +83,34 @@ struct gate {
     struct slot slots[GATE_SLOTS];
 };
 
-/* A launch on its way through the gate. */
-struct passage {
-    CUresult refused;  /* not CUDA_SUCCESS: the launch's result, nothing was entered */
-    struct slot *slot; /* NULL: through the shared one, or not gated */
-    struct slot_stream *stream;
-    bool gated;
-    bool waited; /* the gate was closed when it came */
-};
+/* From any thread. */
 
-/* To be called around every launch; `per_thread`: the stream handle is as the _ptsz functions read it. Waits while the
- * gate is closed. THROUGH_GATE in launch.c tries gate_enter_fast first. */
-struct passage gate_enter(CUstream stream, bool per_thread);
-/* The same with the fast path in it. */
-struct passage gate_pass(CUstream stream, bool per_thread);
-void gate_leave(struct passage *passage);
-/* Leaves without having launched. */
-void gate_abandon(struct passage *passage);
-/* Waits, while the gate is open, for the end of the closing to come, or until the opening is prolonged beyond
- * `deadline`. */
-void gate_wait_next(uint32_t closing, uint64_t deadline);
-/* Inside a passage: the launch puts work on this stream too. False: no memory to remember it. */
-bool gate_note(CUstream stream, bool per_thread);
 /* Threads shall register their streams anew: a handle has lost its meaning. */
 void gate_renew(struct gate *gate);
 
 /* How many stream captures are open. With the registry's lock. */
 void gate_set_captures(struct gate *gate, uint32_t captures);
 
-/* In a child of fork. */
-void gate_after_fork(void);
-
 /* For the agent thread alone. */
 
-/* Before it runs; the gate is set up from the moment on that its word is not 0. */
-void gate_prepare(struct gate *gate);
+/* Before it runs. `slots`: those to be left alone, see passage.c. The gate is set up from the moment on that its word is
+ * not 0. */
+void gate_prepare(struct gate *gate, uint32_t slots);
 void gate_open(struct gate *gate, bool metered, uint64_t deadline);
-/* While it is open. */
+/* Sets new terms while it is open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline);
 void gate_close(struct gate *gate);
 /* Whether no thread is inside a launch. After gate_close it stays so. */
 bool gate_clear(struct gate *gate);
 /* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because
  * its signal handler has jumped away, counts until the next opening at most. */
-bool gate_wanted(struct gate *gate);
+bool gate_wanted(const struct gate *gate);
 /* Whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` those that should have
  * by now. */
 bool gate_waking(struct gate *gate, bool forget);
+/* Notes that a thread waits for the end of that closing. A thread that comes late does not undo a later one. */
+void gate_want(struct gate *gate, uint32_t closing);
 /* Launches that entered so far. */
-uint64_t gate_launches(struct gate *gate);
+uint64_t gate_launches(const struct gate *gate);
 
 #endif

@@ -14,9 +14,9 @@
  */
 #include "time/meter.h"
 
+#include "base/sys.h"
 #include "driver/entries.h"
-#include "process/process.h"
-#include "time/streams.h"
+#include "driver/own_calls.h"
 
 enum { WINDOW_MOST = 64 };
 #define PATIENCE SYS_SECOND /* most kernels are shorter, and it is learned how long they take */
@@ -130,7 +130,7 @@ static void expect(struct slot *slot, struct slot_stream *entry, uint64_t now) {
 
 /* Whether the work before the older event has finished; not so if the wait reached one of its bounds. `waited`: it had
  * not at first. */
-static bool wait_for(struct slot *slot, struct slot_stream *entry, bool *waited) {
+static bool wait_for(const struct gate *gate, struct slot *slot, struct slot_stream *entry, bool *waited) {
     CUevent event = entry->events[0];
     *waited = DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY;
     if (!*waited)
@@ -142,7 +142,7 @@ static bool wait_for(struct slot *slot, struct slot_stream *entry, bool *waited)
     do {
         if (since > PATIENCE)
             entry->spare = entry->allowed = entry->allowed ? least(entry->allowed * 2ull, UINT16_MAX) : 1;
-        entry->bound = !(atomic_load(&the_process->gate.word) & GATE_OPEN);
+        entry->bound = !(atomic_load(&gate->word) & GATE_OPEN);
         if (since > PATIENCE || entry->bound)
             break;
         uint64_t now = begun + since, off = now > due ? now - due : due - now;
@@ -158,7 +158,7 @@ static bool wait_for(struct slot *slot, struct slot_stream *entry, bool *waited)
 static bool fence(struct slot_stream *entry, int place) {
     CUevent *event = &entry->events[place];
     if (*event == NULL)
-        *event = streams_make_event(entry->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+        *event = event_make(entry->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     if (*event == NULL || DRIVER(cuEventRecord)(*event, entry->stream) != CUDA_SUCCESS)
         return false;
     entry->sizes[place] = entry->count;
@@ -169,10 +169,10 @@ static bool fence(struct slot_stream *entry, int place) {
 }
 
 /* Two windows are unfinished: waits for the first. */
-static void wait_older(struct slot *slot, struct slot_stream *entry) {
+static void wait_older(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
     bool waited;
     entry->skipped = false;
-    if (wait_for(slot, entry, &waited)) {
+    if (wait_for(gate, slot, entry, &waited)) {
         adapt(slot, entry, waited, sys_now());
         CUevent older = entry->events[0];
         entry->events[0] = entry->events[1];
@@ -186,17 +186,16 @@ static void wait_older(struct slot *slot, struct slot_stream *entry) {
     }
 }
 
-void meter_launched(struct slot *slot, struct slot_stream *entry) {
+void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
     if (entry->spare > 0) {
         entry->spare--;
         return;
     }
     if (++entry->count < entry->quota)
         return;
-    struct gate *gate = &the_process->gate;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     if (entry->skipped)
-        wait_older(slot, entry);
+        wait_older(gate, slot, entry);
     if (fence(entry, entry->fences)) {
         expect(slot, entry, entry->fenced);
         if (entry->fences == 0)
@@ -204,14 +203,14 @@ void meter_launched(struct slot *slot, struct slot_stream *entry) {
         else if (plan(gate, entry, entry->fenced)) /* its thread is free until it launches again */
             entry->skipped = true;
         else
-            wait_older(slot, entry);
+            wait_older(gate, slot, entry);
         plan(gate, entry, sys_now());
     }
     entry->count = 0;
-    streams_unhide(mode);
+    own_calls_end(mode);
 }
 
-uint64_t meter_expected_end(struct gate *gate) {
+uint64_t meter_expected_end(const struct gate *gate) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {

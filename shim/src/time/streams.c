@@ -1,69 +1,9 @@
 /* See streams.h. What ends a stream or a context is in ends.c. */
 #include "time/streams.h"
 
-#include <string.h>
-
-#include "process/process.h"
-
-enum { ROWS_FIRST = 64, SWEEP = 8 };
-
-CUstreamCaptureMode streams_hide(void) {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (!HAS(cuThreadExchangeStreamCaptureMode) || DRIVER(cuThreadExchangeStreamCaptureMode)(&mode) != CUDA_SUCCESS)
-        return CU_STREAM_CAPTURE_MODE_RELAXED;
-    return mode;
-}
-
-void streams_unhide(CUstreamCaptureMode mode) {
-    if (HAS(cuThreadExchangeStreamCaptureMode))
-        DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
-}
-
-CUevent streams_make_event(CUcontext context, unsigned flags) {
-    CUevent event = NULL;
-    CUcontext popped;
-    if (DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return NULL;
-    if (DRIVER(cuEventCreate)(&event, flags) != CUDA_SUCCESS)
-        event = NULL;
-    DRIVER(cuCtxPopCurrent_v2)(&popped);
-    return event;
-}
-
-bool streams_is_capturing(CUstream stream, bool per_thread) {
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUresult result = CUDA_ERROR_NOT_FOUND;
-    if (per_thread && HAS(cuStreamIsCapturing_ptsz))
-        result = DRIVER(cuStreamIsCapturing_ptsz)(stream, &status);
-    else if (HAS(cuStreamIsCapturing))
-        result = DRIVER(cuStreamIsCapturing)(stream, &status);
-    return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-CUcontext streams_context_of(CUstream stream) {
-    CUcontext context = NULL;
-    if (!streams_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
-        context != NULL)
-        return context;
-    return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
-}
+enum { SWEEP = 8 };
 
 /* The rest with the registry's lock. */
-
-bool streams_room(struct rows *rows, size_t size) {
-    if (rows->count < rows->capacity)
-        return true;
-    unsigned capacity = rows->capacity ? rows->capacity * 2 : ROWS_FIRST;
-    void *larger = sys_map(capacity * size);
-    if (larger == NULL)
-        return false;
-    if (rows->rows != NULL)
-        memcpy(larger, rows->rows, rows->count * size);
-    sys_unmap(rows->rows, rows->capacity * size);
-    rows->rows = larger;
-    rows->capacity = capacity;
-    return true;
-}
 
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
     for (unsigned i = 0; i < streams->contexts.count; i++) {
@@ -88,7 +28,7 @@ struct known_context *streams_note_context(struct streams *streams, CUcontext co
     for (unsigned i = 0; i < streams->contexts.count && place == NULL; i++)
         if (streams_context(streams, i)->context == NULL)
             place = streams_context(streams, i);
-    if (place == NULL && streams_room(&streams->contexts, sizeof *place))
+    if (place == NULL && rows_room(&streams->contexts, sizeof *place))
         place = streams_context(streams, streams->contexts.count++);
     if (place != NULL)
         *place = (struct known_context){.context = context, .born = ++streams->births};
@@ -100,7 +40,7 @@ static unsigned free_row(struct streams *streams) {
     for (unsigned i = 0; i < streams->streams.count; i++)
         if (streams_stream(streams, i)->context == NULL)
             return i;
-    if (streams_room(&streams->streams, sizeof(struct known_stream)))
+    if (rows_room(&streams->streams, sizeof(struct known_stream)))
         *streams_stream(streams, streams->streams.count++) = (struct known_stream){0};
     else
         return streams->streams.count;
@@ -136,7 +76,7 @@ static void sweep(struct streams *streams) {
         streams->swept = (streams->swept + 1) % streams->streams.count;
         struct known_stream *known = streams_stream(streams, streams->swept);
         if (known->context == NULL || known->stream != STREAM_ORPHAN || streams_ending(streams, known->context) ||
-            !drain_finished(known->event, known->context))
+            !event_passed(known->event, known->context))
             continue;
         DRIVER(cuEventDestroy_v2)(known->event);
         *known = (struct known_stream){0};
@@ -157,11 +97,11 @@ void streams_fence(struct streams *streams, unsigned index) {
     CUcontext popped;
     if (streams_ending(streams, known.context))
         return;
-    CUstreamCaptureMode mode = streams_hide();
+    CUstreamCaptureMode mode = own_calls_begin();
     sweep(streams);
     unsigned row = free_row(streams);
     fence.context = known.context;
-    fence.event = row < streams->streams.count ? streams_make_event(known.context, CU_EVENT_DISABLE_TIMING) : NULL;
+    fence.event = row < streams->streams.count ? event_make(known.context, CU_EVENT_DISABLE_TIMING) : NULL;
     if (fence.event != NULL && DRIVER(cuCtxPushCurrent_v2)(known.context) == CUDA_SUCCESS) {
         if (streams_record(&known, fence.event))
             *streams_stream(streams, row) = fence;
@@ -169,14 +109,14 @@ void streams_fence(struct streams *streams, unsigned index) {
             DRIVER(cuEventDestroy_v2)(fence.event);
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
-    streams_unhide(mode);
+    own_calls_end(mode);
 }
 
-void streams_forget_capture(struct streams *streams, unsigned index) {
+void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index) {
     unsigned last = streams->captures.count - 1;
     *streams_capture(streams, index) = *streams_capture(streams, last);
     streams->captures.count = last;
-    gate_set_captures(&the_process->gate, last);
+    gate_set_captures(gate, last);
 }
 
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count) {
@@ -191,8 +131,8 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
     unlock(&streams->lock);
 }
 
-bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry) {
-    CUcontext context = streams_context_of(stream);
+bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word, struct slot_stream *entry) {
+    CUcontext context = context_of_stream(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
         entry->word = 0;
         entry->metered = false;
@@ -203,10 +143,10 @@ bool streams_register(struct streams *streams, CUstream stream, uint32_t word, s
     lock(&streams->lock);
     struct known_context *known = streams_note_context(streams, context);
     struct known_stream *known_stream =
-        known != NULL ? note_stream(streams, context, streams_default(stream) ? NULL : stream) : NULL;
+        known != NULL ? note_stream(streams, context, stream_is_default(stream) ? NULL : stream) : NULL;
     uint32_t born = known != NULL ? known->born : 0;
     if (streams->births > 1)
-        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
+        atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
     if (known_stream != NULL)
         known->pending = known_stream->pending = true;
     unlock(&streams->lock);

@@ -12,9 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "driver/entries.h"
-#include "time/gate.h"
+#include "base/rows.h"
 #include "base/sys.h"
+#include "driver/entries.h"
+#include "driver/own_calls.h"
+#include "time/gate.h"
 
 /* In place of the handle of a stream that is not to be touched any more: its last work is behind an event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
@@ -44,12 +46,6 @@ struct open_capture {
     CUstream stream; /* where it began, never NULL */
 };
 
-/* Rows that never move to another index; they do move in memory when the table grows. */
-struct rows {
-    void *rows;
-    unsigned count, capacity; /* rows ever used; rows there is room for */
-};
-
 struct streams {
     struct lock lock;
     uint32_t births;      /* contexts ever noted */
@@ -59,16 +55,6 @@ struct streams {
     unsigned swept;       /* the row of `streams` that is looked at next for fences that are over */
     uint32_t hints[STREAMS_HINTS]; /* where a stream may stand in `streams` */
 };
-
-/* NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD mean a stream of the current context. */
-static inline bool streams_default(CUstream stream) {
-    return (uintptr_t)stream <= 2;
-}
-
-/* One name for each stream, whatever form of the calls it is used by. */
-static inline CUstream streams_named(CUstream stream, bool per_thread) {
-    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-}
 
 static inline struct known_context *streams_context(const struct streams *streams, unsigned index) {
     return (struct known_context *)streams->contexts.rows + index;
@@ -82,26 +68,15 @@ static inline struct open_capture *streams_capture(const struct streams *streams
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. False: no
- * memory. */
-bool streams_register(struct streams *streams, CUstream stream, uint32_t word, struct slot_stream *entry);
-/* The context that a stream's work runs in; NULL: the driver will refuse it. */
-CUcontext streams_context_of(CUstream stream);
-bool streams_is_capturing(CUstream stream, bool per_thread);
-
-/* For a call of the hook's own in a thread of the program: stream capture shall not see it. */
-CUstreamCaptureMode streams_hide(void);
-void streams_unhide(CUstreamCaptureMode mode);
-
-/* An event of the hook's in that context; NULL if the driver makes none. */
-CUevent streams_make_event(CUcontext context, unsigned flags);
+/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. `word`: of
+ * the gate. False: no memory. */
+bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
+                      struct slot_stream *entry);
 /* Destroys events of the context that was born as `born`, unless it has ended: then they went with it. */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count);
 
 /* All with the lock of the registry. */
 
-/* Room for one more row of `size` bytes; false: no memory. */
-bool streams_room(struct rows *rows, size_t size);
 /* NULL if the context is not known, or is ending. */
 struct known_context *streams_find_context(struct streams *streams, CUcontext context);
 /* Whether the driver is ending a context of that handle. */
@@ -114,14 +89,6 @@ bool streams_record(const struct known_stream *known, CUevent event);
  * launched so far can be told without the stream. */
 void streams_fence(struct streams *streams, unsigned index);
 /* The capture of that row is over. */
-void streams_forget_capture(struct streams *streams, unsigned index);
-
-/* drain.c. Begins: events behind all registered work. Poll: whether all of it has finished. End: nothing is registered
- * any more. */
-void drain_begin(struct streams *streams);
-bool drain_poll(struct streams *streams);
-void drain_end(struct streams *streams);
-/* Whether the work before an event of that context is over. */
-bool drain_finished(CUevent event, CUcontext context);
+void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index);
 
 #endif

@@ -3,9 +3,10 @@
 
 #include <string.h>
 
-#include "process/limits.h"
+#include "base/sys.h"
+#include "tenant/limits.h"
+#include "time/drain.h"
 #include "time/meter.h"
-#include "process/process.h"
 
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
 #define LOOK_ALONE (50 * SYS_MS)
@@ -23,12 +24,12 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-static bool wanted(void) {
-    return gate_wanted(&the_process->gate);
+static bool wanted(const struct token *token) {
+    return gate_wanted(token->gate);
 }
 
 static void hold(struct token *token, uint64_t now, uint64_t deadline, bool metered, bool local) {
-    struct gate *gate = &the_process->gate;
+    struct gate *gate = token->gate;
     token->state = TOKEN_HELD;
     token->local = local;
     token->metered = metered;
@@ -41,8 +42,8 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
 }
 
 static void close(struct token *token, uint64_t now) {
-    uint32_t grace_ms = the_process->session.grace_ms;
-    gate_close(&the_process->gate);
+    uint32_t grace_ms = token->session->grace_ms;
+    gate_close(token->gate);
     token->state = TOKEN_CLOSING;
     token->patience = (grace_ms ? grace_ms : 1000) * SYS_MS;
     token->next_ask = now + token->patience;
@@ -52,29 +53,31 @@ static void close(struct token *token, uint64_t now) {
     token->next_poll = now;
 }
 
-static void send_drained(struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
+static void send_drained(const struct token *token, uint64_t grant_id, uint64_t launches, uint32_t flags) {
     struct shp_drained frame;
-    (void)token;
     memset(&frame, 0, sizeof frame);
     frame.grant_id = grant_id;
     frame.launches = launches;
     frame.flags = flags;
-    session_send(&the_process->session, &frame, SHP_DRAINED, sizeof frame);
+    session_send(token->session, &frame, SHP_DRAINED, sizeof frame);
 }
 
-void token_granted(struct token *token, const struct shp_grant *grant) {
+static bool granted(void *of, const void *frame, int descriptor) {
+    struct token *token = of;
+    const struct shp_grant *grant = frame;
+    (void)descriptor;
     uint64_t now = sys_now();
     uint64_t deadline =
         grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
     bool metered = (grant->flags & SHP_GRANT_METERED) != 0;
     if ((grant->flags & SHP_GRANT_RENEWS) && (token->state != TOKEN_HELD || token->grant_id != grant->grant_id))
-        return; /* it has crossed with DRAINED */
+        return true; /* it has crossed with DRAINED */
     token->announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0;
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
         token->metered = metered;
-        gate_prolong(&the_process->gate, metered, deadline);
+        gate_prolong(token->gate, metered, deadline);
     } else if (token->state == TOKEN_WANTED) {
         token->grant_id = grant->grant_id;
         hold(token, now, deadline, metered, false);
@@ -84,23 +87,30 @@ void token_granted(struct token *token, const struct shp_grant *grant) {
         hold(token, now, deadline, metered, false);
         token->launches = launches;
     } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
-        send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted() ? SHP_DRAINED_WANT : 0));
-        if (wanted() && token->state == TOKEN_NONE)
+        send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted(token) ? SHP_DRAINED_WANT : 0));
+        if (wanted(token) && token->state == TOKEN_NONE)
             token->state = TOKEN_WANTED;
     }
+    return true;
 }
 
-void token_revoked(struct token *token, uint64_t grant_id) {
-    if (token->state == TOKEN_HELD && !token->local && token->grant_id == grant_id)
+static bool revoked(void *of, const void *frame, int descriptor) {
+    struct token *token = of;
+    const struct shp_revoke *revoke = frame;
+    (void)descriptor;
+    if (token->state == TOKEN_HELD && !token->local && token->grant_id == revoke->grant_id)
         token->deadline = 0;
+    return true;
 }
 
-void token_connected(struct token *token) {
+static void connected(void *of) {
+    struct token *token = of;
     if (token->state == TOKEN_HELD) /* by the duty cycle: from now on the daemon says when */
         token->deadline = 0;
 }
 
-void token_disconnected(struct token *token, bool was_ready) {
+static void disconnected(void *of, bool was_ready) {
+    struct token *token = of;
     if (was_ready && token->state == TOKEN_HELD)
         token->deadline = 0;
     if (token->state == TOKEN_WANTED)
@@ -109,33 +119,37 @@ void token_disconnected(struct token *token, bool was_ready) {
     token->next_limits = 0;
 }
 
+void token_register(struct token *token) {
+    session_route(token->session, SHP_GRANT, sizeof(struct shp_grant), granted, token);
+    session_route(token->session, SHP_REVOKE, sizeof(struct shp_revoke), revoked, token);
+    token->session->listener = (struct session_listener){connected, disconnected, token};
+}
+
 static void follow_limits(struct token *token, uint64_t now) {
-    struct process *process = the_process;
     struct limits limits;
     if (now < token->next_limits)
         return;
     token->next_limits = now + SYS_SECOND;
-    if (!limits_read(process->directory, &limits))
+    if (!limits_read(token->directory, &limits))
         return;
-    lock(&process->gpus.lock);
-    gpus_learn(&process->gpus, limits.gpus, limits.count, false);
-    unlock(&process->gpus.lock);
+    lock(&token->gpus->lock);
+    gpus_learn(token->gpus, limits.gpus, limits.count, false);
+    unlock(&token->gpus->lock);
 }
 
 /* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each
  * other never wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
-    struct process *process = the_process;
     follow_limits(token, now);
-    if (process->session.shut != SESSION_OPEN || !wanted())
+    if (token->session->shut != SESSION_OPEN || !wanted(token))
         return SYS_NEVER;
-    if (now < process->session.patient_until) /* a daemon that lives answers at once */
-        return process->session.patient_until;
-    uint64_t request = gpus_request(&process->gpus);
+    if (now < token->session->patient_until) /* a daemon that lives answers at once */
+        return token->session->patient_until;
+    uint64_t request = gpus_request(token->gpus);
     if (request == 0)
         return token->next_limits;
     uint64_t start = now - (now + token->phase) % PERIOD, length = PERIOD * request / 1000, end = start + length;
-    if (request >= 1000 || gpus_ungated(&process->gpus)) {
+    if (request >= 1000 || gpus_ungated(token->gpus)) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
@@ -156,46 +170,45 @@ static uint64_t step_local(struct token *token, uint64_t now) {
     return now;
 }
 
-static bool send_want(void) {
+static bool send_want(const struct token *token) {
     struct shp_want frame;
-    struct session *session = &the_process->session;
+    struct session *session = token->session;
     memset(&frame, 0, sizeof frame);
     frame.gpu_mask = (1u << session->gpu_count) - 1;
     return session_send(session, &frame, SHP_WANT, sizeof frame);
 }
 
 static uint64_t step_none(struct token *token, uint64_t now) {
-    struct session *session = &the_process->session;
+    struct session *session = token->session;
     if (session->state != SESSION_READY)
         return step_local(token, now);
-    if (!wanted())
+    if (!wanted(token))
         return SYS_NEVER;
-    if (!send_want())
+    if (!send_want(token))
         return now + 10 * SYS_MS;
     token->state = TOKEN_WANTED;
     session->heard = now; /* the silence that the ping goes by begins here */
     return now;
 }
 
-static bool ends_soon(uint64_t now) {
-    uint64_t end = meter_expected_end(&the_process->gate);
+static bool ends_soon(const struct token *token, uint64_t now) {
+    uint64_t end = meter_expected_end(token->gate);
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
 static uint64_t step_held(struct token *token, uint64_t now) {
-    struct process *process = the_process;
-    bool contended = token->metered || session_contended(&process->session);
+    bool contended = token->metered || session_contended(token->session);
     if (contended && !token->metered && !token->local) { /* a neighbour has come: it shall find a short queue */
         token->metered = true;
-        gate_prolong(&process->gate, true, token->deadline);
+        gate_prolong(token->gate, true, token->deadline);
     }
     if (now >= token->deadline) {
         close(token, now);
         return now;
     }
-    if (token->local && gpus_ungated(&process->gpus)) {
+    if (token->local && gpus_ungated(token->gpus)) {
         follow_limits(token, now);
-        token->deadline = gpus_ungated(&process->gpus) ? SYS_NEVER : 0;
+        token->deadline = gpus_ungated(token->gpus) ? SYS_NEVER : 0;
         return least(token->deadline, token->next_limits);
     }
     if (token->local)
@@ -203,18 +216,18 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     if (now < token->next_look)
         return least(token->deadline, token->next_look);
     token->next_look = now + (contended ? LOOK_CONTENDED : LOOK_ALONE);
-    uint64_t launches = gate_launches(&process->gate);
+    uint64_t launches = gate_launches(token->gate);
     if (launches != token->seen) {
         token->seen = launches;
         token->quiet = false;
-    } else if (contended && wanted() && ends_soon(now) && gate_clear(&process->gate)) {
+    } else if (contended && wanted(token) && ends_soon(token, now) && gate_clear(token->gate)) {
         close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
         return now;
-    } else if (!gate_waking(&process->gate, now > token->opened + WAKING) && gate_clear(&process->gate)) {
+    } else if (!gate_waking(token->gate, now > token->opened + WAKING) && gate_clear(token->gate)) {
         if (!token->quiet)
-            drain_begin(&process->streams);
+            drain_begin(token->streams);
         token->quiet = true;
-        if (drain_poll(&process->streams)) {
+        if (drain_poll(token->streams)) {
             token->idle = true;
             close(token, now);
             return now;
@@ -225,7 +238,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
 
 /* When what is left is expected to have ended, and when to say so: the next grant shall be on its way by then. */
 static void expect_end(struct token *token, uint64_t now) {
-    token->expected = meter_expected_end(&the_process->gate);
+    token->expected = meter_expected_end(token->gate);
     token->announce_at = SYS_NEVER;
     if (!token->local && token->announce && token->expected > now)
         token->announce_at = token->expected - least(token->expected - now, AHEAD);
@@ -236,19 +249,18 @@ static void announce(struct token *token, uint64_t now) {
     memset(&frame, 0, sizeof frame);
     frame.grant_id = token->grant_id;
     frame.expected_ns = token->expected > now ? token->expected - now : 0;
-    session_send(&the_process->session, &frame, SHP_DRAINING, sizeof frame);
+    session_send(token->session, &frame, SHP_DRAINING, sizeof frame);
     token->announce_at = SYS_NEVER;
 }
 
 static uint64_t step_closing(struct token *token, uint64_t now) {
-    struct process *process = the_process;
     /* What goes beyond STOPPED, nobody in this process had for leaving its launch. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
     token->last_step = now;
-    if (!gate_clear(&process->gate) && token->patience > 0)
+    if (!gate_clear(token->gate) && token->patience > 0)
         return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
-    token->drained_launches = gate_launches(&process->gate);
-    drain_begin(&process->streams);
+    token->drained_launches = gate_launches(token->gate);
+    drain_begin(token->streams);
     token->state = TOKEN_DRAINING;
     expect_end(token, now);
     return now;
@@ -269,52 +281,50 @@ static void run_over(struct token *token, uint64_t now) {
 }
 
 static void finish(struct token *token, uint64_t now) {
-    struct process *process = the_process;
-    bool waits = wanted(), idle = token->idle && !waits && gate_launches(&process->gate) == token->seen;
-    drain_end(&process->streams);
-    atomic_store(&process->gate.drained, now);
+    bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
+    drain_end(token->streams);
+    atomic_store(&token->gate->drained, now);
     token->state = TOKEN_NONE;
     token->asked = false;
     if (token->local) {
         run_over(token, now);
         return;
     }
-    send_drained(token, token->grant_id, gate_launches(&process->gate) - token->launches,
+    send_drained(token, token->grant_id, gate_launches(token->gate) - token->launches,
                  (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0));
     if (waits) {
         token->state = TOKEN_WANTED;
-        process->session.heard = now;
+        token->session->heard = now;
     }
 }
 
 /* Overdue, with a thread at the gate: the work that is left may wait for it. Without a daemon the process goes by its
  * windows again; what is left stays registered, and is waited for by the next drain. */
 static void ask_again(struct token *token, uint64_t now) {
-    if (now < token->next_ask || !wanted())
+    if (now < token->next_ask || !wanted(token))
         return;
     token->next_ask = now + ASK_EACH;
     if (token->local) {
         token->state = TOKEN_NONE;
         run_over(token, now);
-    } else if (send_want()) {
+    } else if (send_want(token)) {
         token->asked = true;
     }
 }
 
 static uint64_t step_draining(struct token *token, uint64_t now) {
-    struct process *process = the_process;
     if (now < token->next_poll && now < token->announce_at)
         return least(token->next_poll, token->announce_at);
-    if (!drain_poll(&process->streams)) {
+    if (!drain_poll(token->streams)) {
         if (now >= token->announce_at)
             announce(token, now);
         token->next_poll = next_poll(token, now);
         ask_again(token, now);
         return token->state == TOKEN_DRAINING ? least(token->next_poll, token->announce_at) : now;
     }
-    if (gate_launches(&process->gate) != token->drained_launches) { /* one that slept in a full queue came through */
-        token->drained_launches = gate_launches(&process->gate);
-        drain_begin(&process->streams);
+    if (gate_launches(token->gate) != token->drained_launches) { /* one that slept in a full queue came through */
+        token->drained_launches = gate_launches(token->gate);
+        drain_begin(token->streams);
         return now;
     }
     finish(token, now);
@@ -324,7 +334,7 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
 uint64_t token_step(struct token *token, uint64_t now) {
     switch (token->state) {
     case TOKEN_NONE: return step_none(token, now);
-    case TOKEN_WANTED: session_ping(&the_process->session, now); return now + SYS_SECOND;
+    case TOKEN_WANTED: session_ping(token->session, now); return now + SYS_SECOND;
     case TOKEN_HELD: return step_held(token, now);
     case TOKEN_CLOSING: return step_closing(token, now);
     case TOKEN_DRAINING: return step_draining(token, now);

@@ -12,11 +12,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "session/session.h"
 #include "sharepod/protocol.h"
+#include "tenant/gpus.h"
+#include "time/gate.h"
+#include "time/streams.h"
 
 enum token_state { TOKEN_NONE, TOKEN_WANTED, TOKEN_HELD, TOKEN_CLOSING, TOKEN_DRAINING };
 
 struct token {
+    struct gate *gate;
+    struct streams *streams;
+    struct session *session;
+    struct gpus *gpus;
+    const char *directory; /* of the file `limits` */
     enum token_state state;
     bool local; /* by the file `limits`, no daemon */
     bool metered;
@@ -44,10 +53,9 @@ struct token {
     uint64_t next_limits; /* when the file is read again */
 };
 
-void token_granted(struct token *token, const struct shp_grant *grant);
-void token_revoked(struct token *token, uint64_t grant_id);
-void token_connected(struct token *token);
-void token_disconnected(struct token *token, bool was_ready);
+/* Before the hook thread runs: registers the handlers of GRANT and REVOKE, and to be told of the connection. The first five
+ * fields and `phase` are set. */
+void token_register(struct token *token);
 
 /* Does what is due; returns when it wants to be called again at the latest. */
 uint64_t token_step(struct token *token, uint64_t now);

@@ -1,0 +1,38 @@
+/* The hook's own calls of the driver: events, capture status, the context of a stream.
+ *
+ * Guarantees:
+ * - a call between own_calls_begin and own_calls_end disturbs no stream capture of the program;
+ * - each function that needs a context pushes and pops it: the program's current context stays current.
+ */
+#ifndef SHAREPOD_OWN_CALLS_H
+#define SHAREPOD_OWN_CALLS_H
+
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Return whether the handle means a stream of the current context: NULL, CU_STREAM_LEGACY or CU_STREAM_PER_THREAD. */
+static inline bool stream_is_default(CUstream stream) {
+    return (uintptr_t)stream <= 2;
+}
+
+/* Return the one name of a stream, the same for every form of a call; `per_thread`: the form is _ptsz or _ptds. */
+static inline CUstream stream_named(CUstream stream, bool per_thread) {
+    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* Hide the calls that follow in this thread from stream captures; the answer goes to own_calls_end. */
+CUstreamCaptureMode own_calls_begin(void);
+void own_calls_end(CUstreamCaptureMode mode);
+
+/* Return whether a launch into the stream is recorded by a capture instead of run. */
+bool stream_is_capturing(CUstream stream, bool per_thread);
+/* Return the context that the stream's work runs in; NULL: the driver will refuse the stream. */
+CUcontext context_of_stream(CUstream stream);
+
+/* Make an event of the hook's own in that context; NULL if the driver makes none. */
+CUevent event_make(CUcontext context, unsigned flags);
+/* Return whether the work before an event of that context is over. */
+bool event_passed(CUevent event, CUcontext context);
+
+#endif

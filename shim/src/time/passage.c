@@ -1,0 +1,173 @@
+/* Entering and leaving the gate, for what the fast path does not cover; slots of threads, and waiting for a turn. */
+#include "time/passage.h"
+
+#include "base/sys.h"
+#include "driver/entries.h"
+#include "driver/own_calls.h"
+#include "session/session.h"
+#include "time/fastpath.h"
+#include "time/meter.h"
+
+__thread struct slot *passage_slot;
+
+/* Slots ever used, also before a fork that nobody told us of (musl, a bare clone): the thread that forked goes on with
+ * its old slot, so that no other may get that one. Not in wiped memory. */
+static _Atomic uint32_t slots_seen;
+
+void passage_after_fork(void) {
+    passage_slot = NULL;
+    atomic_store(&slots_seen, 0);
+}
+
+uint32_t passage_slots_seen(void) {
+    return atomic_load(&slots_seen);
+}
+
+/* A slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
+static struct slot *claim_slot(struct gate *gate) {
+    if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
+        return passage_slot;
+    int self = sys_thread_id(), expected = 0;
+    uint32_t fresh = atomic_load(&gate->slot_count);
+    while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
+        ;
+    if (fresh < GATE_SLOTS) {
+        atomic_store(&gate->slots[fresh].thread, self);
+        for (uint32_t seen = atomic_load(&slots_seen);
+             seen < fresh + 1 && !atomic_compare_exchange_weak(&slots_seen, &seen, fresh + 1);)
+            ;
+        return passage_slot = &gate->slots[fresh];
+    }
+    for (int i = 0; i < GATE_SLOTS; i++) {
+        struct slot *slot = &gate->slots[i];
+        expected = atomic_load(&slot->thread);
+        if (expected == 0 || sys_thread_lives(expected) ||
+            !atomic_compare_exchange_strong(&slot->thread, &expected, self))
+            continue;
+        uint64_t sequence = atomic_load(&slot->sequence);
+        if (sequence & 1)
+            atomic_store(&slot->sequence, sequence + 1);
+        atomic_store(&slot->waits, 0);
+        for (int s = 0; s < SLOT_STREAMS; s++)
+            slot->streams[s].word = slot->streams[s].fences = 0;
+        return passage_slot = slot;
+    }
+    return passage_slot = NULL;
+}
+
+static void wait_for_turn(struct gate *gate, struct slot *slot) {
+    uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
+    if (word & GATE_OPEN)
+        return;
+    if (slot != NULL)
+        atomic_store(&slot->waits, closing);
+    gate_want(gate, closing);
+    if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and nobody may look for who waited */
+        session_wake();
+        sys_wait(&gate->word, word, SYS_NEVER);
+    }
+    if (slot != NULL)
+        atomic_store(&slot->waits, 0);
+}
+
+/* With the first launch, before a stream is remembered by it. */
+static void count_contexts(struct gate *gate) {
+    uint32_t unknown = CONTEXTS_UNKNOWN;
+    int devices = 0;
+    if (atomic_load(&gate->contexts) == CONTEXTS_UNKNOWN && HAS(cuDeviceGetCount) &&
+        DRIVER(cuDeviceGetCount)(&devices) == CUDA_SUCCESS)
+        atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
+}
+
+/* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
+ * opening, no slot. */
+struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
+    struct passage passage = {.refused = CUDA_SUCCESS};
+    count_contexts(gate);
+    for (;;) {
+        if (atomic_load(&gate->captures) > 0 && stream_is_capturing(stream, per_thread))
+            return passage; /* recorded, not run */
+        struct slot *slot = claim_slot(gate);
+        if (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
+            return passage; /* inside a launch of this very thread, whose passage covers this one */
+        uint64_t sequence = slot ? atomic_load_explicit(&slot->sequence, memory_order_relaxed) : 0;
+        if (slot != NULL)
+            atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_relaxed);
+        else
+            atomic_fetch_add(&gate->shared_inside, 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        uint32_t word = atomic_load(&gate->word);
+        if (word & GATE_OPEN) {
+            struct slot_stream unslotted = {0},
+                               *entry = slot ? gate_remembered(slot, gate_which(gate, stream, per_thread)) : &unslotted;
+            uint32_t closing = atomic_load(&gate->next_closing);
+            uint64_t deadline = atomic_load(&gate->deadline);
+            passage.slot = slot;
+            passage.gate = gate;
+            passage.stream = slot ? entry : NULL;
+            if (slot != NULL && word & GATE_METERED && meter_holds_back(gate, entry)) {
+                passage_abandon(&passage);
+                passage_wait_next(gate, closing, deadline);
+                passage.waited = atomic_load(&gate->next_closing) != closing;
+                continue;
+            }
+            if (!streams_register(streams, gate, stream_named(stream, per_thread), word, entry)) {
+                passage_abandon(&passage);
+                passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
+            }
+            meter_begin(gate, entry);
+            return passage;
+        }
+        if (slot != NULL)
+            atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
+        else
+            atomic_fetch_sub(&gate->shared_inside, 1);
+        wait_for_turn(gate, slot);
+        passage.waited = true;
+    }
+}
+
+void passage_abandon(struct passage *passage) {
+    struct gate *gate = passage->gate;
+    if (gate == NULL)
+        return;
+    passage->gate = NULL;
+    struct slot *slot = passage->slot;
+    if (slot == NULL)
+        atomic_fetch_sub(&gate->shared_inside, 1);
+    else
+        atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
+}
+
+/* It marks the closing to come, and not its slot: to the holder it is idle. */
+void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
+    for (;;) {
+        uint32_t word = atomic_load(&gate->word);
+        if (word == 0 || atomic_load(&gate->next_closing) != closing || atomic_load(&gate->deadline) > deadline)
+            return;
+        gate_want(gate, closing);
+        session_wake();
+        sys_wait(&gate->word, word, SYS_NEVER);
+    }
+}
+
+void passage_leave(struct passage *passage) {
+    struct gate *gate = passage->gate;
+    if (gate == NULL)
+        return;
+    struct slot *slot = passage->slot;
+    if (slot == NULL) {
+        atomic_fetch_add(&gate->shared_passed, 1);
+        atomic_fetch_sub(&gate->shared_inside, 1);
+        return;
+    }
+    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
+    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
+    if (passage->stream->metered)
+        meter_launched(gate, slot, passage->stream);
+}
+
+bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
+    struct slot_stream unremembered = {0};
+    return streams_register(streams, gate, stream_named(stream, per_thread), atomic_load(&gate->word), &unremembered);
+}

@@ -1,0 +1,218 @@
+/* What contexts take beyond what calls ask for: their own overhead, as the daemon has learnt it, once for each process
+ * and GPU, from its first context there to the end of its last; and what cuCtxSetLimit makes them set aside. What
+ * modules take is seen by the daemon alone.
+ */
+#include "wrappers/memory/contexts.h"
+
+#include "driver/entries.h"
+#include "memory/charge.h"
+#include "memory/credits.h"
+#include "memory/lock.h"
+#include "process/process.h"
+#include "wrappers/memory/linear.h"
+#include "wrappers/memory/virtual.h"
+
+enum { CONNECT_TIME_MS = 200 }; /* how long the first context waits to hear from the daemon what it takes */
+
+/* Counts a context that is about to be made. False: its overhead is not to be had. */
+static bool begin(int place) {
+    if (place < 0)
+        return true;
+    uint64_t until = 0;
+    struct gpu *gpu = &books()->gpus->gpus[place];
+    books_lock();
+    bool first = books()->contexts[place]++ == 0;
+    uint64_t bytes = gpu->context;
+    books_unlock();
+    while (first && bytes == 0 && !atomic_load(&books()->session->ready) && (until == 0 || sys_now() < until)) {
+        until = until ? until : sys_now() + CONNECT_TIME_MS * SYS_MS;
+        sys_wait(&books()->session->ready, 0, 10 * SYS_MS);
+    }
+    books_lock();
+    bytes = first ? gpu->context : 0;
+    books_unlock();
+    if (bytes > 0 && !credits_reserve(place, bytes)) {
+        books_lock();
+        books()->contexts[place]--;
+        books_unlock();
+        return false;
+    }
+    books_lock();
+    books()->overhead[place] += bytes;
+    books_unlock();
+    return true;
+}
+
+static void overhead_context_gone(int place) {
+    uint64_t bytes = 0;
+    if (place < 0)
+        return;
+    books_lock();
+    if (--books()->contexts[place] == 0) {
+        bytes = books()->overhead[place];
+        books()->overhead[place] = 0;
+    }
+    books_unlock();
+    credits_return(place, bytes);
+}
+
+void memory_forget_context(CUcontext context) {
+    struct holding *holding;
+    size_t at = 0;
+    do {
+        books_lock();
+        holding = holdings_take_of(&books()->holdings, context, &at);
+        books_unlock();
+        if (holding == NULL)
+            return;
+        enum holding_kind kind = holding->kind;
+        uint64_t key = holding->key;
+        int place = holding->place;
+        uncharge_end(holding, true);
+        if (kind == HOLDING_CONTEXT)
+            overhead_context_gone(place);
+        else if (kind == HOLDING_ARRAY)
+            virtual_array_gone((CUarray)key);
+    } while (true);
+}
+
+/* The context is there, or was already, or is not. */
+static void end(int place, bool made, CUcontext context) {
+    struct holdings *holdings = &books()->holdings;
+    bool counted = false;
+    if (place >= 0 && made) {
+        books_lock();
+        struct holding *holding = holdings_find(holdings, HOLDING_CONTEXT, (uintptr_t)context);
+        if ((holding == NULL || holding->context != context) && (holding = holdings_make(holdings)) != NULL) {
+            holding->kind = HOLDING_CONTEXT;
+            holding->key = (uintptr_t)context;
+            holding->context = context;
+            holding->place = (int8_t)place;
+            holdings_add(holdings, holding);
+            counted = true;
+        }
+        books_unlock();
+    }
+    if (!counted)
+        overhead_context_gone(place);
+}
+
+#define CREATE(symbol, context, device, ...)                                   \
+    CUresult result = process_enter();                                         \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                      \
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);           \
+    int place = gpus_place(books()->gpus, device);                        \
+    if (!begin(place))                                                         \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                       \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL); \
+    return result
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    CREATE(cuDevicePrimaryCtxRetain, context, device, context, device);
+}
+
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuCtxCreate, context, device, context, flags, device);
+}
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuCtxCreate_v2, context, device, context, flags, device);
+}
+
+EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *parameters, int count, unsigned int flags,
+                               CUdevice device) {
+    CREATE(cuCtxCreate_v3, context, device, context, parameters, count, flags, device);
+}
+
+EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags,
+                               CUdevice device) {
+    CREATE(cuCtxCreate_v4, context, device, context, parameters, flags, device);
+}
+
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+    CUcontext context = NULL;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
+    int place = gpus_place(books()->gpus, device);
+    if (!begin(place))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = HAS(cuGreenCtxCreate) ? DRIVER(cuGreenCtxCreate)(green, resources, device, flags) : CUDA_ERROR_NOT_FOUND;
+    bool known = result == CUDA_SUCCESS && HAS(cuCtxFromGreenCtx) &&
+                 DRIVER(cuCtxFromGreenCtx)(&context, *green) == CUDA_SUCCESS;
+    end(place, known, context);
+    return result;
+}
+
+/* What the context sets aside for a limit of that value. */
+static uint64_t set_aside(CUlimit limit, uint64_t value) {
+    CUdevice device;
+    int processors = 0, threads = 0;
+    if (limit != CU_LIMIT_STACK_SIZE)
+        return value;
+    if (!HAS(cuDeviceGetAttribute) || DRIVER(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
+        DRIVER(cuDeviceGetAttribute)(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+        DRIVER(cuDeviceGetAttribute)(&threads, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) !=
+            CUDA_SUCCESS)
+        return 0;
+    uint64_t most = (uint64_t)processors * (uint64_t)threads;
+    return most != 0 && value > UINT64_MAX / 2 / most ? UINT64_MAX / 2 : value * most;
+}
+
+static CUresult set_limit(CUlimit limit, size_t value) {
+    CUcontext context;
+    int place;
+    size_t before, after;
+    struct charge charge = {NULL};
+    CUresult result = memory_here(&context, &place);
+    if (result != CUDA_SUCCESS || place < 0 || !HAS(cuCtxGetLimit) ||
+        DRIVER(cuCtxGetLimit)(&before, limit) != CUDA_SUCCESS)
+        return DRIVER(cuCtxSetLimit)(limit, value);
+    uint64_t key = (uintptr_t)context ^ (uint64_t)limit << 48;
+    struct holding *held = uncharge_begin(HOLDING_LIMIT, key);
+    uint64_t held_bytes = held ? held->bytes : 0, base = held ? held->mark : set_aside(limit, before);
+    uint64_t wanted = set_aside(limit, value), bytes = wanted > base ? wanted - base : 0;
+    result = charge_begin(&charge, context, place, bytes > held_bytes ? bytes - held_bytes : 0);
+    if (result == CUDA_SUCCESS)
+        result = DRIVER(cuCtxSetLimit)(limit, value);
+    if (result != CUDA_SUCCESS) {
+        charge_end(&charge, false, HOLDING_LIMIT, key);
+        uncharge_end(held, false);
+        return result;
+    }
+    struct holding *now = charge.holding; /* one holding for both from here on */
+    uint64_t sum = held_bytes + now->bytes;
+    if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
+        wanted = set_aside(limit, after);
+        bytes = wanted > base ? wanted - base : 0;
+    }
+    if (bytes > sum)
+        credits_grow(place, bytes - sum);
+    else
+        credits_return(place, sum - bytes);
+    now->bytes = bytes;
+    now->mark = base;
+    charge_end(&charge, true, HOLDING_LIMIT, key);
+    if (held != NULL) {
+        books_lock();
+        holdings_drop(&books()->holdings, held);
+        books_unlock();
+    }
+    return result;
+}
+
+EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuCtxSetLimit))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    if (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE)
+        return DRIVER(cuCtxSetLimit)(limit, value);
+    lock(&books()->limit_lock);
+    result = set_limit(limit, value);
+    unlock(&books()->limit_lock);
+    return result;
+}

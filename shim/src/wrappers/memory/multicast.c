@@ -1,0 +1,170 @@
+/* Multicast objects: handles of no bytes of their own. What is bound to one stays in use until it is unbound, or the
+ * object has ended: its last handle is released and its last mapping gone.
+ */
+#include "memory/charge.h"
+#include "memory/lock.h"
+#include "driver/entries.h"
+#include "process/process.h"
+#include "wrappers/memory/virtual.h"
+
+void multicast_unbound(struct binding *bindings) {
+    for (struct binding *next; bindings != NULL; bindings = next) {
+        struct physical *bound = bindings->bound;
+        next = bindings->next;
+        books_lock();
+        bound->mappings--;
+        slab_give(&books()->binding_slab, bindings);
+        physical_end(bound);
+    }
+}
+
+EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CUmulticastObjectProp *properties) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMulticastCreate))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct holding *holding = physical_make(0, -1);
+    if (holding == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = DRIVER(cuMulticastCreate)(object, properties);
+    physical_made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *object : 0);
+    return result;
+}
+
+/* A call that binds, on its way. */
+struct binds {
+    struct physical *object;
+    struct binding *bindings; /* each counts as a mapping already */
+};
+
+/* One more. With the lock. False: the kernel gives no memory. */
+static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64_t bytes) {
+    struct binding *binding = slab_take(&books()->binding_slab, sizeof *binding);
+    if (binding == NULL)
+        return false;
+    *binding = (struct binding){.next = binds->bindings, .bound = bound, .at = at, .bytes = bytes};
+    binds->bindings = binding;
+    bound->mappings++;
+    return true;
+}
+
+static void end(struct binds *binds, bool bound) {
+    struct binding *bindings = binds->bindings;
+    if (binds->object == NULL)
+        return;
+    books_lock();
+    if (bound && bindings != NULL) {
+        struct binding *last = bindings;
+        while (last->next != NULL)
+            last = last->next;
+        last->next = binds->object->bindings;
+        binds->object->bindings = bindings;
+        bindings = NULL;
+    }
+    binds->object->pins--;
+    physical_end(binds->object);
+    multicast_unbound(bindings);
+}
+
+static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle object, uint64_t at,
+                             CUmemGenericAllocationHandle handle, uint64_t bytes) {
+    *binds = (struct binds){0};
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    books_lock();
+    struct physical *bound = physical_of(handle);
+    binds->object = physical_of(object);
+    if (binds->object != NULL)
+        binds->object->pins++;
+    bool room = binds->object == NULL || bound == NULL || add(binds, bound, at, bytes);
+    books_unlock();
+    if (!room)
+        end(binds, false);
+    return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* The range may lie in several mappings. */
+static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle object, uint64_t at, uint64_t address,
+                              uint64_t bytes) {
+    *binds = (struct binds){0};
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    books_lock();
+    bool room = true;
+    binds->object = physical_of(object);
+    if (binds->object != NULL)
+        binds->object->pins++;
+    for (uint64_t done = 0, left = 0; binds->object != NULL && room && done < bytes; done += left) {
+        struct physical *bound = physical_at(address + done, &left);
+        if (bound == NULL)
+            break;
+        left = left < bytes - done ? left : bytes - done;
+        room = add(binds, bound, at + done, left);
+    }
+    books_unlock();
+    if (!room)
+        end(binds, false);
+    return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define BIND(begin_call, symbol, ...)                                          \
+    struct binds binds;                                                        \
+    CUresult result = begin_call;                                              \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+    end(&binds, result == CUDA_SUCCESS);                                       \
+    return result
+
+EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t at, CUmemGenericAllocationHandle handle,
+                                   size_t offset, size_t size, unsigned long long flags) {
+    BIND(begin_memory(&binds, object, at, handle, size), cuMulticastBindMem, object, at, handle, offset, size, flags);
+}
+
+EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t at,
+                                      CUmemGenericAllocationHandle handle, size_t offset, size_t size,
+                                      unsigned long long flags) {
+    BIND(begin_memory(&binds, object, at, handle, size), cuMulticastBindMem_v2, object, device, at, handle, offset,
+         size, flags);
+}
+
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t at, CUdeviceptr address, size_t size,
+                                    unsigned long long flags) {
+    BIND(begin_address(&binds, object, at, address, size), cuMulticastBindAddr, object, at, address, size, flags);
+}
+
+EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUdevice device, size_t at,
+                                       CUdeviceptr address, size_t size, unsigned long long flags) {
+    BIND(begin_address(&binds, object, at, address, size), cuMulticastBindAddr_v2, object, device, at, address, size,
+         flags);
+}
+
+/* Of that GPU, within that range. */
+EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
+    struct binds binds = {0};
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    int place = gpus_place(books()->gpus, device);
+    books_lock();
+    binds.object = physical_of(object);
+    if (binds.object != NULL)
+        binds.object->pins++;
+    for (struct binding **link = binds.object ? &binds.object->bindings : NULL; link != NULL && *link != NULL;) {
+        struct binding *binding = *link;
+        bool elsewhere = binding->bound->place >= 0 && binding->bound->place != place;
+        if (elsewhere || binding->at < from || binding->bytes > size ||
+            binding->at - from > size - binding->bytes) {
+            link = &binding->next;
+            continue;
+        }
+        *link = binding->next;
+        binding->next = binds.bindings;
+        binds.bindings = binding;
+    }
+    books_unlock();
+    result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
+    end(&binds, result != CUDA_SUCCESS); /* as they were, or gone */
+    return result;
+}

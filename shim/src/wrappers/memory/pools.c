@@ -1,0 +1,187 @@
+/* Stream-ordered allocation: cuMemAllocAsync and memory pools. A pool counts by what it reserves of the device, in use
+ * or not. An allocation that a stream capture records becomes a node of its graph: see graphmem.c. What was
+ * imported is paid for by the process that made it.
+ */
+#include "driver/entries.h"
+#include "driver/own_calls.h"
+#include "wrappers/memory/graphmem.h"
+#include "memory/pool_memory.h"
+#include "memory/charge.h"
+#include "memory/lock.h"
+#include "process/process.h"
+#include "wrappers/memory/linear.h"
+
+/* The device that a stream is on. */
+static CUresult device_of(CUstream stream, CUdevice *device) {
+    CUcontext context, current, popped;
+    CUresult result = DRIVER(cuCtxGetCurrent)(&current);
+    if (result != CUDA_SUCCESS || stream_is_default(stream) || !HAS(cuStreamGetCtx) || !HAS(cuCtxGetDevice))
+        return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
+    result = DRIVER(cuStreamGetCtx)(stream, &context);
+    if (result != CUDA_SUCCESS || context == current)
+        return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
+    result = DRIVER(cuCtxPushCurrent_v2)(context);
+    if (result == CUDA_SUCCESS) {
+        result = DRIVER(cuCtxGetDevice)(device);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    return result;
+}
+
+/* growth->growing stays NULL where nothing is counted: then the driver has the word. */
+static CUresult begin(struct growth *growth, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
+                      bool per_thread) {
+    CUdevice device;
+    growth->growing = NULL;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
+        return result;
+    bool capturing = atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
+    CUstreamCaptureMode mode = own_calls_begin();
+    struct growing *growing = NULL;
+    if (device_of(stream, &device) == CUDA_SUCCESS) {
+        if (capturing)
+            graphmem_expect(device);
+        else if (pool != NULL || (HAS(cuDeviceGetMemPool) && DRIVER(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS))
+            growing = growing_find(pool, device);
+    }
+    own_calls_end(mode);
+    if (growing == NULL || growing->origin == POOL_ELSEWHERE)
+        return CUDA_SUCCESS;
+    return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), REUSE_UNKNOWN)
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* More was taken than there is: the allocation goes back, and what the pool took for it. */
+static void undo(const struct growing *growing, CUdeviceptr address, CUstream stream, bool per_thread) {
+    CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
+    CUstreamCaptureMode mode = own_calls_begin();
+    if (free != NULL)
+        free(address, stream);
+    if (HAS(cuMemPoolTrimTo))
+        DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
+    own_calls_end(mode);
+}
+
+static CUresult end(struct growth *growth, CUresult result, const CUdeviceptr *address, CUstream stream,
+                    bool per_thread) {
+    if (growth->growing == NULL || growing_end(growth))
+        return result;
+    if (result == CUDA_SUCCESS)
+        undo(growth->growing, *address, stream, per_thread);
+    growing_close(growth);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                                \
+    struct growth growth;                                                            \
+    CUresult result = begin(&growth, address, bytes, pool, stream, per_thread);      \
+    if (result != CUDA_SUCCESS)                                                      \
+        return result;                                                               \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;       \
+    return end(&growth, result, address, stream, per_thread)
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocAsync, NULL, false, address, bytes, stream);
+}
+
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, NULL, true, address, bytes, stream);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync, pool, false, address, bytes, pool, stream);
+}
+
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, pool, true, address, bytes, pool, stream);
+}
+
+typedef CUresult (*free_call)(CUdeviceptr, CUstream);
+typedef CUresult (*wait_call)(CUstream);
+
+/* What is no pool's may be freed so too. It is in use until the stream has come there: that is waited for, as cuMemFree
+ * does. */
+static CUresult free_async(free_call call, wait_call wait, CUdeviceptr address, CUstream stream) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);
+    result = call != NULL ? call(address, stream) : CUDA_ERROR_NOT_FOUND;
+    if (holding != NULL && result == CUDA_SUCCESS && wait != NULL) {
+        CUstreamCaptureMode mode = own_calls_begin();
+        wait(stream);
+        own_calls_end(mode);
+    }
+    uncharge_end(holding, result == CUDA_SUCCESS);
+    return result;
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
+    return free_async(DRIVER(cuMemFreeAsync), DRIVER(cuStreamSynchronize), address, stream);
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    return free_async(DRIVER(cuMemFreeAsync_ptsz), DRIVER(cuStreamSynchronize_ptsz), address, stream);
+}
+
+/* Whether a pool of these properties takes device memory, and of which device. */
+static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
+    switch ((int)properties->location.type) {
+    case CU_MEM_LOCATION_TYPE_HOST:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
+    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return false;
+    case CU_MEM_LOCATION_TYPE_DEVICE: *device = properties->location.id; return true;
+    default: /* managed memory without a home: on the device that is current */
+        if (!HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(device) != CUDA_SUCCESS)
+            *device = 0;
+        return true;
+    }
+}
+
+/* Makes a pool known that the driver has just made; if there is no room for that, it goes again. */
+static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
+    if (growing_pool(pool, device, origin, most) != NULL)
+        return CUDA_SUCCESS;
+    DRIVER(cuMemPoolDestroy)(pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    CUdevice device = 0;
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolCreate) ? DRIVER(cuMemPoolCreate)(pool, properties) : CUDA_ERROR_NOT_FOUND;
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool counts = of_device(properties, &device);
+    return known(*pool, device, counts ? POOL_MADE : POOL_ELSEWHERE, properties->maxSize);
+}
+
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *from, CUmemAllocationHandleType type,
+                                                   unsigned long long flags) {
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolImportFromShareableHandle)
+                     ? DRIVER(cuMemPoolImportFromShareableHandle)(pool, from, type, flags)
+                     : CUDA_ERROR_NOT_FOUND;
+    return result == CUDA_SUCCESS ? known(*pool, 0, POOL_ELSEWHERE, 0) : result;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemPoolDestroy))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct growing *growing = growing_made(pool);
+    return growing != NULL ? growing_destroy(growing) : DRIVER(cuMemPoolDestroy)(pool);
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
+    CUresult result = process_enter();
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuMemPoolTrimTo) ? DRIVER(cuMemPoolTrimTo)(pool, keep) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        growing_refresh(-1);
+    return result;
+}

@@ -1,0 +1,380 @@
+/* Virtual memory management: physical memory (cuMemCreate) that handles and mappings refer to.
+ *
+ * Guarantees: its bytes are in use from before it is made until the last handle is released and the last mapping, into
+ * an address range or into a sparse array, is gone, in whatever order. What was imported from another process is paid
+ * for by the process that made it.
+ */
+#include "memory/charge.h"
+#include "memory/lock.h"
+#include "memory/credits.h"
+#include "driver/entries.h"
+#include "process/process.h"
+#include "wrappers/memory/virtual.h"
+
+enum { STEP = 2 << 20 }; /* mappings begin and end at multiples of this */
+
+struct physical *physical_of(CUmemGenericAllocationHandle handle) {
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
+    return holding != NULL ? holding->physical : NULL;
+}
+
+void physical_end(struct physical *physical) {
+    uint64_t bytes = 0;
+    int place = -1;
+    struct binding *bindings = NULL;
+    if (physical != NULL && physical->handles + physical->mappings + physical->pins == 0) {
+        bytes = physical->bytes;
+        place = physical->place;
+        bindings = physical->bindings;
+        slab_give(&books()->physical_slab, physical);
+    }
+    books_unlock();
+    if (place >= 0)
+        credits_return(place, bytes);
+    multicast_unbound(bindings);
+}
+
+struct holding *physical_make(uint64_t bytes, int place) {
+    books_lock();
+    struct holding *holding = holdings_make(&books()->holdings);
+    struct physical *physical = holding ? slab_take(&books()->physical_slab, sizeof *physical) : NULL;
+    if (physical != NULL) {
+        *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1};
+        holding->kind = HOLDING_HANDLE;
+        holding->place = (int8_t)place;
+        holding->physical = physical;
+    } else if (holding != NULL) {
+        holdings_drop(&books()->holdings, holding);
+        holding = NULL;
+    }
+    books_unlock();
+    return holding;
+}
+
+void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
+    struct physical *physical = holding->physical;
+    books_lock();
+    physical->pins--;
+    if (made) {
+        physical->handles++;
+        holding->key = handle;
+        holdings_add(&books()->holdings, holding);
+    } else {
+        holdings_drop(&books()->holdings, holding);
+    }
+    physical_end(physical);
+}
+
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                            unsigned long long flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemCreate))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    if (handle == NULL || size == 0 || prop == NULL || prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+        prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+        prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+        return DRIVER(cuMemCreate)(handle, size, prop, flags);
+    int place = gpus_place(books()->gpus, prop->location.id);
+    if (place < 0 && gpus_ungated(books()->gpus))
+        return DRIVER(cuMemCreate)(handle, size, prop, flags);
+    struct holding *holding = place < 0 ? NULL : physical_make(size, place);
+    if (holding == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!credits_reserve(place, size)) {
+        holding->physical->bytes = 0; /* nothing to give back */
+        physical_made(holding, false, 0);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    result = DRIVER(cuMemCreate)(handle, size, prop, flags);
+    physical_made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
+    return result;
+}
+
+/* Of no bytes of this process's own; an import of its own memory may come under the handle that it has. */
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
+                                               CUmemAllocationHandleType type) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemImportFromShareableHandle))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct holding *holding = physical_make(0, -1);
+    if (holding == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
+    books_lock();
+    struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
+    if (known != NULL)
+        known->handles++;
+    books_unlock();
+    bool fresh = result == CUDA_SUCCESS && known == NULL;
+    physical_made(holding, fresh, fresh ? *handle : 0);
+    return result;
+}
+
+struct physical *physical_at(uint64_t address, uint64_t *left) {
+    uint64_t at = address & ~(uint64_t)(STEP - 1);
+    for (uint64_t back = 0; back < books()->largest_mapping && at != 0; back += STEP, at -= STEP) {
+        struct holding *holding = holdings_find(&books()->holdings, HOLDING_MAPPING, at);
+        if (holding == NULL)
+            continue;
+        bool inside = address - at < holding->bytes;
+        *left = inside ? holding->bytes - (address - at) : 0;
+        return inside ? holding->physical : NULL;
+    }
+    return NULL;
+}
+
+/* One more reference, by a handle that need not be known. With the lock. */
+static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct holding *spare) {
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
+    if (holding != NULL) {
+        holding->physical->handles++;
+    } else if (physical != NULL) {
+        *spare = (struct holding){.kind = HOLDING_HANDLE, .key = handle, .place = -1, .physical = physical};
+        holdings_add(&books()->holdings, spare);
+        physical->handles++;
+        return;
+    }
+    holdings_drop(&books()->holdings, spare);
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
+    uint64_t left;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemRetainAllocationHandle))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    books_lock();
+    struct holding *spare = holdings_make(&books()->holdings);
+    struct physical *physical = spare ? physical_at((uintptr_t)address, &left) : NULL;
+    if (physical != NULL)
+        physical->pins++;
+    books_unlock();
+    if (spare == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
+    books_lock();
+    if (physical != NULL)
+        physical->pins--;
+    if (result == CUDA_SUCCESS)
+        know(*handle, physical, spare);
+    else
+        holdings_drop(&books()->holdings, spare);
+    physical_end(physical);
+    return result;
+}
+
+/* Taken back before the driver does it: it may give the handle to another at once. */
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    books_lock();
+    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
+    struct physical *physical = holding ? holding->physical : NULL;
+    bool last = physical != NULL && physical->handles == 1;
+    if (physical != NULL) {
+        physical->handles--;
+        physical->pins++;
+    }
+    if (last)
+        holdings_take(&books()->holdings, HOLDING_HANDLE, handle);
+    books_unlock();
+    result = DRIVER(cuMemRelease)(handle);
+    books_lock();
+    if (physical != NULL) {
+        physical->pins--;
+        physical->handles += result != CUDA_SUCCESS;
+    }
+    if (last && result == CUDA_SUCCESS)
+        holdings_drop(&books()->holdings, holding);
+    else if (last)
+        holdings_add(&books()->holdings, holding);
+    physical_end(physical);
+    return result;
+}
+
+/* A mapping on its way; not counted when the handle is unknown. */
+struct mapping {
+    struct holding *holding;
+    struct physical *physical;
+};
+
+static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
+    books_lock();
+    struct holding *of = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
+    mapping->physical = of ? of->physical : NULL;
+    mapping->holding = of ? holdings_make(&books()->holdings) : NULL;
+    if (mapping->holding != NULL)
+        mapping->physical->pins++;
+    books_unlock();
+    return of == NULL || mapping->holding != NULL;
+}
+
+static void end_mapping(struct mapping *mapping, bool made, struct holding holding) {
+    struct physical *physical = mapping->physical;
+    if (physical == NULL)
+        return;
+    books_lock();
+    physical->pins--;
+    physical->mappings += made;
+    books()->sparse += made && holding.kind == HOLDING_SPARSE;
+    if (made && holding.bytes > books()->largest_mapping)
+        books()->largest_mapping = holding.bytes;
+    holding.physical = physical;
+    holding.place = -1;
+    *mapping->holding = holding;
+    if (made)
+        holdings_add(&books()->holdings, mapping->holding);
+    else
+        holdings_drop(&books()->holdings, mapping->holding);
+    physical_end(physical);
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                         unsigned long long flags) {
+    struct mapping mapping;
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemMap))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    if (!begin_mapping(&mapping, handle))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = DRIVER(cuMemMap)(address, size, offset, handle, flags);
+    end_mapping(&mapping, result == CUDA_SUCCESS,
+                (struct holding){.kind = HOLDING_MAPPING, .key = address, .bytes = size});
+    return result;
+}
+
+/* Addresses. */
+struct range {
+    uint64_t from, size;
+};
+
+static bool begins_in(const struct holding *holding, const void *of) {
+    const struct range *range = of;
+    return holding->kind == HOLDING_MAPPING && holding->key - range->from < range->size;
+}
+
+/* Takes out the mappings that begin in a range; they come as a list. */
+static struct holding *take_range(uint64_t address, uint64_t size) {
+    struct holdings *holdings = &books()->holdings;
+    struct holding *list = NULL;
+    books_lock();
+    if (size / STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
+        list = holdings_take_all(holdings, begins_in, &(struct range){address, size});
+    } else {
+        for (uint64_t done = 0; done < size;) {
+            struct holding *holding = holdings_take(holdings, HOLDING_MAPPING, address + done);
+            done += holding && holding->bytes ? holding->bytes : STEP;
+            if (holding != NULL) {
+                holding->next = list;
+                list = holding;
+            }
+        }
+    }
+    books_unlock();
+    return list;
+}
+
+/* The mapping is gone, and counts no more. */
+static void unmapped(struct holding *holding) {
+    struct physical *physical = holding->physical;
+    books_lock();
+    physical->mappings--;
+    books()->sparse -= holding->kind == HOLDING_SPARSE;
+    holdings_drop(&books()->holdings, holding);
+    physical_end(physical);
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemUnmap))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct holding *list = take_range(address, size);
+    result = DRIVER(cuMemUnmap)(address, size);
+    for (struct holding *next; list != NULL; list = next) {
+        next = list->next;
+        if (result == CUDA_SUCCESS) {
+            unmapped(list);
+        } else {
+            books_lock();
+            holdings_add(&books()->holdings, list);
+            books_unlock();
+        }
+    }
+    return result;
+}
+
+/* Which part of which array, as one number. */
+static uint64_t part(const CUarrayMapInfo *map) {
+    uint64_t words[12] = {(uintptr_t)map->resource.array, (uint64_t)map->subresourceType};
+    if (map->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
+        words[2] = map->subresource.miptail.layer;
+        words[3] = map->subresource.miptail.offset;
+        words[4] = map->subresource.miptail.size;
+    } else {
+        words[2] = map->subresource.sparseLevel.level;
+        words[3] = map->subresource.sparseLevel.layer;
+        words[4] = map->subresource.sparseLevel.offsetX;
+        words[5] = map->subresource.sparseLevel.offsetY;
+        words[6] = map->subresource.sparseLevel.offsetZ;
+        words[7] = map->subresource.sparseLevel.extentWidth;
+        words[8] = map->subresource.sparseLevel.extentHeight;
+        words[9] = map->subresource.sparseLevel.extentDepth;
+    }
+    uint64_t hash = 0;
+    for (unsigned i = 0; i < sizeof words / sizeof *words; i++)
+        hash = (hash ^ words[i]) * 0x9e3779b97f4a7c15ull + (hash >> 29);
+    return hash;
+}
+
+/* The parts that were mapped before refer to their memory until they are unmapped as they were mapped, or mapped anew,
+ * or the array is gone: too long rather than too short. */
+static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream), CUarrayMapInfo *list, unsigned count,
+                          CUstream stream) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || call == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct mapping *mappings = list && count ? sys_map(count * sizeof *mappings) : NULL;
+    if (list != NULL && count != 0 && mappings == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (unsigned i = 0; mappings != NULL && i < count; i++)
+        if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
+            !begin_mapping(&mappings[i], list[i].memHandle.memHandle))
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        result = call(list, count, stream);
+    for (unsigned i = 0; mappings != NULL && i < count; i++) {
+        uint64_t key = part(&list[i]);
+        struct holding *before = result == CUDA_SUCCESS ? uncharge_begin(HOLDING_SPARSE, key) : NULL;
+        if (mappings[i].holding != NULL)
+            end_mapping(&mappings[i], result == CUDA_SUCCESS,
+                        (struct holding){.kind = HOLDING_SPARSE, .key = key, .array = list[i].resource.array});
+        if (before != NULL)
+            unmapped(before);
+    }
+    sys_unmap(mappings, count * sizeof *mappings);
+    return result;
+}
+
+EXPORT CUresult cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    return map_array(DRIVER(cuMemMapArrayAsync), list, count, stream);
+}
+
+EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream) {
+    return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
+}
+
+static bool in_array(const struct holding *holding, const void *array) {
+    return holding->kind == HOLDING_SPARSE && holding->array == array;
+}
+
+void virtual_array_gone(CUarray array) {
+    struct holding *list = NULL;
+    books_lock();
+    if (books()->sparse > 0)
+        list = holdings_take_all(&books()->holdings, in_array, array);
+    books_unlock();
+    for (struct holding *next; list != NULL; list = next) {
+        next = list->next;
+        unmapped(list);
+    }
+}

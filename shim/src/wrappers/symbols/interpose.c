@@ -1,0 +1,165 @@
+/* dlsym and dlvsym: what they find in libcuda comes out as the hook's wrapper.
+ *
+ * Both end in a jump to the next one (the C library's, or that of another library preloaded behind the hook), with the
+ * caller's return address in its place: with RTLD_NEXT the C library goes by that address, and a forwarding call would
+ * make it search behind the hook instead of behind the caller.
+ */
+#include "driver/entries.h"
+#include "wrappers/memory/nvml.h"
+#include "base/elf.h"
+#include "base/sys.h"
+#include "wrappers/symbols/wrapper_table.h"
+
+/* What the jump needs from the C code: the answer, or that there is none and the real function shall answer. */
+struct verdict {
+    void *answer;
+    long decided;
+};
+
+struct lookup {
+    void *handle;
+    const char *symbol, *version; /* version: of dlvsym only */
+    const void *caller;
+    void *real; /* NULL: there is nobody to ask */
+    bool versioned;
+};
+
+__attribute__((visibility("hidden"), used)) void *interpose_real_dlsym, *interpose_real_dlvsym;
+
+static const struct verdict undecided;
+
+static void *ask(const struct lookup *lookup, const char *symbol) {
+    return lookup->versioned ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol,
+                                                                                           lookup->version)
+                             : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
+}
+
+/* NULL, with something for dlerror to say: programs print it without looking. */
+static struct verdict refuse(const struct lookup *lookup) {
+    ask(lookup, "(a function of libcuda that is not to be had)");
+    return (struct verdict){NULL, true};
+}
+
+/* RTLD_DEFAULT and RTLD_NEXT follow the order of the loaded objects. The hook stands in it like any other library: who
+ * was preloaded before it comes first. Only where the search would begin behind the hook it answers itself, or the
+ * driver's own function would come out. */
+static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
+    const void *hook = (const void *)by_order;
+    bool next = lookup->handle == (void *)-1l;
+    if (!entries_load() || entries_driver[entry] == NULL)
+        return refuse(lookup);
+    if (object_precedes(entries_driver[entry], hook) || (next && !object_precedes(lookup->caller, hook)))
+        return (struct verdict){wrapper_of(entry), true};
+    return undecided;
+}
+
+/* What is found in NVML's library comes out as the hook's function; what is found elsewhere stays as it is. */
+static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
+    const void *hook = (const void *)by_order;
+    bool next = lookup->handle == (void *)-1l;
+    void *theirs = nvml_real(lookup->symbol);
+    if (lookup->handle == NULL || next) {
+        if (theirs == NULL)
+            return refuse(lookup);
+        if (object_precedes(theirs, hook) || (next && !object_precedes(lookup->caller, hook)))
+            return (struct verdict){wrapper, true};
+        return undecided;
+    }
+    void *found = ask(lookup, lookup->symbol);
+    return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
+}
+
+static struct verdict decide(const struct lookup *lookup) {
+    if (lookup->real == NULL)
+        return (struct verdict){NULL, true};
+    void *in_place_of_nvml = nvml_wrapper(lookup->symbol);
+    if (in_place_of_nvml != NULL)
+        return decide_nvml(lookup, in_place_of_nvml);
+    enum entry entry = entries_exported(lookup->symbol);
+    if (entry == ENTRY_COUNT)
+        return undecided;
+    if (lookup->handle == NULL || lookup->handle == (void *)-1l) /* RTLD_DEFAULT, RTLD_NEXT */
+        return by_order(lookup, entry);
+    if (!entries_load())
+        return undecided;
+    /* The C library itself: a dlsym behind the hook might put its own function in front of the driver's. */
+    struct lookup driver = *lookup;
+    void *libc = object_libc_symbol(lookup->versioned ? "dlvsym" : "dlsym");
+    driver.real = libc != NULL ? libc : lookup->real;
+    void *found = ask(&driver, lookup->symbol);
+    if (found != NULL && found == entries_driver[entry])
+        return (struct verdict){wrapper_of(entry), true};
+    if (!entries_must_pass(entry) || !object_holds(found, DRIVER_FILE))
+        return (struct verdict){found, true};
+    if (entries_first_refusal(entry))
+        sys_say(lookup->symbol, " of a second libcuda is not handed out: only one driver at a time is gated", NULL);
+    return refuse(lookup);
+}
+
+static void *real(void **known, const char *name) {
+    void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
+    if (found == NULL) {
+        found = object_next_symbol(name);
+        __atomic_store_n(known, found, __ATOMIC_RELAXED);
+    }
+    return found;
+}
+
+__attribute__((visibility("hidden"), used)) struct verdict interpose_dlsym(void *handle, const char *symbol,
+                                                                           const char *unused, const void *caller) {
+    (void)unused;
+    return decide(&(struct lookup){.handle = handle,
+                                   .symbol = symbol,
+                                   .caller = caller,
+                                   .real = real(&interpose_real_dlsym, "dlsym")});
+}
+
+__attribute__((visibility("hidden"), used)) struct verdict interpose_dlvsym(void *handle, const char *symbol,
+                                                                            const char *version, const void *caller) {
+    return decide(&(struct lookup){.handle = handle,
+                                   .symbol = symbol,
+                                   .version = version,
+                                   .caller = caller,
+                                   .real = real(&interpose_real_dlvsym, "dlvsym"),
+                                   .versioned = true});
+}
+
+/* The C code takes the caller as its fourth argument, behind those of dlvsym. */
+#if defined(__x86_64__)
+#define TAIL(name)                                                      \
+    __asm__(".pushsection .text\n"                                      \
+            ".globl " #name "\n.type " #name ",@function\n" #name ":\n" \
+            "  .cfi_startproc\n"                                        \
+            "  endbr64\n"                                               \
+            "  push %rdi\n  .cfi_adjust_cfa_offset 8\n"                 \
+            "  push %rsi\n  .cfi_adjust_cfa_offset 8\n"                 \
+            "  push %rdx\n  .cfi_adjust_cfa_offset 8\n"                 \
+            "  mov 24(%rsp), %rcx\n"                                    \
+            "  call interpose_" #name "\n"                              \
+            "  test %rdx, %rdx\n"                                       \
+            "  pop %rdx\n  .cfi_adjust_cfa_offset -8\n"                 \
+            "  pop %rsi\n  .cfi_adjust_cfa_offset -8\n"                 \
+            "  pop %rdi\n  .cfi_adjust_cfa_offset -8\n"                 \
+            "  jz 1f\n  ret\n"                                          \
+            "1: jmp *interpose_real_" #name "(%rip)\n"                  \
+            "  .cfi_endproc\n"                                          \
+            ".size " #name ", .-" #name "\n.popsection")
+#elif defined(__aarch64__)
+#define TAIL(name)                                                                                                \
+    __asm__(".pushsection .text\n"                                                                                \
+            ".globl " #name "\n.type " #name ",%function\n" #name ":\n"                                           \
+            "  .cfi_startproc\n"                                                                                  \
+            "  hint #34\n" /* bti c */                                                                            \
+            "  stp x29, x30, [sp, #-48]!\n  .cfi_def_cfa_offset 48\n  .cfi_offset 29, -48\n  .cfi_offset 30, -40\n" \
+            "  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"                                       \
+            "  bl interpose_" #name "\n"                                                                          \
+            "  cbz x1, 1f\n"                                                                                      \
+            "  ldp x29, x30, [sp], #48\n  ret\n"                                                                  \
+            "1: ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                          \
+            "  adrp x16, interpose_real_" #name "\n  ldr x16, [x16, #:lo12:interpose_real_" #name "]\n  br x16\n" \
+            "  .cfi_endproc\n"                                                                                    \
+            ".size " #name ", .-" #name "\n.popsection")
+#endif
+
+TAIL(dlsym);
+TAIL(dlvsym);

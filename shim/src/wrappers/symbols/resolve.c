@@ -1,0 +1,46 @@
+/* Both forms of cuGetProcAddress: the driver answers first, by its own rules of versions and streams; then its function
+ * is replaced by the hook's wrapper of that very function. A name that is gated never comes out under a pointer that the
+ * hook does not know: it is not found.
+ */
+#include "driver/entries.h"
+#include "base/sys.h"
+#include "wrappers/symbols/wrapper_table.h"
+
+/* Whether there is something to hand out. */
+static bool replace(const char *name, void **function) {
+    if (function == NULL || *function == NULL)
+        return true;
+    enum entry entry = entries_behind(name, *function);
+    if (entry != ENTRY_COUNT) {
+        *function = wrapper_of(entry);
+        return true;
+    }
+    entry = entries_gated_name(name);
+    if (entry == ENTRY_COUNT)
+        return true;
+    *function = NULL;
+    if (entries_first_refusal(entry))
+        sys_say("the driver's ", name, " of this version is unknown to the hook and therefore not found", NULL);
+    return false;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags) {
+    if (!entries_load() || !HAS(cuGetProcAddress))
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
+    return result != CUDA_SUCCESS || replace(name, function) ? result : CUDA_ERROR_NOT_FOUND;
+}
+
+/* Not found is a status here, and an error only for who does not ask for it. */
+EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
+                                    CUdriverProcAddressQueryResult *status) {
+    if (!entries_load() || !HAS(cuGetProcAddress_v2))
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
+    if (result != CUDA_SUCCESS || replace(name, function))
+        return result;
+    if (status == NULL)
+        return CUDA_ERROR_NOT_FOUND;
+    *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,10 @@
+/* The hook's wrapper of each entry point. */
+#ifndef SHAREPOD_WRAPPER_TABLE_H
+#define SHAREPOD_WRAPPER_TABLE_H
+
+#include "driver/entries.h"
+
+/* Returns the wrapper of an entry; NULL for what the hook only calls. */
+void *wrapper_of(enum entry entry);
+
+#endif

@@ -1,0 +1,109 @@
+/* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open
+ * the drain keeps away from calls that would invalidate it. A capture is noted before the driver is asked to begin it,
+ * so that none begins in the middle of a drain, and no lock is held meanwhile: the driver may call the program back.
+ */
+#include "driver/own_calls.h"
+#include "process/process.h"
+#include "time/streams.h"
+
+struct beginning {
+    CUresult refused; /* not CUDA_SUCCESS: the call's result */
+    struct open_capture capture;
+};
+
+/* What was launched into the context's streams is fenced: a capturing stream can't be asked for it, nor one that joins
+ * it. */
+static struct beginning begin(CUstream stream, bool per_thread) {
+    struct beginning beginning = {.refused = process_enter()};
+    if (beginning.refused != CUDA_SUCCESS)
+        return beginning;
+    struct streams *streams = &the_process->streams;
+    beginning.capture.context = context_of_stream(stream);
+    beginning.capture.stream = stream_named(stream, per_thread);
+    lock(&streams->lock);
+    if (!rows_room(&streams->captures, sizeof beginning.capture)) {
+        unlock(&streams->lock);
+        beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
+        return beginning;
+    }
+    for (unsigned i = 0, count = streams->streams.count; i < count; i++)
+        if (streams_stream(streams, i)->context == beginning.capture.context && streams_stream(streams, i)->pending)
+            streams_fence(streams, i);
+    *streams_capture(streams, streams->captures.count) = beginning.capture;
+    gate_set_captures(&the_process->gate, ++streams->captures.count);
+    unlock(&streams->lock);
+    return beginning;
+}
+
+/* `context` NULL: of whatever context. */
+static void forget(CUcontext context, CUstream stream) {
+    struct streams *streams = &the_process->streams;
+    lock(&streams->lock);
+    for (unsigned i = streams->captures.count; i > 0; i--) {
+        const struct open_capture *capture = streams_capture(streams, i - 1);
+        if (capture->stream == stream && (context == NULL || capture->context == context)) {
+            streams_forget_capture(streams, &the_process->gate, i - 1);
+            break;
+        }
+    }
+    unlock(&streams->lock);
+}
+
+static CUresult begun(const struct beginning *beginning, CUresult result) {
+    if (result != CUDA_SUCCESS)
+        forget(beginning->capture.context, beginning->capture.stream);
+    return result;
+}
+
+static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
+    switch (result) {
+    case CUDA_ERROR_ILLEGAL_STATE:
+    case CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD:
+    case CUDA_ERROR_STREAM_CAPTURE_UNMATCHED:
+    case CUDA_ERROR_NOT_FOUND: return result; /* the capture, if there is one, goes on */
+    default:
+        forget(stream_is_default(stream) ? context_of_stream(stream) : NULL, stream_named(stream, per_thread));
+        return result;
+    }
+}
+
+#define BEGIN(symbol, per_thread, parameters, ...)                                                     \
+    EXPORT CUresult symbol parameters {                                                                \
+        struct beginning beginning = begin(stream, per_thread);                                        \
+        if (beginning.refused != CUDA_SUCCESS)                                                         \
+            return beginning.refused;                                                                  \
+        return begun(&beginning, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND);    \
+    }
+
+#define END(symbol, per_thread, parameters, ...)                                                            \
+    EXPORT CUresult symbol parameters {                                                                     \
+        CUresult refused = process_enter();                                                                 \
+        if (refused != CUDA_SUCCESS)                                                                        \
+            return refused;                                                                                 \
+        return ended(stream, per_thread, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND); \
+    }
+
+BEGIN(cuStreamBeginCapture, false, (CUstream stream), stream)
+BEGIN(cuStreamBeginCapture_ptsz, true, (CUstream stream), stream)
+BEGIN(cuStreamBeginCapture_v2, false, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
+BEGIN(cuStreamBeginCapture_v2_ptsz, true, (CUstream stream, CUstreamCaptureMode mode), stream, mode)
+BEGIN(cuStreamBeginCaptureToGraph, false,
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+       CUstreamCaptureMode mode),
+      stream, graph, nodes, edges, count, mode)
+BEGIN(cuStreamBeginCaptureToGraph_ptsz, true,
+      (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const CUgraphEdgeData *edges, size_t count,
+       CUstreamCaptureMode mode),
+      stream, graph, nodes, edges, count, mode)
+BEGIN(cuStreamBeginRecaptureToGraph, false,
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument),
+      stream, mode, graph, callback, argument)
+BEGIN(cuStreamBeginRecaptureToGraph_ptsz, true,
+      (CUstream stream, CUstreamCaptureMode mode, CUgraph graph, CUgraphRecaptureCallback callback, void *argument),
+      stream, mode, graph, callback, argument)
+BEGIN(cuStreamBeginCaptureToCig, false, (CUstream stream, CUstreamCigCaptureParams *parameters), stream, parameters)
+BEGIN(cuStreamBeginCaptureToCig_ptsz, true, (CUstream stream, CUstreamCigCaptureParams *parameters), stream, parameters)
+END(cuStreamEndCapture, false, (CUstream stream, CUgraph *graph), stream, graph)
+END(cuStreamEndCapture_ptsz, true, (CUstream stream, CUgraph *graph), stream, graph)
+END(cuStreamEndCaptureToCig, false, (CUstream stream), stream)
+END(cuStreamEndCaptureToCig_ptsz, true, (CUstream stream), stream)

@@ -1,0 +1,223 @@
+/* What ends a stream or a context. The registry lets go of the handles before the driver's call, and holds no lock
+ * while the driver works: it may take as long as the work that it waits for.
+ */
+#include "driver/own_calls.h"
+#include "memory/charge.h"
+#include "process/process.h"
+#include "time/streams.h"
+#include "wrappers/memory/contexts.h"
+
+static void forget_captures(struct streams *streams, CUcontext context, CUstream stream) {
+    for (unsigned i = streams->captures.count; i > 0; i--) {
+        const struct open_capture *capture = streams_capture(streams, i - 1);
+        if (context != NULL ? capture->context == context : capture->stream == stream)
+            streams_forget_capture(streams, &the_process->gate, i - 1);
+    }
+}
+
+/* Before a stream is destroyed: its unfinished work goes on, and is waited for by an event. */
+static void let_go(struct streams *streams, CUstream stream) {
+    lock(&streams->lock);
+    for (unsigned i = 0; i < streams->streams.count; i++) {
+        struct known_stream *known = streams_stream(streams, i);
+        if (known->context == NULL || known->stream != stream)
+            continue;
+        if (known->pending)
+            streams_fence(streams, i);
+        known = streams_stream(streams, i);
+        known->pending = false;
+        if (known->waiting) {
+            known->stream = STREAM_ORPHAN;
+        } else {
+            if (known->event != NULL)
+                DRIVER(cuEventDestroy_v2)(known->event);
+            *known = (struct known_stream){0};
+        }
+    }
+    forget_captures(streams, NULL, stream);
+    gate_renew(&the_process->gate);
+    unlock(&streams->lock);
+}
+
+static CUresult destroy_stream(CUresult (*destroy)(CUstream), CUstream stream) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || destroy == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    if (!stream_is_default(stream))
+        let_go(&the_process->streams, stream);
+    return destroy(stream);
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream stream) {
+    return destroy_stream(DRIVER(cuStreamDestroy), stream);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+    return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
+}
+
+/* The handle that the allocations of a context are booked under while it may be ending: the driver may give its own to
+ * a new context at once. No context has an odd one. */
+static CUcontext departing(CUcontext context) {
+    return (CUcontext)((uintptr_t)context | 1);
+}
+
+/* Before the driver's call. From here on a drain waits for the call instead of looking at the context. Returns which
+ * one of that handle it was; 0: none that is known. */
+static uint32_t depart(struct streams *streams, CUcontext context) {
+    if (context == NULL)
+        return 0;
+    memory_rename_context(context, departing(context));
+    lock(&streams->lock);
+    struct known_context *known = streams_find_context(streams, context);
+    uint32_t born = known != NULL ? known->born : 0;
+    if (known != NULL)
+        known->ending = true;
+    unlock(&streams->lock);
+    return born;
+}
+
+static void forget_context(struct streams *streams, unsigned index) {
+    CUcontext context = streams_context(streams, index)->context;
+    *streams_context(streams, index) = (struct known_context){0};
+    for (unsigned i = 0; i < streams->streams.count; i++)
+        if (streams_stream(streams, i)->context == context)
+            *streams_stream(streams, i) = (struct known_stream){0};
+    forget_captures(streams, context, NULL);
+    gate_renew(&the_process->gate);
+}
+
+/* After the driver's call. */
+static void settle(struct streams *streams, CUcontext context, uint32_t born, bool gone) {
+    if (context == NULL)
+        return;
+    if (gone)
+        memory_forget_context(departing(context));
+    else
+        memory_rename_context(departing(context), context);
+    lock(&streams->lock);
+    for (unsigned i = 0; i < streams->contexts.count; i++) {
+        struct known_context *known = streams_context(streams, i);
+        if (known->context != context || known->born != born)
+            continue;
+        if (gone)
+            forget_context(streams, i);
+        else
+            known->ending = false;
+    }
+    unlock(&streams->lock);
+}
+
+static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext context) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || destroy == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    uint32_t born = depart(streams, context);
+    result = destroy(context);
+    settle(streams, context, born, result == CUDA_SUCCESS);
+    return result;
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context) {
+    return destroy_context(DRIVER(cuCtxDestroy), context);
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context) {
+    return destroy_context(DRIVER(cuCtxDestroy_v2), context);
+}
+
+/* The calls of CUDA 2: a context ends with the last of its references. */
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuCtxAttach))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    result = DRIVER(cuCtxAttach)(context, flags);
+    if (result != CUDA_SUCCESS || context == NULL)
+        return result;
+    lock(&streams->lock);
+    struct known_context *known = streams_note_context(streams, *context);
+    if (known != NULL)
+        known->attached++;
+    unlock(&streams->lock);
+    return result;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext context) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuCtxDetach))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    lock(&streams->lock);
+    struct known_context *known = streams_find_context(streams, context);
+    bool last = known == NULL || known->attached == 0;
+    if (!last)
+        known->attached--;
+    unlock(&streams->lock);
+    uint32_t born = last ? depart(streams, context) : 0;
+    result = DRIVER(cuCtxDetach)(context);
+    if (last) {
+        settle(streams, context, born, result == CUDA_SUCCESS);
+        return result;
+    }
+    lock(&streams->lock);
+    known = streams_find_context(streams, context);
+    if (known != NULL && result != CUDA_SUCCESS)
+        known->attached++;
+    unlock(&streams->lock);
+    return result;
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuGreenCtxDestroy))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    CUcontext context = NULL;
+    if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
+        context = NULL;
+    uint32_t born = depart(streams, context);
+    result = DRIVER(cuGreenCtxDestroy)(green);
+    settle(streams, context, born, result == CUDA_SUCCESS);
+    return result;
+}
+
+/* A release ends the primary context only with its last reference; a reset always. */
+static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool reset) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || end == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    struct streams *streams = &the_process->streams;
+    CUcontext context = NULL;
+    unsigned flags;
+    int active = 0;
+    if (HAS(cuDevicePrimaryCtxGetState) &&
+        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
+        DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
+        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
+                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
+    uint32_t born = depart(streams, context);
+    result = end(device);
+    bool gone = result == CUDA_SUCCESS;
+    if (gone && context != NULL && !reset)
+        gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
+    settle(streams, context, born, gone);
+    return result;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
+    return end_primary(DRIVER(cuDevicePrimaryCtxRelease), device, false);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    return end_primary(DRIVER(cuDevicePrimaryCtxRelease_v2), device, false);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device) {
+    return end_primary(DRIVER(cuDevicePrimaryCtxReset), device, true);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    return end_primary(DRIVER(cuDevicePrimaryCtxReset_v2), device, true);
+}

@@ -1,0 +1,10 @@
+/* cuInit: the first call of most programs, and so where the hook starts. */
+#include "driver/entries.h"
+#include "process/process.h"
+
+EXPORT CUresult cuInit(unsigned int flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return HAS(cuInit) ? DRIVER(cuInit)(flags) : CUDA_ERROR_NOT_FOUND;
+}

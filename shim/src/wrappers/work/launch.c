@@ -1,0 +1,74 @@
+/* The wrapped launches of kernels: each passes the gate, calls the driver, leaves. */
+#include "driver/entries.h"
+#include "wrappers/work/passthrough.h"
+
+#define THROUGH_GATE(symbol, stream, per_thread, ...)                                               \
+    struct slot *slot = passage_slot;                                                                  \
+    struct slot_stream *entry = enter_fast(slot, stream, per_thread);                          \
+    if (LIKELY(entry != NULL)) {                                                                    \
+        __typeof__(&symbol) driver = DRIVER(symbol);                                                \
+        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;      \
+        leave_fast(slot, entry);                                                               \
+        return result;                                                                              \
+    }                                                                                               \
+    struct passage passage = enter_slowly(stream, per_thread);                                        \
+    if (passage.refused != CUDA_SUCCESS)                                                            \
+        return passage.refused;                                                                     \
+    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;             \
+    passage_leave(&passage);                                                                           \
+    return result
+
+#define LAUNCH_KERNEL(symbol, per_thread)                                                                              \
+    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                           unsigned shared, CUstream stream, void **parameters, void **extra) {                        \
+        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);        \
+    }
+
+#define LAUNCH_KERNEL_EX(symbol, per_thread)                                                              \
+    EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra) { \
+        THROUGH_GATE(symbol, config ? config->hStream : NULL, per_thread, config, f, parameters, extra);  \
+    }
+
+#define LAUNCH_COOPERATIVE(symbol, per_thread)                                                                         \
+    EXPORT CUresult symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+                           unsigned shared, CUstream stream, void **parameters) {                                      \
+        THROUGH_GATE(symbol, stream, per_thread, f, gx, gy, gz, bx, by, bz, shared, stream, parameters);               \
+    }
+
+LAUNCH_KERNEL(cuLaunchKernel, false)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, true)
+LAUNCH_KERNEL_EX(cuLaunchKernelEx, false)
+LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
+
+/* One passage for all of its devices: they are granted together. The work is fenced on each launch's own stream. */
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
+                                                     unsigned int flags) {
+    struct passage first = enter_slowly(launches && count > 0 ? launches[0].hStream : NULL, false);
+    if (first.refused != CUDA_SUCCESS)
+        return first.refused;
+    for (unsigned i = 1; launches != NULL && first.gate != NULL && i < count; i++)
+        if (!passage_note(first.gate, &the_process->streams, launches[i].hStream, false)) {
+            passage_abandon(&first);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    CUresult result = HAS(cuLaunchCooperativeKernelMultiDevice)
+                          ? DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags)
+                          : CUDA_ERROR_NOT_FOUND;
+    passage_leave(&first);
+    return result;
+}
+
+/* The launches of CUDA 3. */
+EXPORT CUresult cuLaunch(CUfunction f) {
+    THROUGH_GATE(cuLaunch, NULL, false, f);
+}
+
+EXPORT CUresult cuLaunchGrid(CUfunction f, int width, int height) {
+    THROUGH_GATE(cuLaunchGrid, NULL, false, f, width, height);
+}
+
+EXPORT CUresult cuLaunchGridAsync(CUfunction f, int width, int height, CUstream stream) {
+    THROUGH_GATE(cuLaunchGridAsync, stream, false, f, width, height, stream);
+}

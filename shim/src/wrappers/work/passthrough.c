@@ -1,0 +1,18 @@
+/* Passing the gate where the fast path does not do: the process is set up first, then the thread enters, and may wait. */
+#include "wrappers/work/passthrough.h"
+
+__attribute__((noinline)) struct passage enter_slowly(CUstream stream, bool per_thread) {
+    CUresult refused = process_enter();
+    if (refused != CUDA_SUCCESS)
+        return (struct passage){.refused = refused};
+    struct process *process = the_process;
+    return passage_enter(&process->gate, &process->streams, stream, per_thread);
+}
+
+struct passage enter(CUstream stream, bool per_thread) {
+    struct slot *slot = passage_slot;
+    struct slot_stream *entry = enter_fast(slot, stream, per_thread);
+    if (LIKELY(entry != NULL))
+        return (struct passage){.gate = &the_process->gate, .slot = slot, .stream = entry};
+    return enter_slowly(stream, per_thread);
+}
