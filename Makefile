@@ -78,6 +78,7 @@ lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/ruff check .
 	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
 	$(BIN)/lint-imports
+	$(BIN)/python shim/layers.py
 
 docs: shim ## docs/settings.md, from the code that reads the settings
 	@$(BIN)/python docs/generate.py

@@ -3,20 +3,9 @@
  */
 #include "memory/charge.h"
 #include "memory/lock.h"
+#include "memory/physical.h"
 #include "driver/entries.h"
 #include "process/process.h"
-#include "wrappers/memory/virtual.h"
-
-void multicast_unbound(struct binding *bindings) {
-    for (struct binding *next; bindings != NULL; bindings = next) {
-        struct physical *bound = bindings->bound;
-        next = bindings->next;
-        books_lock();
-        bound->mappings--;
-        slab_give(&books()->binding_slab, bindings);
-        physical_end(bound);
-    }
-}
 
 EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CUmulticastObjectProp *properties) {
     CUresult result = process_enter();
@@ -62,7 +51,7 @@ static void end(struct binds *binds, bool bound) {
     }
     binds->object->pins--;
     physical_end(binds->object);
-    multicast_unbound(bindings);
+    physical_unbound(bindings);
 }
 
 static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle object, uint64_t at,

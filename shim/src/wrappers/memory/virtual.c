@@ -6,64 +6,11 @@
  */
 #include "memory/charge.h"
 #include "memory/lock.h"
+#include "memory/physical.h"
 #include "memory/credits.h"
 #include "driver/entries.h"
 #include "process/process.h"
 #include "wrappers/memory/virtual.h"
-
-enum { STEP = 2 << 20 }; /* mappings begin and end at multiples of this */
-
-struct physical *physical_of(CUmemGenericAllocationHandle handle) {
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
-    return holding != NULL ? holding->physical : NULL;
-}
-
-void physical_end(struct physical *physical) {
-    uint64_t bytes = 0;
-    int place = -1;
-    struct binding *bindings = NULL;
-    if (physical != NULL && physical->handles + physical->mappings + physical->pins == 0) {
-        bytes = physical->bytes;
-        place = physical->place;
-        bindings = physical->bindings;
-        slab_give(&books()->physical_slab, physical);
-    }
-    books_unlock();
-    if (place >= 0)
-        credits_return(place, bytes);
-    multicast_unbound(bindings);
-}
-
-struct holding *physical_make(uint64_t bytes, int place) {
-    books_lock();
-    struct holding *holding = holdings_make(&books()->holdings);
-    struct physical *physical = holding ? slab_take(&books()->physical_slab, sizeof *physical) : NULL;
-    if (physical != NULL) {
-        *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1};
-        holding->kind = HOLDING_HANDLE;
-        holding->place = (int8_t)place;
-        holding->physical = physical;
-    } else if (holding != NULL) {
-        holdings_drop(&books()->holdings, holding);
-        holding = NULL;
-    }
-    books_unlock();
-    return holding;
-}
-
-void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
-    struct physical *physical = holding->physical;
-    books_lock();
-    physical->pins--;
-    if (made) {
-        physical->handles++;
-        holding->key = handle;
-        holdings_add(&books()->holdings, holding);
-    } else {
-        holdings_drop(&books()->holdings, holding);
-    }
-    physical_end(physical);
-}
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                             unsigned long long flags) {
@@ -108,19 +55,6 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     bool fresh = result == CUDA_SUCCESS && known == NULL;
     physical_made(holding, fresh, fresh ? *handle : 0);
     return result;
-}
-
-struct physical *physical_at(uint64_t address, uint64_t *left) {
-    uint64_t at = address & ~(uint64_t)(STEP - 1);
-    for (uint64_t back = 0; back < books()->largest_mapping && at != 0; back += STEP, at -= STEP) {
-        struct holding *holding = holdings_find(&books()->holdings, HOLDING_MAPPING, at);
-        if (holding == NULL)
-            continue;
-        bool inside = address - at < holding->bytes;
-        *left = inside ? holding->bytes - (address - at) : 0;
-        return inside ? holding->physical : NULL;
-    }
-    return NULL;
 }
 
 /* One more reference, by a handle that need not be known. With the lock. */
@@ -258,12 +192,12 @@ static struct holding *take_range(uint64_t address, uint64_t size) {
     struct holdings *holdings = &books()->holdings;
     struct holding *list = NULL;
     books_lock();
-    if (size / STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
+    if (size / MAPPING_STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
         list = holdings_take_all(holdings, begins_in, &(struct range){address, size});
     } else {
         for (uint64_t done = 0; done < size;) {
             struct holding *holding = holdings_take(holdings, HOLDING_MAPPING, address + done);
-            done += holding && holding->bytes ? holding->bytes : STEP;
+            done += holding && holding->bytes ? holding->bytes : MAPPING_STEP;
             if (holding != NULL) {
                 holding->next = list;
                 list = holding;

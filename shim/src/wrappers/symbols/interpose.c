@@ -8,7 +8,7 @@
 #include "wrappers/memory/nvml.h"
 #include "base/elf.h"
 #include "base/sys.h"
-#include "wrappers/symbols/wrapper_table.h"
+#include "wrappers/symbols/resolve.h"
 
 /* What the jump needs from the C code: the answer, or that there is none and the real function shall answer. */
 struct verdict {

@@ -2,9 +2,20 @@
  * is replaced by the hook's wrapper of that very function. A name that is gated never comes out under a pointer that the
  * hook does not know: it is not found.
  */
-#include "driver/entries.h"
+#include "wrappers/symbols/resolve.h"
+
 #include "base/sys.h"
-#include "wrappers/symbols/wrapper_table.h"
+
+/* A switch, not an array: the compiler makes it from addresses relative to the code, so that the dynamic linker has
+ * nothing to relocate. */
+void *wrapper_of(enum entry entry) {
+    switch (entry) {
+#define WRAPPED(class, symbol, name, since, parameters) \
+    case ENTRY_##symbol: return (void *)symbol;
+#include "driver/entries.def"
+    default: return NULL;
+    }
+}
 
 /* Whether there is something to hand out. */
 static bool replace(const char *name, void **function) {

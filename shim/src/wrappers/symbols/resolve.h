@@ -1,6 +1,6 @@
 /* The hook's wrapper of each entry point. */
-#ifndef SHAREPOD_WRAPPER_TABLE_H
-#define SHAREPOD_WRAPPER_TABLE_H
+#ifndef SHAREPOD_RESOLVE_H
+#define SHAREPOD_RESOLVE_H
 
 #include "driver/entries.h"
 

@@ -1,0 +1,170 @@
+"""Layers of the hook's sources: prints which room uses which, and fails on a circle or an arrow upward.
+
+A unit is a header and the source of the same name. An arrow goes from a unit to another that it includes, or whose
+symbols its object file needs: a call through an `extern` declaration counts, one through a registered function pointer
+does not. Exit status 1, with the arrows at fault, if
+
+- units form a circle, or
+- a unit uses one of a higher layer, or of another room of its own layer.
+
+    python shim/layers.py            # part of `make lint`
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cuda_headers import include_dir
+
+SHIM = Path(__file__).resolve().parent
+SOURCES = SHIM / "src"
+
+LAYERS = (
+    ("base",),
+    ("driver",),
+    ("tenant",),
+    ("session",),
+    ("time", "memory"),
+    ("process",),
+    ("wrappers/memory",),
+    ("wrappers/work",),
+    ("wrappers/symbols",),
+)
+"""Rooms from the lowest layer to the highest. A room uses rooms of lower layers only. A folder that is not named here
+belongs to the room of its parent."""
+
+_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O0", "-fPIC", "-c")
+
+Arrows = Mapping[str, set[str]]
+
+
+def unit_of(path: str) -> str:
+    """The unit of a file: its path below `src`, without the suffix."""
+    return path.rsplit(".", 1)[0]
+
+
+def room_of(unit: str) -> str:
+    """The room of a unit. Raises SystemExit for a unit that lies in no room."""
+    for room in (room for layer in reversed(LAYERS) for room in layer):
+        if unit.startswith(room + "/"):
+            return room
+    raise SystemExit(f"{unit} lies in no room: name its folder in LAYERS of shim/layers.py")
+
+
+def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
+    """Arrows by includes, from the text of each file by its path below `src`."""
+    arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
+    for path, text in texts.items():
+        arrows[unit_of(path)] |= {unit_of(name) for name in _INCLUDE.findall(text) if name in texts}
+    return {unit: targets - {unit} for unit, targets in arrows.items()}
+
+
+def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
+    """Arrows by symbols, from what each unit's object file defines and what it needs."""
+    owner = {symbol: unit for unit, symbols in defined.items() for symbol in symbols}
+    return {
+        unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()
+    }
+
+
+def circles(arrows: Arrows) -> list[list[str]]:
+    """Every group of units that reach each other (strongly connected components, by Tarjan's algorithm)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(unit: str) -> None:
+        index[unit] = low[unit] = len(index)
+        stack.append(unit)
+        for target in sorted(arrows.get(unit, ())):
+            if target not in index:
+                visit(target)
+            if target in stack:
+                low[unit] = min(low[unit], low[target])
+        if low[unit] == index[unit]:
+            at = stack.index(unit)
+            group = stack[at:]
+            del stack[at:]
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for unit in sorted(arrows):
+        if unit not in index:
+            visit(unit)
+    return found
+
+
+def upward(arrows: Arrows) -> list[tuple[str, str]]:
+    """Every arrow to a unit of a higher layer, or of another room of the same layer."""
+    height = {room: i for i, layer in enumerate(LAYERS) for room in layer}
+    return [
+        (unit, target)
+        for unit, targets in sorted(arrows.items())
+        for target in sorted(targets)
+        if room_of(unit) != room_of(target) and height[room_of(target)] >= height[room_of(unit)]
+    ]
+
+
+def table(arrows: Arrows) -> str:
+    """One line per room, highest first: its units, and the rooms that they use with the number of arrows."""
+    units = Counter(room_of(unit) for unit in arrows)
+    uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for unit, targets in arrows.items():
+        uses[room_of(unit)].update(room_of(target) for target in targets if room_of(target) != room_of(unit))
+    rooms = [room for layer in reversed(LAYERS) for room in layer]
+    lines = [f"{'room':18}{'units':>5}  uses (arrows)"]
+    for room in rooms:
+        used = ", ".join(f"{other} {uses[room][other]}" for other in rooms if uses[room][other])
+        lines.append(f"{room:18}{units[room]:>5}  {used or '-'}")
+    return "\n".join(lines)
+
+
+def _symbols(source: Path, folder: Path, number: int) -> tuple[set[str], set[str]]:
+    """What the object file of a source defines for others, and what it needs of others."""
+    built = folder / f"{number}.o"
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    include = [f"-I{SHIM / 'include'}", f"-I{SOURCES}", "-isystem", str(include_dir())]
+    subprocess.run([*compiler, *_FLAGS, *include, str(source), "-o", str(built)], check=True, timeout=120)
+    listed = subprocess.run(["nm", "-g", str(built)], capture_output=True, text=True, check=True, timeout=30).stdout
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    for line in listed.splitlines():
+        kind, symbol = line.split()[-2:]
+        (undefined if kind == "U" else defined).add(symbol)
+    return defined, undefined
+
+
+def main() -> int:
+    files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".c", ".h"))
+    texts = {path.relative_to(SOURCES).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    arrows = included(texts)
+    sources = [path for path in texts if path.endswith(".c")]
+    with tempfile.TemporaryDirectory(prefix="layers") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda i: _symbols(SOURCES / sources[i], Path(folder), i), range(len(sources))))
+    called = needed(
+        {unit_of(path): symbols[0] for path, symbols in zip(sources, found, strict=True)},
+        {unit_of(path): symbols[1] for path, symbols in zip(sources, found, strict=True)},
+    )
+    for unit, targets in called.items():
+        arrows[unit] |= targets
+    print(table(arrows))
+    wrong = [f"a circle: {' - '.join(group)}" for group in circles(arrows)]
+    wrong += [f"an arrow upward: {unit} -> {target}" for unit, target in upward(arrows)]
+    count = sum(map(len, arrows.values()))
+    print("\n".join(wrong) if wrong else f"{len(arrows)} units, {count} arrows, no circle, none upward")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
