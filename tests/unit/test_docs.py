@@ -1,4 +1,4 @@
-"""What the pages say is there: every field, annotation, condition and setting; every link, every `make` target."""
+"""Every field, annotation, condition and setting that the pages name exists; so does every link and `make` target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ from sharepod.api.sharepod import GpuSpec, SharePodStatus
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 PAGES = [
-    *(ROOT / folder for folder in ("README.md", "benchmarks/gpu/README.md", "tests/harness/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "tests" / "hook").glob("*.md")),
+    *sorted(ROOT.glob("*.md")),
+    *(
+        page
+        for folder in ("docs", "operator", "shim", "tests", "benchmarks", "crds", "manifests", "examples", "demo")
+        for page in sorted((ROOT / folder).rglob("*.md"))
+        if ".egg-info" not in str(page)
+    ),
 ]
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
+DECISIONS = ROOT / "docs" / "decisions"
 
 
 @pytest.mark.parametrize("model", [GpuSpec, SharePodStatus, GPUNodeSpec, GPUNodeStatus, Gpu, Tenant, TenantStatus])
@@ -62,7 +68,28 @@ def test_every_link_and_make_target_of_a_page_exists(page: Path) -> None:
     assert not said - targets
 
 
+def test_terms_of_the_glossary_are_in_alphabetical_order_and_explained_once() -> None:
+    terms = [row[0].lower() for row in _rows(GLOSSARY)]
+    assert terms == sorted(terms)
+    assert len(terms) == len(set(terms))
+
+
+@pytest.mark.parametrize("record", sorted(DECISIONS.glob("0*.md")), ids=lambda record: record.stem)
+def test_every_decision_has_its_four_parts_and_is_in_the_index(record: Path) -> None:
+    text = record.read_text()
+    heads = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert heads == ["Context", "Decision", "Alternatives", "Consequences"]
+    number, title = int(record.stem[:4]), text.splitlines()[0].partition(". ")[2]
+    assert f"| [{number}]({record.name}) | {title} |" in (DECISIONS / "README.md").read_text()
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of each line of a page's tables, without their heads."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    return [row for row in rows if row[0] != "term"]
+
+
 def _anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub derives from a page's headings."""
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
