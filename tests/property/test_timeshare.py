@@ -201,11 +201,11 @@ def test_one_alone_without_limit_is_never_interrupted() -> None:
     assert program.share(0, 60 * S) == pytest.approx(1.0, abs=0.001)
 
 
-@pytest.mark.parametrize("overtaking", [True, False])
-def test_shares_converge_although_one_runs_kernels_of_five_seconds(overtaking: bool) -> None:
+@pytest.mark.parametrize("preempting", [True, False])
+def test_shares_converge_although_one_runs_kernels_of_five_seconds(preempting: bool) -> None:
     slow = Program("slow", request=100, kernel_ns=5 * S)
     quick = Program("quick", request=900)
-    Simulation([slow, quick], Parameters(grace_ns=1 * S if overtaking else 10 * S)).run(600 * S)
+    Simulation([slow, quick], Parameters(grace_ns=1 * S if preempting else 10 * S)).run(600 * S)
     assert slow.share(0, 600 * S) == pytest.approx(0.1, abs=0.01)
     assert quick.share(0, 600 * S) >= 0.89
 
@@ -277,12 +277,12 @@ def test_best_effort_runs_in_what_is_left_and_only_there() -> None:
     assert second.share(WARM_UP, 120 * S) == pytest.approx(0.2, abs=0.01)
 
 
-def test_a_hung_holder_is_overtaken_and_pays_for_all_the_time_it_held() -> None:
+def test_a_hung_holder_is_preempted_and_pays_for_all_the_time_it_held() -> None:
     hung = Program("hung", request=500, hang_at_ns=5 * S, hang_until_ns=15 * S)
     other = Program("other", request=500)
     simulation = Simulation([hung, other])
     simulation.run(120 * S)
-    assert simulation.overdue_seen == 1
+    assert simulation.preemptions_seen == 1
     assert max(other.waits) <= Parameters().grace_ns + Parameters().quantum_max_ns + 1 * MS
     charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
     assert sum(charged) <= 120 * S  # each second of the GPU once
@@ -300,7 +300,7 @@ def test_a_hung_holder_is_overtaken_and_pays_for_all_the_time_it_held() -> None:
 def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
     requests: list[int], capped: list[bool], hung_request: int, until: int
 ) -> None:
-    begin = WARM_UP + 2 * S  # the hang is overtaken by then
+    begin = WARM_UP + 2 * S  # the hang is preempted by then
     end = begin + 60 * S
     hung = Program("hung", request=hung_request, hang_at_ns=WARM_UP, hang_until_ns=WARM_UP + until)
     others = [

@@ -32,7 +32,7 @@ class Books:
         self.now = 0
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
-        self.overdue: set[str] = set()
+        self.preempted: set[str] = set()
         self.charged = dict.fromkeys(GPUS, 0)
 
     def advance(self, delay: int) -> None:
@@ -51,16 +51,16 @@ class Books:
     def carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
             if isinstance(action, TokenGrant):
-                assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.overdue
-                self.overdue.discard(action.tenant)
+                assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.preempted
+                self.preempted.discard(action.tenant)
                 assert 0 <= action.quantum_ns <= self.parameters.quantum_max_ns + self.parameters.renew_ahead_ns
                 self.holds[action.tenant] = action.grant_id
             elif isinstance(action, TokenRevocation | Preemption):
                 assert self.holds[action.tenant] == action.grant_id
                 if isinstance(action, Preemption):
-                    self.overdue.add(action.tenant)
-        holding = [gpu for name in self.holds if name not in self.overdue for gpu in self.gpus[name]]
-        assert len(holding) == len(set(holding)), "a GPU has one holder that is not overdue"
+                    self.preempted.add(action.tenant)
+        holding = [gpu for name in self.holds if name not in self.preempted for gpu in self.gpus[name]]
+        assert len(holding) == len(set(holding)), "a GPU has one holder that is not preempted"
 
     def forget(self, name: str) -> None:
         if name in self.gpus:
@@ -68,7 +68,7 @@ class Books:
             for gpu in self.gpus.pop(name):
                 self.charged[gpu] += held
             self.holds.pop(name, None)
-            self.overdue.discard(name)
+            self.preempted.discard(name)
         self.scheduler.remove(self.now, name)
 
 
@@ -91,7 +91,7 @@ def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str
                 scheduler.unwant(books.now, name)
             elif what.startswith("drain") and name in books.holds:
                 del books.holds[name]
-                books.overdue.discard(name)
+                books.preempted.discard(name)
                 scheduler.drained(books.now, name, wanting=what == "drain-want")
         books.advance(delay if what == "wait" else delay % (20 * MS))
         for name_ in books.gpus:
@@ -117,7 +117,7 @@ def test_a_free_gpu_never_stays_idle_while_someone_may_run(steps: list[tuple[str
     for name, delay in steps:
         if name in books.holds:
             del books.holds[name]
-            books.overdue.discard(name)
+            books.preempted.discard(name)
             books.scheduler.drained(books.now, name, wanting=False)
         else:
             books.scheduler.want(books.now, name)

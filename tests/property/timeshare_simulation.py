@@ -1,7 +1,7 @@
 """Plays tenants against the token scheduler, thousands of times faster than real time.
 
 Each tenant's program launches kernels of one length back to back for as long as it may, and drains when the last has
-ended. While it plays, the simulation checks what holds at every moment: one holder per GPU unless overdue, gangs
+ended. While it plays, the simulation checks what holds at every moment: one holder per GPU unless preempted, gangs
 whole, time never back.
 """
 
@@ -84,11 +84,11 @@ class Simulation:
         self.guess = guess
         """How much longer they say than it takes."""
         self.now = 0
-        self.overdue: set[str] = set()
+        self.preempted: set[str] = set()
         self.renewals = 0
         self.busy_until: dict[str, int] = {}
         """By GPU, when the last work of those whose gate has closed ends."""
-        self.overdue_seen = 0
+        self.preemptions_seen = 0
         self.held_ns = 0
         """Time that anybody had the token and had not drained."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -140,7 +140,7 @@ class Simulation:
             if program.grant is not None:
                 program.spans.append((program.granted_at, self.now))
             program.grant, program.announced, program.wanted_at = None, False, None
-            self.overdue.discard(program.id)
+            self.preempted.discard(program.id)
             del self.programs[program.id]
             self.scheduler.remove(self.now, program.id)
 
@@ -175,8 +175,8 @@ class Simulation:
                 if program.grant is not None and program.grant.grant_id == action.grant_id:
                     self._end(program, self.now)
             elif isinstance(action, Preemption):
-                self.overdue.add(program.id)
-                self.overdue_seen += 1
+                self.preempted.add(program.id)
+                self.preemptions_seen += 1
         self._check()
 
     def _granted(self, program: Program, grant: TokenGrant) -> None:
@@ -231,7 +231,7 @@ class Simulation:
         if program.grant is None or program.grant.grant_id != grant_id or program.ends_at != time:
             return
         program.grant = None
-        self.overdue.discard(program.id)
+        self.preempted.discard(program.id)
         program.announced = False
         program.spans.append((program.granted_at, self.now))
         wanting = True
@@ -252,7 +252,7 @@ class Simulation:
     def _check(self) -> None:
         holders: dict[str, str] = {}
         for program in self.programs.values():
-            if program.grant is None or program.id in self.overdue or program.announced:
+            if program.grant is None or program.id in self.preempted or program.announced:
                 continue
             assert self.scheduler.held_grant_id(program.id) == program.grant.grant_id
             for gpu in program.gpus:

@@ -1,8 +1,4 @@
-"""How GPU time is shared: a token scheduler that is pure, with the clock passed in.
-
-A *tenant* holds a *token* for its GPUs, and may launch work until its *quantum* ends. Nothing here waits, sleeps or
-reads a clock.
-"""
+"""Token scheduler for GPU time: decides which tenant holds which GPU, and for how long. See README.md."""
 
 from .account import Account, AccountSnapshot, TimeUsage
 from .actions import Action, Preemption, TokenGrant, TokenRevocation

@@ -1,7 +1,10 @@
-"""One tenant's account: two token buckets, and the time it held.
+"""Account of one tenant: two token buckets, and the time that it held.
 
-Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact. An
-account is brought up to a moment by `advance`; between two calls the conditions it is given must have been constant.
+Guarantees:
+- Levels are integers in thousandths of a nanosecond, so that filling at a rate in thousandths of a GPU is exact.
+- The ceiling bucket is charged for all time held; the assured bucket is never charged below 0 for borrowed time.
+- An account is as of its moment `at`, and `advance` brings it forward. Between two calls of `advance` the conditions
+  that they describe have to be constant.
 """
 
 from __future__ import annotations
@@ -13,45 +16,49 @@ from enum import Enum, auto
 from .parameters import Parameters
 
 _SLOTS = 100
+"""Number of slots of the usage window: usage is exact to one in a hundred of the window, for 100 pairs of memory."""
 
 
 class Charge(Enum):
-    """How time held is charged to the assured bucket. The ceiling bucket pays always."""
+    """How the assured bucket pays for time held."""
 
-    OWN = auto()
-    """The guaranteed time pays, into debt if need be: others wait, and this time was given as guaranteed, or was
-    taken."""
+    GUARANTEED = auto()
+    """In full, into debt if need be: others wait, and this time was given as guaranteed, or was taken."""
 
     BORROWED = auto()
-    """What credit there is pays; the rest is lent and never owed."""
+    """From credit only. The rest is lent and never owed."""
 
 
 @dataclass(frozen=True)
 class TimeUsage:
-    """What a tenant used. Times in nanoseconds of one GPU; a gang's are those of each of its GPUs."""
+    """Usage of one tenant. Times in nanoseconds of one GPU; for a gang, of each of its GPUs."""
 
     held_milli: int
-    """Thousandths of the last window that it held the token."""
+    """Thousandths of the last window during which the tenant held the token."""
 
     held_ns: int
-    """Time held, ever."""
+    """Time held since the tenant was added, over all agents that have kept its account."""
 
     borrowed_ns: int
-    """The part of it beyond what it was guaranteed."""
+    """Part of `held_ns` beyond what was guaranteed."""
 
     late_ns: int
-    """The part of it beyond the end of its quanta, until it had drained or was overtaken."""
+    """Part of `held_ns` after the end of a quantum, until the tenant had drained or was preempted."""
 
     grants: int
     preemptions: int
-    """Grants that it was preempted in: it had not drained when the grace period expired."""
+    """Number of grants in which the tenant was preempted."""
 
 
 @dataclass(frozen=True)
 class AccountSnapshot:
-    """All that an account needs to go on in another process of the same clock."""
+    """State of an account, with which another process of the same clock resumes it.
+
+    The names and the order of the fields are part of the layout of the agent's hand-over file.
+    """
 
     at: int
+    """Moment of the snapshot, in nanoseconds of the clock."""
     assured: int
     ceiling: int
     held_ns: int
@@ -59,19 +66,21 @@ class AccountSnapshot:
     late_ns: int
     grants: int
     overdue: int
-    """Preemptions. The names of the fields are part of the layout of the agent's hand-over file."""
+    """Preemptions."""
     window_ns: int
-    """Held within the last window."""
+    """Time held within the last window."""
 
 
 class Account:
-    """Buckets and usage of one tenant. The assured bucket starts empty, the ceiling one with what one quantum takes."""
+    """Buckets and usage of one tenant. The assured bucket starts empty, the ceiling bucket with one longest quantum."""
 
     def __init__(self, now: int, parameters: Parameters, *, request_milli: int, limit_milli: int) -> None:
         self._parameters = parameters
         self.at = now
         self.assured = 0
+        """Level of the assured bucket, in thousandths of a nanosecond. Positive: credit. Negative: debt."""
         self.ceiling = 0
+        """Level of the ceiling bucket, in thousandths of a nanosecond."""
         self.held_ns = 0
         self.borrowed_ns = 0
         self.late_ns = 0
@@ -79,12 +88,13 @@ class Account:
         self.preemptions = 0
         self._slot_ns = max(1, parameters.window_ns // _SLOTS)
         self._slots: deque[tuple[int, int]] = deque()
+        """Number of the slot and time held in it, oldest first; slots without any are left out."""
         self.request_milli = request_milli
         self.limit_milli = limit_milli
         self.ceiling = parameters.quantum_max_ns * (1000 - limit_milli) if limit_milli else 0
 
     def snapshot(self) -> AccountSnapshot:
-        """As of `at`."""
+        """Return the account as of `at`."""
         return AccountSnapshot(
             self.at,
             self.assured,
@@ -97,24 +107,24 @@ class Account:
             self._window_held_ns(),
         )
 
-    def resume(self, state: AccountSnapshot) -> None:
-        """Goes on from an earlier account. In between nobody gave out time, and the tenant is taken to have had what it
-        was guaranteed: it is owed as much as before, and its ceiling bucket filled by the rest."""
-        then = min(state.at, self.at)
+    def resume(self, snapshot: AccountSnapshot) -> None:
+        """Resume an earlier account. In between no tokens were handed out; the tenant is taken to have had exactly its
+        request. It is owed as much as before, and its ceiling bucket has filled by the rest of its limit."""
+        then = min(snapshot.at, self.at)
         away = self.at - then
-        self.assured = min(state.assured, self._assured_cap())
-        filled = state.ceiling + away * (self.limit_milli - self.request_milli)
+        self.assured = min(snapshot.assured, self._assured_cap())
+        filled = snapshot.ceiling + away * (self.limit_milli - self.request_milli)
         self.ceiling = min(filled, self._ceiling_cap())
-        self.held_ns, self.borrowed_ns, self.late_ns = state.held_ns, state.borrowed_ns, state.late_ns
-        self.grants, self.preemptions = state.grants, state.overdue
+        self.held_ns, self.borrowed_ns, self.late_ns = snapshot.held_ns, snapshot.borrowed_ns, snapshot.late_ns
+        self.grants, self.preemptions = snapshot.grants, snapshot.overdue
         window = self._slot_ns * _SLOTS
-        held = min(state.window_ns, window)
+        held = min(snapshot.window_ns, window)
         if held and away < window:
             self._record(then - window, then, held)
 
     def set_rates(self, *, request_milli: int, limit_milli: int) -> None:
-        """New rates from `at` on. Credit stands for as many seconds as before; what is saved up beyond the new
-        capacities is lost; debt stays as it is."""
+        """Change the rates from `at` on. Credit keeps its length in seconds. Credit beyond the new capacities is lost.
+        Debt stays."""
         if self.assured > 0 and self.request_milli:
             self.assured = self.assured * request_milli // self.request_milli
         self.request_milli = request_milli
@@ -123,9 +133,13 @@ class Account:
         self.ceiling = min(self.ceiling, self._ceiling_cap())
 
     def advance(self, now: int, held_ns: int, charge: Charge, *, owed_ns: int | None = None) -> None:
-        """Fills both buckets up to `now` and charges `held_ns` nanoseconds of holding since `at`.
+        """Bring the account forward to `now`: fill both buckets and charge them.
 
-        `owed_ns`: charged to the buckets in its place, where that is more than what counts as usage.
+        Args:
+            now: The new moment; nothing happens unless it is later than `at`.
+            held_ns: Time held since `at`. It counts as usage.
+            charge: How the assured bucket pays.
+            owed_ns: Time charged to the buckets instead of `held_ns`, if it is more.
         """
         elapsed = now - self.at
         if elapsed <= 0:
@@ -141,10 +155,11 @@ class Account:
             return
         fill = elapsed * self.request_milli
         cost = max(held_ns, owed_ns or 0) * 1000
-        if charge is Charge.OWN:
+        if charge is Charge.GUARANTEED:
             self.assured = min(self.assured + fill - cost, self._assured_cap())
         else:
-            # Credit is used up first, debt is worked off; neither sinks below zero by it, nor rises above.
+            # Borrowed time pays from credit only: a positive level falls to 0 at most. A negative level rises to 0 at
+            # most: time repays debt, and borrowing never enlarges it.
             before = self.assured
             self.assured = max(before + fill - cost, 0) if before > 0 else min(before + fill, 0)
             paid = max(0, before + fill - self.assured)
@@ -155,27 +170,31 @@ class Account:
             self._record(self.at, now, held_ns)
         self.at = now
 
-    def settle_debt(self, hold_ns: int) -> None:
-        """At the end of a hold that was charged `hold_ns`: forgives what goes beyond the most that can be owed."""
+    def cap_debt(self, hold_ns: int) -> None:
+        """Cancel debt beyond the debt cap, at the end of a hold that was charged `hold_ns`. The debt of that one hold
+        stays, even beyond the cap."""
         self.assured = max(self.assured, -max(self._parameters.debt_ns * self.request_milli, hold_ns * 1000))
         self.ceiling = max(self.ceiling, -max(self._parameters.debt_ns * self.limit_milli, hold_ns * 1000))
 
-    def owed_ns(self) -> int:
-        """How long ago the tenant should have had what its assured bucket holds: level over request."""
+    def lag_ns(self) -> int:
+        """Return how far the tenant lags behind its request: the level of the assured bucket over the request, in
+        nanoseconds. Negative: it is ahead. 0 without a request."""
         return self.assured // self.request_milli if self.request_milli else 0
 
-    def room_ns(self) -> int | None:
-        """How long it can hold before its ceiling bucket is empty; None: as long as it likes."""
+    def ceiling_room_ns(self) -> int | None:
+        """Return how long the tenant can hold before its ceiling bucket is empty, in nanoseconds; None: without
+        end."""
         spent = 1000 - self.limit_milli
         return max(0, self.ceiling) // spent if spent else None
 
-    def fits(self, hold_ns: int) -> bool:
-        """Whether the ceiling leaves room for a hold of that length."""
+    def ceiling_fits(self, hold_ns: int) -> bool:
+        """Return whether the ceiling leaves room for a hold of `hold_ns`."""
         return self.ceiling >= hold_ns * (1000 - self.limit_milli) and self.limit_milli > 0
 
-    def ready_at(self, hold_ns: int) -> int | None:
-        """When a hold of that length fits if nothing is held meanwhile; `at` if it does, None if never."""
-        if self.fits(hold_ns):
+    def ceiling_fits_at(self, hold_ns: int) -> int | None:
+        """Return the moment from which a hold of `hold_ns` fits under the ceiling if the tenant holds nothing until
+        then; `at` if it fits already, None if never."""
+        if self.ceiling_fits(hold_ns):
             return self.at
         missing = max(1, hold_ns * (1000 - self.limit_milli)) - self.ceiling
         if self.limit_milli == 0:
@@ -183,7 +202,7 @@ class Account:
         return self.at - (-missing // self.limit_milli)
 
     def usage(self) -> TimeUsage:
-        """As of `at`."""
+        """Return the usage as of `at`."""
         held = self._window_held_ns()
         return TimeUsage(
             held_milli=min(1000, (held * 1000 + self._slot_ns * _SLOTS // 2) // (self._slot_ns * _SLOTS)),
@@ -213,7 +232,7 @@ class Account:
         return burst if burst > quantum or not self.limit_milli else quantum
 
     def _record(self, start: int, end: int, held_ns: int) -> None:
-        """Spreads `held_ns` evenly over the slots between `start` and `end`; only the last window is kept."""
+        """Spread `held_ns` evenly over the slots between `start` and `end`. Drop slots older than the window."""
         elapsed = end - start
         begin = max(start, end - self._slot_ns * (_SLOTS + 1))
         done = held_ns * (begin - start) // elapsed

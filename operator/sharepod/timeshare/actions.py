@@ -1,4 +1,4 @@
-"""What the scheduler wants done: values, carried out by whoever drives it."""
+"""Decisions of the scheduler: values, carried out by the caller of `Scheduler.tick`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenGrant:
-    """Tell the tenant that it holds the token. `quantum_ns` 0: until it is revoked. `metered`: others wait, or its
-    ceiling binds. With the id of the grant that it has: that one goes on, from now, for the quantum said."""
+    """Grant of the token for all GPUs of a tenant.
+
+    A grant with the id of the hold that the tenant has renews that hold, or changes its terms: it goes on for
+    `quantum_ns` from now.
+    """
 
     tenant: str
     grant_id: int
     quantum_ns: int
+    """How long the tenant may launch, from now; 0: until it is revoked."""
     metered: bool
+    """The tenant has to keep its queue bounded, because others are present or its ceiling binds."""
 
 
 @dataclass(frozen=True)
 class TokenRevocation:
-    """Tell the holder to drain now: its quantum became shorter than it was told."""
+    """Order to a holder to drain now: its deadline came forward too late to tell the holder before."""
 
     tenant: str
     grant_id: int
@@ -26,7 +31,7 @@ class TokenRevocation:
 
 @dataclass(frozen=True)
 class Preemption:
-    """The holder was overtaken, a grace period after its quantum ended. To be reported, nothing to be sent."""
+    """Report that a holder was preempted: its grace period has expired. Nothing is to be sent."""
 
     tenant: str
     grant_id: int

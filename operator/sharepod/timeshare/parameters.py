@@ -1,4 +1,4 @@
-"""What the token scheduler can be set to. All durations in nanoseconds."""
+"""Parameters of the token scheduler."""
 
 from __future__ import annotations
 
@@ -9,57 +9,69 @@ _MS = 1_000_000
 
 @dataclass(frozen=True)
 class Parameters:
-    """Durations in nanoseconds, each at least 1. Raises `ValueError` for values that contradict each other."""
+    """Durations in nanoseconds, each at least 1.
+
+    Raises:
+        ValueError: a duration is less than 1, or the shortest quantum is longer than the longest.
+    """
 
     target_latency_ns: int = 300 * _MS
-    """Everyone who can run should have had a turn within this time: the quantum is this over the number of runnable
-    tenants."""
+    """Within this time every runnable tenant has had a turn: the quantum is this, divided by the number of runnable
+    tenants. 300 ms: three tenants get the longest quantum, thirty the shortest."""
 
     quantum_min_ns: int = 10 * _MS
-    """No quantum is shorter."""
+    """Shortest quantum. A hand-off costs about 0.2 ms (benchmarks/handoff.py), which is 2 % of it."""
 
     quantum_max_ns: int = 100 * _MS
-    """No quantum is longer while others wait or the ceiling binds."""
+    """Longest quantum while others wait or the tenant's ceiling binds."""
 
     grace_ns: int = 1000 * _MS
-    """A holder that has not drained this long after its quantum is overtaken."""
+    """Grace period: a holder that has not drained this long after its deadline is preempted. Longer than all but the
+    longest kernels, so that preemption is the exception."""
 
     assured_burst_ns: int = 1000 * _MS
-    """The assured bucket holds at most this long of its rate."""
+    """Capacity of the assured bucket, as time at the tenant's request. It bounds for how long a tenant that returns
+    can delay the others."""
 
     ceiling_burst_ns: int = 100 * _MS
-    """The ceiling bucket holds at most this long of its rate, and at least a quantum."""
+    """Capacity of the ceiling bucket, as time at the tenant's limit. The bucket holds at least one longest quantum."""
 
     debt_ns: int = 10_000 * _MS
-    """Over-use is debt of at most this long of the tenant's rate, but for one over-long hold."""
+    """Debt cap, as time at the tenant's rate. Only one hold that was longer can leave more debt. It bounds how long a
+    tenant in debt waits."""
 
     window_ns: int = 10_000 * _MS
-    """TimeUsage is shown over the last window of this length."""
+    """Length of the window over which usage is reported."""
 
     quiet_ns: int = 1000 * _MS
-    """A GPU whose other tenants have not wanted it for this long counts as its holder's alone: no quantum, no
-    metering."""
+    """A tenant counts as active this long after it last waited or held. A holder whose neighbours are all inactive has
+    no quantum and is not metered."""
 
     wake_ns: int = 1 * _MS
-    """A tenant that has not wanted the token for this long, and has credit, goes next when it wants it again."""
+    """A tenant with credit that wants the token after not wanting it for at least this long goes next. Longer than the
+    time between two launches of a busy program."""
 
     patience_ns: int = 1000 * _MS
-    """A tenant with credit that has waited for so long goes before those that wake with credit."""
+    """A tenant with credit that has waited this long goes before tenants that wake with credit."""
 
     renew_ahead_ns: int = 3_000_000
-    """So long before its quantum ends (a quarter of it at most) a holder whose turn it is again is told to go on."""
+    """How long before its deadline (a quarter of its quantum at most) a holder whose turn is next again is renewed:
+    time for the grant to reach the program, so that its queue does not run empty."""
 
     hand_off_ns: int = 1_500_000
-    """So long before the last work of a holder is expected to end the next is granted."""
+    """How long before the expected end of a holder's last work the next tenant is granted: what a hand-off takes on a
+    busy node."""
 
     cut_every_ns: int = 25 * _MS
-    """The quantum of a holder is cut for those who wake with credit no more often than this, on each GPU."""
+    """Least average time, on each GPU, between two quanta cut short for tenants that wake with credit: hand-offs stay
+    under 1 % of the time."""
 
     cut_burst_ns: int = 500 * _MS
-    """After a while without cuts they may follow each other until they are so much ahead of that."""
+    """How far cuts may run ahead of that average after a time without cuts: 20 cuts."""
 
     resume_ns: int = 50 * _MS
-    """Who waits for its ceiling waits until it can run for so long."""
+    """A tenant that is throttled by its ceiling resumes once it can run for at least this long (half of the longest
+    quantum at most)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -69,5 +81,5 @@ class Parameters:
             raise ValueError(f"quantum_min_ns {self.quantum_min_ns} is more than quantum_max_ns {self.quantum_max_ns}")
 
     def quantum(self, runnable: int) -> int:
-        """The quantum where so many tenants can run."""
+        """Return the quantum in nanoseconds where `runnable` tenants compete."""
         return max(self.quantum_min_ns, min(self.quantum_max_ns, self.target_latency_ns // max(1, runnable)))

@@ -1,8 +1,10 @@
-"""Who starts now, given in what order tenants are to be served.
+"""Turns that begin now, given the order in which tenants are to be served.
 
-A tenant that cannot start yet keeps the GPUs that it needs from the time on at which the last of them is expected to
-be free; until then they are lent to later ones whose quantum fits in between. So a gang is not starved by tenants of
-single GPUs, and its waiting wastes little.
+Guarantees:
+- S4: A tenant gets all its GPUs in one turn, or none.
+- S5: A tenant that cannot start yet reserves its GPUs from the moment at which the last of them is expected to be free.
+  Until then they are given only to turns that end by that moment (backfill). So tenants of single GPUs do not starve a
+  gang, and the gang's waiting wastes little.
 """
 
 from __future__ import annotations
@@ -15,35 +17,41 @@ from .tenant import TokenTenant
 
 @dataclass(frozen=True)
 class Turn:
-    """`lent`: the GPUs are kept for another, who is due when the quantum ends at the latest."""
+    """A turn of one tenant on all its GPUs."""
 
     tenant: TokenTenant
     quantum_ns: int
-    lent: bool
+    backfill: bool
+    """The GPUs are reserved for another tenant from the end of this turn at the latest."""
 
 
-def affected(gpus: Iterable[str], sharing: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
-    """Who waits for one of these GPUs, or for one together with it, through gangs. `sharing`: all tenants by GPU."""
+def waiting_with(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
+    """Return the runnable tenants of these GPUs, and of all GPUs that runnable gangs connect with them.
+
+    Args:
+        gpus: UUIDs of the GPUs.
+        tenants_on: All tenants by GPU.
+    """
     found: dict[str, TokenTenant] = {}
     pending, seen = sorted(gpus), set[str]()
-    if len(pending) == 1 and all(len(tenant.gpus) == 1 for tenant in sharing.get(pending[0], ())):
-        return [t for t in sharing.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
+    if len(pending) == 1 and all(len(tenant.gpus) == 1 for tenant in tenants_on.get(pending[0], ())):
+        return [t for t in tenants_on.get(pending[0], ()) if t.waiting_since is not None and not t.throttled]
     while pending:
         gpu = pending.pop()
         seen.add(gpu)
-        for tenant in sharing.get(gpu, ()):
+        for tenant in tenants_on.get(gpu, ()):
             if tenant.runnable and tenant.id not in found:
                 found[tenant.id] = tenant
                 pending.extend(other for other in tenant.gpus if other not in seen)
     return list(found.values())
 
 
-def crowds(gpus: Iterable[str], sharing: Mapping[str, Sequence[TokenTenant]]) -> dict[str, int]:
-    """How many compete for each of these GPUs: those that wait for it and nothing else, and those that hold it."""
-    return {gpu: sum(1 for tenant in sharing[gpu] if tenant.runnable or tenant.holding) for gpu in gpus}
+def count_competing(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]) -> dict[str, int]:
+    """Return how many tenants compete for each of these GPUs: those that are runnable, and those that hold it."""
+    return {gpu: sum(1 for tenant in tenants_on[gpu] if tenant.runnable or tenant.holding) for gpu in gpus}
 
 
-def plan(
+def plan_turns(
     ordered: Sequence[TokenTenant],
     free_at: Mapping[str, int],
     *,
@@ -51,16 +59,23 @@ def plan(
     quantum: Callable[[TokenTenant], int],
     shortest_ns: int,
 ) -> list[Turn]:
-    """The turns that begin at `now`. `free_at`: when each GPU that is held is expected to be free; others are free
-    now."""
+    """Return the turns that begin at `now`.
+
+    Args:
+        ordered: Tenants that want a turn, the first to be served first.
+        free_at: Expected moment at which each GPU that is held is free. GPUs that are left out are free now.
+        now: The present moment.
+        quantum: Length of a tenant's turn, in nanoseconds.
+        shortest_ns: Shortest turn worth giving as backfill.
+    """
     held = set(free_at)
     ends = dict(free_at)
-    kept_from: dict[str, int] = {}
+    reserved_from: dict[str, int] = {}
     turns: list[Turn] = []
     for tenant in ordered:
         length = quantum(tenant)
         if held.isdisjoint(tenant.gpus):
-            room = min((kept_from[gpu] - now for gpu in tenant.gpus if gpu in kept_from), default=None)
+            room = min((reserved_from[gpu] - now for gpu in tenant.gpus if gpu in reserved_from), default=None)
             if room is None or room >= shortest_ns:
                 length = length if room is None else min(length, room)
                 turns.append(Turn(tenant, length, room is not None))
@@ -69,6 +84,6 @@ def plan(
                 continue
         start = max(ends.get(gpu, now) for gpu in tenant.gpus)
         for gpu in tenant.gpus:
-            kept_from[gpu] = min(kept_from.get(gpu, start), start)
+            reserved_from[gpu] = min(reserved_from.get(gpu, start), start)
             ends[gpu] = start + length
     return turns

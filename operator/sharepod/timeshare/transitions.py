@@ -1,65 +1,73 @@
-"""What becomes of a hold: it goes on, is cut short, gives way, is revoked, is overtaken.
+"""Transitions of holds: renewal, cut, revocation, yielding, preemption.
 
-Guarantees: a holder whose turn it is again when its quantum ends goes on without draining; one that says when its last
-work will have ended gives way to the next a hand-off's time before, one at a time on a GPU; one that has not drained a
-grace period after its quantum is overtaken. For one that wakes with credit a holder keeps the token for the least
-quantum only, as long as that does not happen so often that hand-offs would eat what is shared.
+Guarantees:
+- A holder whose turn is next again is renewed before its deadline, without draining.
+- A holder that announces the end of its last work yields `hand_off_ns` before that end; one holder at a time on a GPU.
+- A holder that has not drained a grace period after its deadline is preempted.
+- For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
+  cut each `cut_every_ns` (after a burst).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from .account import Charge
 from .actions import Action, Preemption, TokenGrant, TokenRevocation
+from .hold import Hold, Metering, Phase
 from .occupancy import Occupancy
 from .parameters import Parameters
-from .tenant import Hold, TokenTenant
-from .turns import Turns
+from .tenant import TokenTenant
+from .turns import TurnPolicy
 
 _NOTICE_NS = 1_000_000
-"""A holder whose quantum becomes shorter is told so if more than this is left of it."""
+"""Least notice of a new deadline: 1 ms, what a holder takes to bound its queue. With less it is revoked instead."""
+
+_RUNNING = Phase.RUNNING
 
 
-class Holds:
-    """All grants that were not drained and not overtaken. `stale`: where GPUs are added that it may be someone's turn
-    on."""
+class HoldTransitions:
+    """All holds that were not drained and not preempted."""
 
-    def __init__(self, parameters: Parameters, gpus: Occupancy, turns: Turns, stale: set[str]) -> None:
+    def __init__(
+        self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]
+    ) -> None:
         self._parameters = parameters
-        self._gpus = gpus
-        self._turns = turns
-        self._stale = stale
+        self._occupancy = occupancy
+        self._policy = policy
+        self._changed_gpus = changed_gpus
+        """GPUs on which a turn may begin; transitions add to them."""
         self._tenants: dict[str, TokenTenant] = {}
-        self._cuts: dict[str, int] = {}
-        """Per GPU, until when the holds that were cut for those who woke are paid for."""
-        self._told: list[tuple[TokenTenant, TokenGrant]] = []
-        """New terms, to be told by the next tick."""
+        self._cuts_paid_at: dict[str, int] = {}
+        """Moment by GPU at which the average time between cuts is met again."""
+        self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
+        """Changed terms of holds, which the next tick returns."""
 
     def begin(self, tenant: TokenTenant, hold: Hold) -> None:
-        """The tenant holds its GPUs."""
+        """Begin a hold on the tenant's GPUs."""
         tenant.hold = hold
         self._tenants[tenant.id] = tenant
-        self._gpus.occupy(tenant)
+        self._occupancy.occupy(tenant)
 
     def end(self, tenant: TokenTenant) -> None:
-        """It has drained, or is gone."""
+        """End the tenant's hold: it has drained, or is removed."""
         tenant.hold = None
         self._tenants.pop(tenant.id, None)
 
     def forget(self, gpu: str) -> None:
-        """Nobody is on this GPU any more."""
-        self._cuts.pop(gpu, None)
+        """Drop what is kept of a GPU that has no tenants any more."""
+        self._cuts_paid_at.pop(gpu, None)
 
-    def bound(self, now: int, gpus: Iterable[str], company: TokenTenant) -> None:
-        """What others launch on these GPUs is metered from now on."""
+    def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
+        """Meter the holders of these GPUs from now on, because `newcomer` is present."""
         for gpu in gpus:
-            holder = self._gpus.holder.get(gpu)
-            if holder is None or holder is company or holder.hold is None or holder.hold.bounded:
+            holder = self._occupancy.holder.get(gpu)
+            if holder is None or holder is newcomer or holder.hold is None or holder.hold.metered:
                 continue
-            holder.hold.bounded = True
+            holder.hold.metering = Metering.METERED_LATER
             left = 0 if holder.hold.deadline is None else holder.hold.deadline - now
             if left > 0 or holder.hold.deadline is None:
-                self._tell(holder, holder.hold, left)
+                self._tell_terms(holder, holder.hold, left)
 
     def shorten(
         self,
@@ -69,128 +77,145 @@ class Holds:
         *,
         unlimited: Callable[[int, TokenTenant], bool],
     ) -> None:
-        """A holder that someone waits for keeps the token no longer than the quantum for that many.
+        """Bring the deadlines of the holders of these GPUs forward to the quantum for those that compete now.
 
-        Once someone comes who has credit it keeps the token for the least quantum only, if it holds on borrowed time or
-        is owed less by more than a quantum; for one that wakes with credit always, as long as that is not too often.
+        A holder keeps a shortest quantum only:
+        - for a waiter with credit, if its own time is borrowed or it lags less by more than a quantum;
+        - for a waiter that wakes with credit, as often as `cut_every_ns` allows.
+
+        Args:
+            now: The present moment.
+            gpus: UUIDs of the GPUs.
+            waiter: The tenant that has begun to wait; None: rates have changed.
+            unlimited: Whether a holder may keep the token without a deadline.
         """
-        owed = waiter.account.owed_ns() if waiter is not None and waiter.account.assured > 0 else None
+        lag = waiter.account.lag_ns() if waiter is not None and waiter.account.assured > 0 else None
         for gpu in gpus:
-            holder = self._gpus.holder.get(gpu)
+            holder = self._occupancy.holder.get(gpu)
             if holder is None or holder.hold is None or unlimited(now, holder):
                 continue
-            hold, quantum, cut = holder.hold, self._turns.quantum(holder), False
-            if owed is not None and (not hold.assured or owed - holder.account.owed_ns() > quantum):
+            hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
+            if lag is not None and (hold.given_as is Charge.BORROWED or lag - holder.account.lag_ns() > quantum):
                 quantum = self._parameters.quantum_min_ns
-            elif waiter is not None and waiter.woke and self._cuts.get(gpu, now) <= now + self._parameters.cut_burst_ns:
+            elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
                 quantum, cut = self._parameters.quantum_min_ns, True
             deadline = max(now, hold.granted_at + quantum)
             if hold.deadline is None or hold.deadline - deadline >= self._parameters.quantum_min_ns:
                 if cut:
-                    self._cuts[gpu] = max(now, self._cuts.get(gpu, now)) + self._parameters.cut_every_ns
-                self._gpus.settle(now, holder)
+                    paid_at = max(now, self._cuts_paid_at.get(gpu, now))
+                    self._cuts_paid_at[gpu] = paid_at + self._parameters.cut_every_ns
+                self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
     def tick(self, now: int) -> list[Action]:
-        """Everything that is due at `now`."""
+        """Carry out all transitions that are due at `now`, and return what holders have to be told."""
         actions: list[Action] = [
-            terms for tenant, terms in self._told if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id
+            terms
+            for tenant, terms in self._new_terms
+            if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id
         ]
-        self._told = []
+        self._new_terms = []
         for tenant in list(self._tenants.values()):
             hold = _hold_of(tenant)
-            if hold.gives_way_at is not None and now >= hold.gives_way_at:
-                self._give_way(now, tenant, hold)
+            # 1. Yield, if its last work is about to end.
+            if hold.yields_at is not None and now >= hold.yields_at:
+                self._yield(now, tenant, hold)
             if hold.deadline is None or now < self._look_at(hold):
                 continue
-            if not hold.considered and not hold.revoked and not hold.ending:
-                hold.considered = True
+            # 2. Renew, if its turn is next again.
+            if not hold.renewal_considered and hold.phase is _RUNNING:
+                hold.renewal_considered = True
                 if now < hold.deadline:
                     actions.extend(self._renew(now, tenant, hold))
             if now < hold.deadline:
                 continue
-            if hold.shortened and not hold.revoked and not hold.ending:
-                hold.revoked = True
+            # 3. Revoke, if the tenant counts on a later deadline.
+            if hold.told_longer and hold.phase is _RUNNING:
+                hold.phase = Phase.REVOKED
                 actions.append(TokenRevocation(tenant.id, hold.grant_id))
+            # 4. Preempt, if the grace period has expired.
             if now >= hold.deadline + self._parameters.grace_ns:
-                self._overtake(now, tenant, hold)
+                self._preempt(now, tenant, hold)
                 actions.append(Preemption(tenant.id, hold.grant_id))
         return actions
 
     def due(self) -> Iterator[int]:
-        """When `tick` has something to do at the latest."""
+        """Yield the moments at which `tick` has something to do at the latest."""
         for tenant in self._tenants.values():
             hold = _hold_of(tenant)
-            if hold.gives_way_at is not None and self._gpus.may_give_way(tenant):
-                yield hold.gives_way_at
+            if hold.yields_at is not None and self._occupancy.may_yield(tenant):
+                yield hold.yields_at
             if hold.deadline is None:
                 continue
-            if hold.ending or hold.revoked or (hold.considered and not hold.shortened):
+            if hold.phase is not _RUNNING or (hold.renewal_considered and not hold.told_longer):
                 yield hold.deadline + self._parameters.grace_ns
             else:
-                yield hold.deadline if hold.considered else self._look_at(hold)
+                yield hold.deadline if hold.renewal_considered else self._look_at(hold)
+
+    def _may_cut(self, now: int, gpu: str) -> bool:
+        return self._cuts_paid_at.get(gpu, now) <= now + self._parameters.cut_burst_ns
 
     def _look_at(self, hold: Hold) -> int:
-        """When it is to be seen whether the holder goes on; its deadline once it was."""
-        assert hold.deadline is not None, "it has a quantum"
-        if hold.considered:
+        """Return the moment at which the renewal is considered; its deadline once that was done."""
+        assert hold.deadline is not None, "the hold has a deadline"
+        if hold.renewal_considered:
             return hold.deadline
         return hold.deadline - min(self._parameters.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
 
-    def _tell(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> None:
-        self._told.append((tenant, TokenGrant(tenant.id, hold.grant_id, left_ns, True)))
+    def _tell_terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> None:
+        self._new_terms.append((tenant, TokenGrant(tenant.id, hold.grant_id, left_ns, True)))
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
-        """The holder is told at once, so that its queue is short by then; where that is too late, it is revoked when it
-        is due."""
-        hold.deadline, hold.considered = deadline, False
-        hold.shortened = deadline - now < _NOTICE_NS
-        if not hold.shortened and not hold.revoked and not hold.ending:
-            hold.bounded = True
-            self._tell(tenant, hold, deadline - now)
+        """Set an earlier deadline. The holder is told at once, so that its queue is short by then; if it is too late
+        for that, the holder is revoked at the deadline."""
+        hold.deadline, hold.renewal_considered = deadline, False
+        hold.told_longer = deadline - now < _NOTICE_NS
+        if not hold.told_longer and hold.phase is _RUNNING:
+            if hold.metering is Metering.UNMETERED:
+                hold.metering = Metering.METERED_LATER
+            self._tell_terms(tenant, hold, deadline - now)
 
     def _renew(self, now: int, tenant: TokenTenant, hold: Hold) -> list[Action]:
-        """Lets a holder go on whose turn it is again."""
-        turn = self._turns.next_of(now, tenant)
-        assert hold.deadline is not None, "it has a quantum"
+        """Renew the hold, if its tenant's turn is next again."""
+        turn = self._policy.renewal(now, tenant)
+        assert hold.deadline is not None, "the hold has a deadline"
         if turn is None:
             return []
-        room, quantum, left = tenant.account.room_ns(), turn.quantum_ns, hold.deadline - now
-        if room is not None:  # what is left of the present quantum comes off it first
+        room, quantum, left = tenant.account.ceiling_room_ns(), turn.quantum_ns, hold.deadline - now
+        if room is not None:  # the rest of the present quantum comes off the room first
             quantum = min(quantum, room - left)
-        if turn.lent:  # until the moment for which its GPUs are kept, else those who are lent them outstay each other
+        if turn.backfill:  # ends when the reservation begins, else tenants of backfilled GPUs outstay each other
             quantum = min(quantum, turn.quantum_ns - left)
-        if (room is not None or turn.lent) and quantum < self._parameters.quantum_min_ns:
+        if (room is not None or turn.backfill) and quantum < self._parameters.quantum_min_ns:
             return []
-        self._gpus.settle_around(now, tenant)
-        self._turns.forgive(tenant, hold.charged_ns)
+        self._occupancy.settle_around(now, tenant)
+        self._policy.cap_debt(tenant, hold.charged_ns)
         hold.granted_at, hold.deadline = hold.deadline, hold.deadline + quantum
-        hold.assured = tenant.account.assured > 0
-        hold.shortened = hold.considered = False
+        hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
+        hold.told_longer = hold.renewal_considered = False
         hold.charged_ns = 0
-        return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.bounded)]
+        return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.metered)]
 
-    def _give_way(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Lets the next in while the tenant's last work ends, unless its own turn is the next. One at a time on a
-        GPU."""
-        if not self._gpus.may_give_way(tenant):
+    def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
+        """Let the next tenant in while this one's last work ends, unless its own turn is next again."""
+        if not self._occupancy.may_yield(tenant):
             return
-        hold.gives_way_at = None
-        if self._turns.next_of(now, tenant) is None:
-            self._gpus.settle_around(now, tenant)
-            hold.yielded = True
-            self._gpus.give_way(tenant)
-            self._stale.update(tenant.gpus)
+        hold.yields_at = None
+        if self._policy.renewal(now, tenant) is None:
+            self._occupancy.settle_around(now, tenant)
+            hold.phase = Phase.YIELDING
+            self._occupancy.start_yielding(tenant)
+            self._changed_gpus.update(tenant.gpus)
 
-    def _overtake(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        self._gpus.settle_around(now, tenant)
-        hold.overdue = True
+    def _preempt(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
+        self._occupancy.settle_around(now, tenant)
+        hold.phase = Phase.PREEMPTED
         tenant.account.preemptions += 1
         del self._tenants[tenant.id]
-        self._gpus.overtake(tenant)
-        self._stale.update(tenant.gpus)
+        self._occupancy.preempt(tenant)
+        self._changed_gpus.update(tenant.gpus)
 
 
 def _hold_of(tenant: TokenTenant) -> Hold:
-    assert tenant.hold is not None, "a holder holds"
+    assert tenant.hold is not None, "the tenant has a hold"
     return tenant.hold

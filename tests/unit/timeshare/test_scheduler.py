@@ -46,7 +46,7 @@ def test_what_was_launched_alone_drains_at_no_cost_for_the_grace_period() -> Non
     assert granted(scheduler, 11 * S + 100 * MS).tenant == "a", "no debt keeps it from its turn"
 
 
-def test_in_company_launches_are_metered_although_nobody_waits() -> None:
+def test_a_grant_is_metered_while_another_tenant_is_present_although_nobody_waits() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.set_present(0, "b", present=True)
     scheduler.want(1, "a")
@@ -108,7 +108,7 @@ def test_borrowed_time_ends_soon_after_someone_with_credit_comes() -> None:
     assert scheduler.tick(257_500_000) == []
 
 
-def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() -> None:
+def test_a_holder_is_preempted_after_the_grace_period_and_not_before() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
@@ -117,8 +117,8 @@ def test_an_overdue_holder_is_overtaken_after_the_grace_period_and_not_before() 
     assert scheduler.tick(2) == [TokenGrant("a", grant.grant_id, end - 2, True)]
     assert scheduler.tick(end) == []
     assert scheduler.tick(end + 1 * S - 1) == []
-    overdue, grant_b = scheduler.tick(end + 1 * S)
-    assert overdue == Preemption("a", grant.grant_id)
+    preempted, grant_b = scheduler.tick(end + 1 * S)
+    assert preempted == Preemption("a", grant.grant_id)
     assert isinstance(grant_b, TokenGrant)
     assert grant_b.tenant == "b"
     later = end + 2 * S
@@ -262,7 +262,7 @@ def two_that_share(request: int = 500) -> Scheduler:
     return scheduler
 
 
-def test_who_says_when_its_last_work_ends_gives_way_before_and_pays_until_it_has_drained() -> None:
+def test_a_holder_that_announces_its_end_yields_before_it_and_pays_until_it_has_drained() -> None:
     scheduler = two_that_share()
     scheduler.draining(100 * MS, "a", expected_ns=3 * MS)
     assert scheduler.tick(100 * MS) == []
@@ -284,7 +284,7 @@ def test_nobody_joins_one_whose_last_work_is_ending() -> None:
     assert scheduler.remaining_grant(50 * MS, "a") is None
 
 
-def test_who_says_that_it_is_ending_and_never_drains_is_overtaken_and_pays() -> None:
+def test_a_holder_that_announces_its_end_and_never_drains_is_preempted_and_pays() -> None:
     scheduler = two_that_share()
     scheduler.draining(50 * MS, "a", expected_ns=0)
     assert granted(scheduler, 50 * MS).tenant == "b"
@@ -294,7 +294,7 @@ def test_who_says_that_it_is_ending_and_never_drains_is_overtaken_and_pays() -> 
     assert scheduler.usage(end + 1 * S, "b").held_ns == 1 * S
 
 
-def test_nobody_gives_way_whose_turn_it_is_again() -> None:
+def test_a_draining_holder_whose_turn_is_next_again_does_not_yield() -> None:
     scheduler = two_that_share(900)
     scheduler.drained(100 * MS, "a", wanting=True)
     assert granted(scheduler, 100 * MS).tenant == "b"
@@ -304,7 +304,7 @@ def test_nobody_gives_way_whose_turn_it_is_again() -> None:
     assert scheduler.tick(210 * MS) == []
 
 
-def test_company_makes_the_queue_of_one_that_runs_alone_bounded() -> None:
+def test_a_holder_that_runs_alone_is_metered_once_another_tenant_is_present() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
@@ -315,7 +315,7 @@ def test_company_makes_the_queue_of_one_that_runs_alone_bounded() -> None:
 
 
 @pytest.mark.parametrize("limit", [1000, 700])
-def test_an_overdue_holder_that_wants_more_gets_what_is_idle(limit: int) -> None:
+def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> None:
     scheduler = scheduler_with(("a", 500, limit), ("b", 500, 1000))
     for name in "ab":
         scheduler.want(1, name)
@@ -333,7 +333,7 @@ def test_an_overdue_holder_that_wants_more_gets_what_is_idle(limit: int) -> None
     assert granted(scheduler, now + 1 * MS).tenant == "b"
 
 
-def test_an_overdue_tenant_that_wants_more_is_not_starved_by_busy_neighbours() -> None:
+def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() -> None:
     scheduler = two_that_share()
     now = 2 * S
     assert Preemption("a", 1) in scheduler.tick(now)

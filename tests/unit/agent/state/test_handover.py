@@ -210,7 +210,7 @@ def account(request: int, limit: int) -> Account:
 def test_an_account_that_is_resumed_is_owed_what_it_was_owed(one: int, two: int, held: int, away: int) -> None:
     request, limit = sorted((one, two))
     before = account(request, limit)
-    before.advance(30 * SECOND, held, Charge.OWN)
+    before.advance(30 * SECOND, held, Charge.GUARANTEED)
     state = before.snapshot()
     after = Account(30 * SECOND + away, Parameters(), request_milli=request, limit_milli=limit)
     after.resume(state)

@@ -1,0 +1,70 @@
+"""A hold: one grant of the token, from the moment it is given until its tenant has drained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from .account import Charge
+
+
+class Phase(Enum):
+    """Progress of a hold. A hold moves downwards in this list only, and may skip phases; it ends when the tenant has
+    drained."""
+
+    RUNNING = auto()
+    """The tenant may launch. The hold may be renewed."""
+
+    REVOKED = auto()
+    """The tenant was told to drain."""
+
+    DRAINING = auto()
+    """The tenant's gate is closed and its last work is ending. No further process joins, and the hold is not
+    renewed."""
+
+    YIELDING = auto()
+    """As DRAINING, and the tenant's GPUs may have been granted to others already."""
+
+    PREEMPTED = auto()
+    """The grace period has expired, and the tenant's GPUs may have been granted to others."""
+
+
+class Metering(Enum):
+    """Whether the tenant has to keep its queue of launched work bounded."""
+
+    UNMETERED = auto()
+    """It may launch any amount: nobody else is there, and no limit binds."""
+
+    METERED_LATER = auto()
+    """It was told to bound its queue after it could have launched any amount."""
+
+    METERED_FROM_START = auto()
+    """Everything launched under the hold was launched into a bounded queue."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """A grant that has not been drained. Moments in nanoseconds of the scheduler's clock."""
+
+    grant_id: int
+    granted_at: int
+    """Begin of the present quantum."""
+    deadline: int | None
+    """End of the quantum; None: until another tenant wants one of the GPUs."""
+    metering: Metering
+    given_as: Charge
+    """Whether the time was given as guaranteed or lent."""
+    renewal_considered: bool
+    """Whether the holder's turn is next again was looked at, for this deadline."""
+    told_longer: bool = False
+    """The holder was told a later deadline than it has, so it has to be revoked."""
+    phase: Phase = Phase.RUNNING
+    yields_at: int | None = None
+    """Moment from which the next tenant may be granted; None unless the hold is draining."""
+    charged_ns: int = 0
+    """Time charged to the account in the present quantum."""
+
+    @property
+    def metered(self) -> bool:
+        """Return whether the holder was told to keep its queue bounded."""
+        return self.metering is not Metering.UNMETERED
