@@ -1,0 +1,1 @@
+"""API server double: see README.md."""

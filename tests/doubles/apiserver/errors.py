@@ -1,0 +1,50 @@
+"""Refusals of the double, as the API server words them."""
+
+from __future__ import annotations
+
+from .kinds import Json
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
+    """A request that is answered with a Status instead of an object."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+
+    def status(self) -> Json:
+        """The body of the answer."""
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
+        }
+
+
+def not_found(plural: str, name: str) -> Refused:
+    return Refused(404, "NotFound", f'{plural} "{name}" not found')
+
+
+def already_exists(plural: str, name: str) -> Refused:
+    return Refused(409, "AlreadyExists", f'{plural} "{name}" already exists')
+
+
+def conflict(plural: str, name: str, why: str) -> Refused:
+    return Refused(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": {why}')
+
+
+def invalid(message: str) -> Refused:
+    return Refused(422, "Invalid", message)
+
+
+def bad_request(message: str) -> Refused:
+    return Refused(400, "BadRequest", message)
+
+
+def expired(message: str) -> Refused:
+    return Refused(410, "Expired", message)
