@@ -1,98 +1,98 @@
-/* See holdings.h. */
+/* See table.h. */
 #include "memory/allocations.h"
 
 #include "base/sys.h"
 
-static size_t bucket(const struct holdings *holdings, enum holding_kind kind, uint64_t key) {
+static size_t bucket(const struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
     uint64_t mixed = (key ^ (uint64_t)kind << 57) * 0x9e3779b97f4a7c15ull;
-    return (size_t)(mixed >> 24) & (holdings->bucket_count - 1);
+    return (size_t)(mixed >> 24) & (table->bucket_count - 1);
 }
 
-static void put(struct holdings *holdings, struct holding *holding) {
-    struct holding **at = &holdings->buckets[bucket(holdings, holding->kind, holding->key)];
-    holding->next = *at;
-    *at = holding;
+static void put(struct allocation_table *table, struct allocation *allocation) {
+    struct allocation **at = &table->buckets[bucket(table, allocation->kind, allocation->key)];
+    allocation->next = *at;
+    *at = allocation;
 }
 
 /* Twice the buckets, if the kernel gives them; without them it only gets slower. */
-static bool grow(struct holdings *holdings) {
-    struct holdings old = *holdings;
+static bool grow(struct allocation_table *table) {
+    struct allocation_table old = *table;
     size_t count = old.bucket_count ? old.bucket_count * 2 : 1024;
-    struct holding **buckets = sys_map(count * sizeof *buckets);
+    struct allocation **buckets = sys_map(count * sizeof *buckets);
     if (buckets == NULL)
         return old.bucket_count != 0;
-    holdings->buckets = buckets;
-    holdings->bucket_count = count;
+    table->buckets = buckets;
+    table->bucket_count = count;
     for (size_t i = 0; i < old.bucket_count; i++)
-        for (struct holding *holding = old.buckets[i], *next; holding != NULL; holding = next) {
-            next = holding->next;
-            put(holdings, holding);
+        for (struct allocation *allocation = old.buckets[i], *next; allocation != NULL; allocation = next) {
+            next = allocation->next;
+            put(table, allocation);
         }
     sys_unmap(old.buckets, old.bucket_count * sizeof *old.buckets);
     return true;
 }
 
-struct holding *holdings_make(struct holdings *holdings) {
-    if (holdings->count >= holdings->bucket_count && !grow(holdings))
+struct allocation *allocations_make(struct allocation_table *table) {
+    if (table->count >= table->bucket_count && !grow(table))
         return NULL;
-    return slab_take(&holdings->slab, sizeof(struct holding));
+    return slab_take(&table->slab, sizeof(struct allocation));
 }
 
-void holdings_add(struct holdings *holdings, struct holding *holding) {
-    put(holdings, holding);
-    holdings->count++;
+void allocations_add(struct allocation_table *table, struct allocation *allocation) {
+    put(table, allocation);
+    table->count++;
 }
 
-void holdings_drop(struct holdings *holdings, struct holding *holding) {
-    slab_give(&holdings->slab, holding);
+void allocations_drop(struct allocation_table *table, struct allocation *allocation) {
+    slab_give(&table->slab, allocation);
 }
 
-static struct holding **place_of(const struct holdings *holdings, enum holding_kind kind, uint64_t key) {
-    if (holdings->bucket_count == 0)
+static struct allocation **place_of(const struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
+    if (table->bucket_count == 0)
         return NULL;
-    struct holding **at = &holdings->buckets[bucket(holdings, kind, key)];
+    struct allocation **at = &table->buckets[bucket(table, kind, key)];
     while (*at != NULL && ((*at)->key != key || (*at)->kind != kind))
         at = &(*at)->next;
     return *at != NULL ? at : NULL;
 }
 
-struct holding *holdings_find(const struct holdings *holdings, enum holding_kind kind, uint64_t key) {
-    struct holding **at = place_of(holdings, kind, key);
+struct allocation *allocations_find(const struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
+    struct allocation **at = place_of(table, kind, key);
     return at != NULL ? *at : NULL;
 }
 
-static struct holding *unlink(struct holdings *holdings, struct holding **at) {
-    struct holding *holding = *at;
-    *at = holding->next;
-    holdings->count--;
-    return holding;
+static struct allocation *unlink(struct allocation_table *table, struct allocation **at) {
+    struct allocation *allocation = *at;
+    *at = allocation->next;
+    table->count--;
+    return allocation;
 }
 
-struct holding *holdings_take(struct holdings *holdings, enum holding_kind kind, uint64_t key) {
-    struct holding **at = place_of(holdings, kind, key);
-    return at != NULL ? unlink(holdings, at) : NULL;
+struct allocation *allocations_take(struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
+    struct allocation **at = place_of(table, kind, key);
+    return at != NULL ? unlink(table, at) : NULL;
 }
 
-struct holding *holdings_take_of(struct holdings *holdings, CUcontext context, size_t *at) {
-    for (; *at < holdings->bucket_count; ++*at)
-        for (struct holding **link = &holdings->buckets[*at]; *link != NULL; link = &(*link)->next)
+struct allocation *allocations_take_of(struct allocation_table *table, CUcontext context, size_t *at) {
+    for (; *at < table->bucket_count; ++*at)
+        for (struct allocation **link = &table->buckets[*at]; *link != NULL; link = &(*link)->next)
             if ((*link)->context == context)
-                return unlink(holdings, link);
+                return unlink(table, link);
     return NULL;
 }
 
-struct holding *holdings_take_all(struct holdings *holdings, bool (*matches)(const struct holding *, const void *of),
+struct allocation *allocations_take_all(struct allocation_table *table, bool (*matches)(const struct allocation *, const void *of),
                                   const void *of) {
-    struct holding *list = NULL;
-    for (size_t i = 0; i < holdings->bucket_count; i++)
-        for (struct holding **at = &holdings->buckets[i], *holding; (holding = *at) != NULL;) {
-            if (!matches(holding, of)) {
-                at = &holding->next;
+    struct allocation *list = NULL;
+    for (size_t i = 0; i < table->bucket_count; i++)
+        for (struct allocation **at = &table->buckets[i], *allocation; (allocation = *at) != NULL;) {
+            if (!matches(allocation, of)) {
+                at = &allocation->next;
                 continue;
             }
-            unlink(holdings, at);
-            holding->next = list;
-            list = holding;
+            unlink(table, at);
+            allocation->next = list;
+            list = allocation;
         }
     return list;
 }

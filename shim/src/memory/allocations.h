@@ -1,8 +1,8 @@
 /* The table of what this process holds: everything whose end gives device memory back, found by what the program names
  * it by. All calls with the lock of struct gpus.
  */
-#ifndef SHAREPOD_HOLDINGS_H
-#define SHAREPOD_HOLDINGS_H
+#ifndef SHAREPOD_ALLOCATIONS_H
+#define SHAREPOD_ALLOCATIONS_H
 
 #include <cuda.h>
 #include <stdbool.h>
@@ -11,21 +11,21 @@
 
 #include "base/slab.h"
 
-enum holding_kind {
-    HOLDING_LINEAR,  /* by its address */
-    HOLDING_ARRAY,   /* by its handle; mipmapped ones too */
-    HOLDING_HANDLE,  /* of physical memory (cuMemCreate): by the handle */
-    HOLDING_MAPPING, /* of physical memory: by the address where it begins */
-    HOLDING_SPARSE,  /* of physical memory into an array: by what part of it */
-    HOLDING_CONTEXT, /* by its handle */
-    HOLDING_LIMIT,   /* what cuCtxSetLimit added: by context and limit */
-    HOLDING_GRAPH    /* executable graph with memory nodes: by its handle; the bytes are what a launch may take */
+enum allocation_kind {
+    ALLOCATION_LINEAR,  /* by its address */
+    ALLOCATION_ARRAY,   /* by its handle; mipmapped ones too */
+    ALLOCATION_HANDLE,  /* of physical memory (cuMemCreate): by the handle */
+    ALLOCATION_MAPPING, /* of physical memory: by the address where it begins */
+    ALLOCATION_SPARSE,  /* of physical memory into an array: by what part of it */
+    ALLOCATION_CONTEXT, /* by its handle */
+    ALLOCATION_LIMIT,   /* what cuCtxSetLimit added: by context and limit */
+    ALLOCATION_GRAPH    /* executable graph with memory nodes: by its handle; the bytes are what a launch may take */
 };
 
 struct physical;
 
-struct holding {
-    struct holding *next;
+struct allocation {
+    struct allocation *next;
     uint64_t key;
     uint64_t bytes;
     CUcontext context; /* it ends with this context; NULL: it outlives them */
@@ -38,24 +38,24 @@ struct holding {
     uint8_t kind;
 };
 
-struct holdings {
-    struct holding **buckets;
+struct allocation_table {
+    struct allocation **buckets;
     size_t bucket_count, count;
     struct slab slab;
 };
 
 /* A free one, to be filled and added or dropped; NULL when the kernel gives no memory. */
-struct holding *holdings_make(struct holdings *holdings);
-void holdings_add(struct holdings *holdings, struct holding *holding);
-void holdings_drop(struct holdings *holdings, struct holding *holding);
+struct allocation *allocations_make(struct allocation_table *table);
+void allocations_add(struct allocation_table *table, struct allocation *allocation);
+void allocations_drop(struct allocation_table *table, struct allocation *allocation);
 /* The newest of that key; NULL if there is none. */
-struct holding *holdings_find(const struct holdings *holdings, enum holding_kind kind, uint64_t key);
+struct allocation *allocations_find(const struct allocation_table *table, enum allocation_kind kind, uint64_t key);
 /* The same, taken out of the table. */
-struct holding *holdings_take(struct holdings *holdings, enum holding_kind kind, uint64_t key);
+struct allocation *allocations_take(struct allocation_table *table, enum allocation_kind kind, uint64_t key);
 /* Takes out one that ends with the context; NULL: none is left. `at` begins at 0 and is kept between calls. */
-struct holding *holdings_take_of(struct holdings *holdings, CUcontext context, size_t *at);
+struct allocation *allocations_take_of(struct allocation_table *table, CUcontext context, size_t *at);
 /* Takes out all that match; they come as a list. */
-struct holding *holdings_take_all(struct holdings *holdings, bool (*matches)(const struct holding *, const void *of),
+struct allocation *allocations_take_all(struct allocation_table *table, bool (*matches)(const struct allocation *, const void *of),
                                   const void *of);
 
 #endif

@@ -2,73 +2,73 @@
 #include "memory/charge.h"
 
 #include "memory/credits.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes) {
-    charge->holding = NULL;
-    if (place < 0 && gpus_ungated(books()->gpus))
+    charge->allocation = NULL;
+    if (place < 0 && gpus_ungated(memory_state()->gpus))
         return CUDA_SUCCESS;
     if (place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
-    books_lock();
-    struct holding *holding = holdings_make(&books()->holdings);
-    books_unlock();
-    if (holding == NULL)
+    memory_lock();
+    struct allocation *allocation = allocations_make(&memory_state()->allocations);
+    memory_unlock();
+    if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    holding->bytes = bytes;
-    holding->context = context;
-    holding->place = (int8_t)place;
+    allocation->bytes = bytes;
+    allocation->context = context;
+    allocation->place = (int8_t)place;
     if (!credits_reserve(place, bytes)) {
-        books_lock();
-        holdings_drop(&books()->holdings, holding);
-        books_unlock();
+        memory_lock();
+        allocations_drop(&memory_state()->allocations, allocation);
+        memory_unlock();
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    charge->holding = holding;
+    charge->allocation = allocation;
     return CUDA_SUCCESS;
 }
 
-void charge_end(struct charge *charge, bool made, enum holding_kind kind, uint64_t key) {
-    struct holding *holding = charge->holding;
-    if (holding == NULL)
+void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key) {
+    struct allocation *allocation = charge->allocation;
+    if (allocation == NULL)
         return;
     if (!made) {
-        uncharge_end(holding, true);
+        uncharge_end(allocation, true);
         return;
     }
-    holding->kind = (uint8_t)kind;
-    holding->key = key;
-    books_lock();
-    holdings_add(&books()->holdings, holding);
-    books_unlock();
+    allocation->kind = (uint8_t)kind;
+    allocation->key = key;
+    memory_lock();
+    allocations_add(&memory_state()->allocations, allocation);
+    memory_unlock();
 }
 
-struct holding *uncharge_begin(enum holding_kind kind, uint64_t key) {
-    books_lock();
-    struct holding *holding = holdings_take(&books()->holdings, kind, key);
-    books_unlock();
-    return holding;
+struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key) {
+    memory_lock();
+    struct allocation *allocation = allocations_take(&memory_state()->allocations, kind, key);
+    memory_unlock();
+    return allocation;
 }
 
-void uncharge_end(struct holding *holding, bool freed) {
-    if (holding == NULL)
+void uncharge_end(struct allocation *allocation, bool freed) {
+    if (allocation == NULL)
         return;
     if (freed)
-        credits_return(holding->place, holding->bytes);
-    books_lock();
+        credits_return(allocation->place, allocation->bytes);
+    memory_lock();
     if (freed)
-        holdings_drop(&books()->holdings, holding);
+        allocations_drop(&memory_state()->allocations, allocation);
     else
-        holdings_add(&books()->holdings, holding);
-    books_unlock();
+        allocations_add(&memory_state()->allocations, allocation);
+    memory_unlock();
 }
 
 void memory_rename_context(CUcontext from, CUcontext to) {
-    struct holdings *holdings = &books()->holdings;
-    books_lock();
-    for (size_t i = 0; i < holdings->bucket_count; i++)
-        for (struct holding *holding = holdings->buckets[i]; holding != NULL; holding = holding->next)
-            if (holding->context == from)
-                holding->context = to;
-    books_unlock();
+    struct allocation_table *table = &memory_state()->allocations;
+    memory_lock();
+    for (size_t i = 0; i < table->bucket_count; i++)
+        for (struct allocation *allocation = table->buckets[i]; allocation != NULL; allocation = allocation->next)
+            if (allocation->context == from)
+                allocation->context = to;
+    memory_unlock();
 }

@@ -1,7 +1,7 @@
 /* See credits.h. */
 #include "memory/credits.h"
 
-#include "memory/lock.h"
+#include "memory/state.h"
 
 #ifndef SHAREPOD_MEMORY_WAIT_MS
 #define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for a daemon that is away */
@@ -11,10 +11,10 @@
 #define CREDIT_STEP (2ull << 20)
 #define CREDITS_IDLE_MOST (32ull << 20)
 #define RESERVE_MOST (1ull << 46) /* no GPU has as much: the daemon is not asked for it */
-#define CREDITS_IDLE_TIME SYS_SECOND
+#define CREDITS_IDLE_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
-    return &books()->gpus->gpus[place];
+    return &memory_state()->gpus->gpus[place];
 }
 
 /* Credits have moved; if some are idle the agent thread shall see to them in time. With the lock. */
@@ -36,7 +36,7 @@ static bool take(struct gpu *gpu, uint64_t bytes) {
 }
 
 bool credits_take(int place, uint64_t bytes) {
-    struct gpus *gpus = books()->gpus;
+    struct gpus *gpus = memory_state()->gpus;
     lock(&gpus->lock);
     bool taken = take(gpu_at(place), bytes);
     unlock(&gpus->lock);
@@ -45,7 +45,7 @@ bool credits_take(int place, uint64_t bytes) {
 
 /* One try by what is in hand; else how much is missing, and whether it makes no sense to ask for it. */
 static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeless) {
-    struct gpus *gpus = books()->gpus;
+    struct gpus *gpus = memory_state()->gpus;
     struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
@@ -72,12 +72,12 @@ bool credits_reserve(int place, uint64_t bytes) {
         if (hopeless || now >= deadline)
             return false;
         exact = exact || more == missing;
-        struct answer answer = session_ask(books()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
+        struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, deadline - now);
         /* Credits that came are in hand by now: another thread may be faster, then ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
-        if (!refreshed && books()->refresh(place)) { /* what this process no longer has was counted still */
+        if (!refreshed && memory_state()->refresh(place)) { /* what this process no longer has was counted still */
             refreshed = true;
             continue;
         }
@@ -93,10 +93,10 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     for (;;) {
         if (try_take(place, bytes, &missing, &hopeless))
             return true;
-        if (hopeless || !atomic_load(&books()->session->ready))
+        if (hopeless || !atomic_load(&memory_state()->session->ready))
             return false;
         struct answer answer =
-            session_ask(books()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
+            session_ask(memory_state()->session, SHP_RESERVE, SHP_RESERVE_AHEAD, place, missing, SYS_SECOND);
         if (!answer.came || answer.status != SHP_RESERVE_OK)
             return false;
     }
@@ -106,12 +106,12 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
-    if (!session_release(books()->session, place, idle, 0))
+    if (!session_release(memory_state()->session, place, idle, 0))
         gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the daemon has forgotten them anyway */
 }
 
 void credits_return(int place, uint64_t bytes) {
-    struct gpus *gpus = books()->gpus;
+    struct gpus *gpus = memory_state()->gpus;
     if (place < 0 || bytes == 0)
         return;
     struct gpu *gpu = gpu_at(place);
@@ -125,7 +125,7 @@ void credits_return(int place, uint64_t bytes) {
 }
 
 void credits_grow(int place, uint64_t bytes) {
-    struct gpus *gpus = books()->gpus;
+    struct gpus *gpus = memory_state()->gpus;
     if (place < 0 || bytes == 0)
         return;
     struct gpu *gpu = gpu_at(place);
@@ -134,7 +134,7 @@ void credits_grow(int place, uint64_t bytes) {
     gpu->used += bytes;
     gpu->credited += more;
     if (more > 0)
-        session_grown(books()->session, place, more); /* without a connection it is handed over with the next */
+        session_grown(memory_state()->session, place, more); /* without a connection it is handed over with the next */
     moved(gpu);
     unlock(&gpus->lock);
 }
@@ -190,7 +190,7 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
 }
 
 uint64_t credits_step(uint64_t now) {
-    struct gpus *gpus = books()->gpus;
+    struct gpus *gpus = memory_state()->gpus;
     uint64_t due = SYS_NEVER;
     lock(&gpus->lock);
     for (unsigned place = 0; place < gpus->count; place++) {
@@ -199,7 +199,7 @@ uint64_t credits_step(uint64_t now) {
             continue;
         if (gpu->moves != gpu->moves_seen) {
             gpu->moves_seen = gpu->moves;
-            gpu->idle_until = now + CREDITS_IDLE_TIME;
+            gpu->idle_until = now + CREDITS_IDLE_NS;
         } else if (now >= gpu->idle_until) {
             gpu->watched = false;
             if (gpu->credited > gpu->used)
@@ -214,9 +214,9 @@ uint64_t credits_step(uint64_t now) {
 }
 
 bool credits_view(int place, uint64_t *limit, uint64_t *used) {
-    struct memory *memory = books();
+    struct memory *memory = memory_state();
     struct gpu *gpu = gpu_at(place);
-    books()->refresh(place);
+    memory_state()->refresh(place);
     lock(&memory->gpus->lock);
     bool enforced = gpu->enforced;
     uint64_t idle = gpu->credited - gpu->used;

@@ -3,7 +3,7 @@
  * Guarantees: on a GPU whose limit is enforced nothing is in use that was not credited before, but for what the driver
  * takes without a call that could be refused (credits_grow), of which the daemon is told. Credits that nothing uses go
  * back: at once beyond CREDITS_IDLE_MOST, when the daemon calls them back, when the limit is lowered, and when nothing
- * was reserved or returned for CREDITS_IDLE_TIME. No lock is held while the daemon is asked.
+ * was reserved or returned for CREDITS_IDLE_NS. No lock is held while the daemon is asked.
  */
 #ifndef SHAREPOD_CREDITS_H
 #define SHAREPOD_CREDITS_H
@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "memory/lock.h"
+#include "memory/state.h"
 
 /* In use from now on, if the credits in hand or the daemon give them. Waits for the daemon: for its answer, and for one
  * that is away up to SHAREPOD_MEMORY_WAIT_MS. */

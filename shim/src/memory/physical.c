@@ -2,14 +2,14 @@
 #include "memory/physical.h"
 
 #include "memory/credits.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
-    return holding != NULL ? holding->physical : NULL;
+    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
+    return allocation != NULL ? allocation->physical : NULL;
 }
 
-void physical_end(struct physical *physical) {
+void physical_unlock(struct physical *physical) {
     uint64_t bytes = 0;
     int place = -1;
     struct binding *bindings = NULL;
@@ -17,65 +17,65 @@ void physical_end(struct physical *physical) {
         bytes = physical->bytes;
         place = physical->place;
         bindings = physical->bindings;
-        slab_give(&books()->physical_slab, physical);
+        slab_give(&memory_state()->physical_slab, physical);
     }
-    books_unlock();
+    memory_unlock();
     if (place >= 0)
         credits_return(place, bytes);
     physical_unbound(bindings);
 }
 
-struct holding *physical_make(uint64_t bytes, int place) {
-    books_lock();
-    struct holding *holding = holdings_make(&books()->holdings);
-    struct physical *physical = holding ? slab_take(&books()->physical_slab, sizeof *physical) : NULL;
+struct allocation *physical_begin(uint64_t bytes, int place) {
+    memory_lock();
+    struct allocation *allocation = allocations_make(&memory_state()->allocations);
+    struct physical *physical = allocation ? slab_take(&memory_state()->physical_slab, sizeof *physical) : NULL;
     if (physical != NULL) {
         *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1};
-        holding->kind = HOLDING_HANDLE;
-        holding->place = (int8_t)place;
-        holding->physical = physical;
-    } else if (holding != NULL) {
-        holdings_drop(&books()->holdings, holding);
-        holding = NULL;
+        allocation->kind = ALLOCATION_HANDLE;
+        allocation->place = (int8_t)place;
+        allocation->physical = physical;
+    } else if (allocation != NULL) {
+        allocations_drop(&memory_state()->allocations, allocation);
+        allocation = NULL;
     }
-    books_unlock();
-    return holding;
+    memory_unlock();
+    return allocation;
 }
 
-void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle) {
-    struct physical *physical = holding->physical;
-    books_lock();
+void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocationHandle handle) {
+    struct physical *physical = allocation->physical;
+    memory_lock();
     physical->pins--;
     if (made) {
         physical->handles++;
-        holding->key = handle;
-        holdings_add(&books()->holdings, holding);
+        allocation->key = handle;
+        allocations_add(&memory_state()->allocations, allocation);
     } else {
-        holdings_drop(&books()->holdings, holding);
+        allocations_drop(&memory_state()->allocations, allocation);
     }
-    physical_end(physical);
+    physical_unlock(physical);
 }
 
 void physical_unbound(struct binding *bindings) {
     for (struct binding *next; bindings != NULL; bindings = next) {
         struct physical *bound = bindings->bound;
         next = bindings->next;
-        books_lock();
+        memory_lock();
         bound->mappings--;
-        slab_give(&books()->binding_slab, bindings);
-        physical_end(bound);
+        slab_give(&memory_state()->binding_slab, bindings);
+        physical_unlock(bound);
     }
 }
 
 struct physical *physical_at(uint64_t address, uint64_t *left) {
     uint64_t at = address & ~(uint64_t)(MAPPING_STEP - 1);
-    for (uint64_t back = 0; back < books()->largest_mapping && at != 0; back += MAPPING_STEP, at -= MAPPING_STEP) {
-        struct holding *holding = holdings_find(&books()->holdings, HOLDING_MAPPING, at);
-        if (holding == NULL)
+    for (uint64_t back = 0; back < memory_state()->largest_mapping && at != 0; back += MAPPING_STEP, at -= MAPPING_STEP) {
+        struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_MAPPING, at);
+        if (allocation == NULL)
             continue;
-        bool inside = address - at < holding->bytes;
-        *left = inside ? holding->bytes - (address - at) : 0;
-        return inside ? holding->physical : NULL;
+        bool inside = address - at < allocation->bytes;
+        *left = inside ? allocation->bytes - (address - at) : 0;
+        return inside ? allocation->physical : NULL;
     }
     return NULL;
 }

@@ -28,15 +28,15 @@ struct physical {
 };
 
 /* A handle and what it stands for, pinned, and not in the table yet; NULL when the kernel gives no memory. */
-struct holding *physical_make(uint64_t bytes, int place);
+struct allocation *physical_begin(uint64_t bytes, int place);
 /* After the driver's call. */
-void physical_made(struct holding *holding, bool made, CUmemGenericAllocationHandle handle);
+void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocationHandle handle);
 /* With the lock. NULL: not known. */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
 /* What is mapped at an address, and how many bytes of that mapping are left from there. With the lock. */
 struct physical *physical_at(uint64_t address, uint64_t *left);
 /* With the lock, and lets go of it; what nothing refers to any more is free. `physical` may be NULL. */
-void physical_end(struct physical *physical);
+void physical_unlock(struct physical *physical);
 /* These bindings, out of their object's list, are gone. Without the lock. */
 void physical_unbound(struct binding *bindings);
 

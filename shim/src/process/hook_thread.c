@@ -6,7 +6,7 @@
 #include "base/elf.h"
 #include "base/sys.h"
 #include "memory/credits.h"
-#include "memory/pool_memory.h"
+#include "memory/pools/pool_memory.h"
 
 static void *run(void *argument) {
     const struct hook_thread *thread = argument;
@@ -18,7 +18,7 @@ static void *run(void *argument) {
         session->hello_flags = thread->gate->fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
         session_step(session, now);
         uint64_t due = token_step(thread->token, now);
-        uint64_t others[] = {session_deadline(session), growing_step(now), credits_step(now)};
+        uint64_t others[] = {session_deadline(session), pools_step(now), credits_step(now)};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;
         session_wait(session, due);

@@ -6,7 +6,7 @@
 #include "base/elf.h"
 #include "driver/entries.h"
 #include "memory/credits.h"
-#include "memory/pool_memory.h"
+#include "memory/pools/pool_memory.h"
 #include "session/frames.h"
 #include "tenant/limits.h"
 #include "time/passage.h"
@@ -76,7 +76,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
     token->phase = phase;
     frames_register(&process->session);
     token_register(token);
-    credits_prepare(&process->memory, &process->gpus, &process->session, growing_refresh);
+    credits_prepare(&process->memory, &process->gpus, &process->session, pools_refresh);
     process->thread = (struct hook_thread){&process->gate, &process->session, token};
 }
 

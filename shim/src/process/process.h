@@ -13,7 +13,7 @@
 #include <cuda.h>
 
 #include "base/sys.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/hook_thread.h"
 #include "session/session.h"
 #include "tenant/gpus.h"

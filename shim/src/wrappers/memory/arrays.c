@@ -4,7 +4,7 @@
 #include "driver/entries.h"
 #include "wrappers/memory/virtual.h"
 #include "memory/charge.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/linear.h"
 
@@ -67,7 +67,7 @@ static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRA
                       unsigned levels) {
     CUcontext context;
     int place;
-    charge->holding = NULL;
+    charge->allocation = NULL;
     CUresult result = memory_here(&context, &place);
     if (result != CUDA_SUCCESS || handle == NULL || array == NULL || array->Width == 0)
         return result;
@@ -80,7 +80,7 @@ static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRA
     if (result != CUDA_SUCCESS)                                                                                    \
         return result;                                                                                             \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                     \
-    charge_end(&charge, result == CUDA_SUCCESS, HOLDING_ARRAY, result == CUDA_SUCCESS ? (uintptr_t) * (handle) : 0); \
+    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_ARRAY, result == CUDA_SUCCESS ? (uintptr_t) * (handle) : 0); \
     return result
 
 #define WIDE(narrow)                                                        \
@@ -120,11 +120,11 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *handle, const CUDA_ARRA
     CUresult result = process_enter();                                                  \
     if (result != CUDA_SUCCESS)                                                         \
         return result;                                                                  \
-    struct holding *holding = uncharge_begin(HOLDING_ARRAY, (uintptr_t)array);          \
+    struct allocation *allocation = uncharge_begin(ALLOCATION_ARRAY, (uintptr_t)array);          \
     result = HAS(symbol) ? DRIVER(symbol)(array) : CUDA_ERROR_NOT_FOUND;                \
-    if (holding != NULL && result == CUDA_SUCCESS)                                      \
+    if (allocation != NULL && result == CUDA_SUCCESS)                                      \
         virtual_array_gone((CUarray)array);                                             \
-    uncharge_end(holding, result == CUDA_SUCCESS);                                      \
+    uncharge_end(allocation, result == CUDA_SUCCESS);                                      \
     return result
 
 EXPORT CUresult cuArrayDestroy(CUarray array) {

@@ -7,7 +7,7 @@
 #include "driver/entries.h"
 #include "memory/charge.h"
 #include "memory/credits.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/linear.h"
 #include "wrappers/memory/virtual.h"
@@ -19,27 +19,27 @@ static bool begin(int place) {
     if (place < 0)
         return true;
     uint64_t until = 0;
-    struct gpu *gpu = &books()->gpus->gpus[place];
-    books_lock();
-    bool first = books()->contexts[place]++ == 0;
+    struct gpu *gpu = &memory_state()->gpus->gpus[place];
+    memory_lock();
+    bool first = memory_state()->contexts[place]++ == 0;
     uint64_t bytes = gpu->context;
-    books_unlock();
-    while (first && bytes == 0 && !atomic_load(&books()->session->ready) && (until == 0 || sys_now() < until)) {
+    memory_unlock();
+    while (first && bytes == 0 && !atomic_load(&memory_state()->session->ready) && (until == 0 || sys_now() < until)) {
         until = until ? until : sys_now() + CONNECT_TIME_MS * SYS_MS;
-        sys_wait(&books()->session->ready, 0, 10 * SYS_MS);
+        sys_wait(&memory_state()->session->ready, 0, 10 * SYS_MS);
     }
-    books_lock();
+    memory_lock();
     bytes = first ? gpu->context : 0;
-    books_unlock();
+    memory_unlock();
     if (bytes > 0 && !credits_reserve(place, bytes)) {
-        books_lock();
-        books()->contexts[place]--;
-        books_unlock();
+        memory_lock();
+        memory_state()->contexts[place]--;
+        memory_unlock();
         return false;
     }
-    books_lock();
-    books()->overhead[place] += bytes;
-    books_unlock();
+    memory_lock();
+    memory_state()->overhead[place] += bytes;
+    memory_unlock();
     return true;
 }
 
@@ -47,51 +47,51 @@ static void overhead_context_gone(int place) {
     uint64_t bytes = 0;
     if (place < 0)
         return;
-    books_lock();
-    if (--books()->contexts[place] == 0) {
-        bytes = books()->overhead[place];
-        books()->overhead[place] = 0;
+    memory_lock();
+    if (--memory_state()->contexts[place] == 0) {
+        bytes = memory_state()->overhead[place];
+        memory_state()->overhead[place] = 0;
     }
-    books_unlock();
+    memory_unlock();
     credits_return(place, bytes);
 }
 
 void memory_forget_context(CUcontext context) {
-    struct holding *holding;
+    struct allocation *allocation;
     size_t at = 0;
     do {
-        books_lock();
-        holding = holdings_take_of(&books()->holdings, context, &at);
-        books_unlock();
-        if (holding == NULL)
+        memory_lock();
+        allocation = allocations_take_of(&memory_state()->allocations, context, &at);
+        memory_unlock();
+        if (allocation == NULL)
             return;
-        enum holding_kind kind = holding->kind;
-        uint64_t key = holding->key;
-        int place = holding->place;
-        uncharge_end(holding, true);
-        if (kind == HOLDING_CONTEXT)
+        enum allocation_kind kind = allocation->kind;
+        uint64_t key = allocation->key;
+        int place = allocation->place;
+        uncharge_end(allocation, true);
+        if (kind == ALLOCATION_CONTEXT)
             overhead_context_gone(place);
-        else if (kind == HOLDING_ARRAY)
+        else if (kind == ALLOCATION_ARRAY)
             virtual_array_gone((CUarray)key);
     } while (true);
 }
 
 /* The context is there, or was already, or is not. */
 static void end(int place, bool made, CUcontext context) {
-    struct holdings *holdings = &books()->holdings;
+    struct allocation_table *table = &memory_state()->allocations;
     bool counted = false;
     if (place >= 0 && made) {
-        books_lock();
-        struct holding *holding = holdings_find(holdings, HOLDING_CONTEXT, (uintptr_t)context);
-        if ((holding == NULL || holding->context != context) && (holding = holdings_make(holdings)) != NULL) {
-            holding->kind = HOLDING_CONTEXT;
-            holding->key = (uintptr_t)context;
-            holding->context = context;
-            holding->place = (int8_t)place;
-            holdings_add(holdings, holding);
+        memory_lock();
+        struct allocation *allocation = allocations_find(table, ALLOCATION_CONTEXT, (uintptr_t)context);
+        if ((allocation == NULL || allocation->context != context) && (allocation = allocations_make(table)) != NULL) {
+            allocation->kind = ALLOCATION_CONTEXT;
+            allocation->key = (uintptr_t)context;
+            allocation->context = context;
+            allocation->place = (int8_t)place;
+            allocations_add(table, allocation);
             counted = true;
         }
-        books_unlock();
+        memory_unlock();
     }
     if (!counted)
         overhead_context_gone(place);
@@ -103,7 +103,7 @@ static void end(int place, bool made, CUcontext context) {
         return result;                                                         \
     if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                      \
         atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);           \
-    int place = gpus_place(books()->gpus, device);                        \
+    int place = gpus_place(memory_state()->gpus, device);                        \
     if (!begin(place))                                                         \
         return CUDA_ERROR_OUT_OF_MEMORY;                                       \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
@@ -138,7 +138,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     if (result != CUDA_SUCCESS)
         return result;
     atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
-    int place = gpus_place(books()->gpus, device);
+    int place = gpus_place(memory_state()->gpus, device);
     if (!begin(place))
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = HAS(cuGreenCtxCreate) ? DRIVER(cuGreenCtxCreate)(green, resources, device, flags) : CUDA_ERROR_NOT_FOUND;
@@ -173,18 +173,18 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         DRIVER(cuCtxGetLimit)(&before, limit) != CUDA_SUCCESS)
         return DRIVER(cuCtxSetLimit)(limit, value);
     uint64_t key = (uintptr_t)context ^ (uint64_t)limit << 48;
-    struct holding *held = uncharge_begin(HOLDING_LIMIT, key);
+    struct allocation *held = uncharge_begin(ALLOCATION_LIMIT, key);
     uint64_t held_bytes = held ? held->bytes : 0, base = held ? held->mark : set_aside(limit, before);
     uint64_t wanted = set_aside(limit, value), bytes = wanted > base ? wanted - base : 0;
     result = charge_begin(&charge, context, place, bytes > held_bytes ? bytes - held_bytes : 0);
     if (result == CUDA_SUCCESS)
         result = DRIVER(cuCtxSetLimit)(limit, value);
     if (result != CUDA_SUCCESS) {
-        charge_end(&charge, false, HOLDING_LIMIT, key);
+        charge_end(&charge, false, ALLOCATION_LIMIT, key);
         uncharge_end(held, false);
         return result;
     }
-    struct holding *now = charge.holding; /* one holding for both from here on */
+    struct allocation *now = charge.allocation; /* one allocation for both from here on */
     uint64_t sum = held_bytes + now->bytes;
     if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
         wanted = set_aside(limit, after);
@@ -196,11 +196,11 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         credits_return(place, sum - bytes);
     now->bytes = bytes;
     now->mark = base;
-    charge_end(&charge, true, HOLDING_LIMIT, key);
+    charge_end(&charge, true, ALLOCATION_LIMIT, key);
     if (held != NULL) {
-        books_lock();
-        holdings_drop(&books()->holdings, held);
-        books_unlock();
+        memory_lock();
+        allocations_drop(&memory_state()->allocations, held);
+        memory_unlock();
     }
     return result;
 }
@@ -211,8 +211,8 @@ EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     if (limit != CU_LIMIT_STACK_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE && limit != CU_LIMIT_MALLOC_HEAP_SIZE)
         return DRIVER(cuCtxSetLimit)(limit, value);
-    lock(&books()->limit_lock);
+    lock(&memory_state()->limit_lock);
     result = set_limit(limit, value);
-    unlock(&books()->limit_lock);
+    unlock(&memory_state()->limit_lock);
     return result;
 }

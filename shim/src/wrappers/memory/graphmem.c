@@ -2,10 +2,10 @@
 #include "wrappers/memory/graphmem.h"
 
 #include "memory/charge.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "driver/entries.h"
 #include "process/process.h"
-#include "memory/footprint.h"
+#include "memory/pools/footprint.h"
 
 /* Under which key the part of a graph on one device is held. No handle has anything in its upper bits. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
@@ -13,84 +13,84 @@ static uint64_t key_of(CUgraphExec exec, CUdevice device) {
 }
 
 void graphmem_expect(CUdevice device) {
-    growing_graphs(device);
+    graph_pool_register(device);
 }
 
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
     graphmem_destroyed(exec); /* another graph may have had that handle */
-    for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at)) {
+    for (struct pool_memory *at = graph_pool_next(NULL); at != NULL; at = graph_pool_next(at)) {
         uint64_t bytes = footprint_of(graph, at->device);
         if (bytes == 0)
             continue;
-        books_lock();
-        struct holding *holding = holdings_make(&books()->holdings);
-        if (holding != NULL) {
-            holding->kind = HOLDING_GRAPH;
-            holding->key = key_of(exec, at->device);
-            holding->place = -1; /* the bytes are no credits: they are reserved with each launch */
-            holding->bytes = bytes;
-            holdings_add(&books()->holdings, holding);
+        memory_lock();
+        struct allocation *allocation = allocations_make(&memory_state()->allocations);
+        if (allocation != NULL) {
+            allocation->kind = ALLOCATION_GRAPH;
+            allocation->key = key_of(exec, at->device);
+            allocation->place = -1; /* the bytes are no credits: they are reserved with each launch */
+            allocation->bytes = bytes;
+            allocations_add(&memory_state()->allocations, allocation);
         }
-        books_unlock();
+        memory_unlock();
     }
 }
 
 void graphmem_destroyed(CUgraphExec exec) {
-    if (!growing_any_graphs())
+    if (!graph_pool_any())
         return;
-    for (struct growing *at = growing_next_graphs(NULL); at != NULL; at = growing_next_graphs(at))
-        uncharge_end(uncharge_begin(HOLDING_GRAPH, key_of(exec, at->device)), true);
+    for (struct pool_memory *at = graph_pool_next(NULL); at != NULL; at = graph_pool_next(at))
+        uncharge_end(uncharge_begin(ALLOCATION_GRAPH, key_of(exec, at->device)), true);
 }
 
 /* What the graph may take on a device, and whether it has it already: surely if it was launched and nothing was trimmed
  * since. */
-static uint64_t may_take(CUgraphExec exec, const struct growing *growing, enum growing_reuse *reuse) {
-    books_lock();
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_GRAPH, key_of(exec, growing->device));
-    uint64_t mark = holding ? holding->mark : 0, bytes = holding ? holding->bytes : 0;
-    *reuse = mark == 0 ? REUSE_UNKNOWN : mark == growing->trims + 1ull ? REUSE_SURE : REUSE_LIKELY;
-    books_unlock();
+static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enum pool_reuse *reuse) {
+    memory_lock();
+    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
+    uint64_t mark = allocation ? allocation->mark : 0, bytes = allocation ? allocation->bytes : 0;
+    *reuse = mark == 0 ? REUSE_UNKNOWN : mark == memory->trims + 1ull ? REUSE_SURE : REUSE_LIKELY;
+    memory_unlock();
     return bytes;
 }
 
-static void note_launch(CUgraphExec exec, const struct growing *growing, bool launched) {
-    books_lock();
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_GRAPH, key_of(exec, growing->device));
-    if (holding != NULL)
-        holding->mark = launched ? growing->trims + 1ull : 0;
-    books_unlock();
+static void note_launch(CUgraphExec exec, const struct pool_memory *memory, bool launched) {
+    memory_lock();
+    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
+    if (allocation != NULL)
+        allocation->mark = launched ? memory->trims + 1ull : 0;
+    memory_unlock();
 }
 
-CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec) {
-    enum growing_reuse reuse;
-    passing->count = 0;
-    passing->exec = exec;
+CUresult graphmem_begin(struct graph_reservation *reservation, CUgraphExec exec) {
+    enum pool_reuse reuse;
+    reservation->count = 0;
+    reservation->exec = exec;
     CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !growing_any_graphs())
+    if (result != CUDA_SUCCESS || !graph_pool_any())
         return result;
-    for (struct growing *at = growing_next_graphs(NULL); at != NULL && passing->count < GRAPHMEM_DEVICES;
-         at = growing_next_graphs(at)) {
+    for (struct pool_memory *at = graph_pool_next(NULL); at != NULL && reservation->count < GRAPHMEM_DEVICES;
+         at = graph_pool_next(at)) {
         uint64_t bytes = may_take(exec, at, &reuse);
         if (bytes == 0)
             continue;
-        if (!growing_begin(&passing->growths[passing->count], at, bytes, reuse)) {
-            graphmem_end(passing, CUDA_ERROR_OUT_OF_MEMORY);
+        if (!pool_call_begin(&reservation->calls[reservation->count], at, bytes, reuse)) {
+            graphmem_end(reservation, CUDA_ERROR_OUT_OF_MEMORY);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        passing->count++;
+        reservation->count++;
     }
     return CUDA_SUCCESS;
 }
 
-void graphmem_end(struct graphmem *passing, CUresult result) {
-    for (unsigned i = 0; i < passing->count; i++) {
-        struct growth *growth = &passing->growths[i];
-        if (growth->growing != NULL)
-            note_launch(passing->exec, growth->growing, result == CUDA_SUCCESS);
-        if (!growing_end(growth))
-            growing_close(growth);
+void graphmem_end(struct graph_reservation *reservation, CUresult result) {
+    for (unsigned i = 0; i < reservation->count; i++) {
+        struct pool_call *call = &reservation->calls[i];
+        if (call->memory != NULL)
+            note_launch(reservation->exec, call->memory, result == CUDA_SUCCESS);
+        if (!pool_call_end(call))
+            pool_call_close(call);
     }
-    passing->count = 0;
+    reservation->count = 0;
 }
 
 #define ADD_NODE(symbol, allocates, device, ...)                                    \
@@ -130,7 +130,7 @@ EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgrap
     if (result != CUDA_SUCCESS)                                                \
         return result;                                                         \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-    if (result == CUDA_SUCCESS && growing_any_graphs())                        \
+    if (result == CUDA_SUCCESS && graph_pool_any())                        \
         graphmem_instantiated(*exec, graph);                                   \
     return result
 
@@ -150,26 +150,26 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
 static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *),
                                 CUresult (*upload)(CUgraphExec, CUstream), CUgraphExec *exec, CUgraph graph,
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {
-    struct graphmem passing;
+    struct graph_reservation reservation;
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || call == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    bool uploads = growing_any_graphs() && exec != NULL && parameters != NULL && upload != NULL &&
+    bool uploads = graph_pool_any() && exec != NULL && parameters != NULL && upload != NULL &&
                    (parameters->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;
     if (uploads)
         parameters->flags &= ~(cuuint64_t)CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
     result = call(exec, graph, parameters);
     if (uploads)
         parameters->flags |= CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-    if (result != CUDA_SUCCESS || !growing_any_graphs())
+    if (result != CUDA_SUCCESS || !graph_pool_any())
         return result;
     graphmem_instantiated(*exec, graph);
     if (!uploads)
         return result;
-    result = graphmem_begin(&passing, *exec);
+    result = graphmem_begin(&reservation, *exec);
     if (result == CUDA_SUCCESS) {
         result = upload(*exec, parameters->hUploadStream);
-        graphmem_end(&passing, result);
+        graphmem_end(&reservation, result);
     }
     if (result != CUDA_SUCCESS) {
         graphmem_destroyed(*exec);
@@ -190,12 +190,12 @@ EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph gra
 }
 
 static CUresult upload(CUresult (*call)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream) {
-    struct graphmem passing;
-    CUresult result = graphmem_begin(&passing, exec);
+    struct graph_reservation reservation;
+    CUresult result = graphmem_begin(&reservation, exec);
     if (result != CUDA_SUCCESS)
         return result;
     result = call != NULL ? call(exec, stream) : CUDA_ERROR_NOT_FOUND;
-    graphmem_end(&passing, result);
+    graphmem_end(&reservation, result);
     return result;
 }
 
@@ -211,14 +211,14 @@ EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device) {
     CUresult result = process_enter();
     if (result == CUDA_SUCCESS)
         result = HAS(cuDeviceGraphMemTrim) ? DRIVER(cuDeviceGraphMemTrim)(device) : CUDA_ERROR_NOT_FOUND;
-    if (result != CUDA_SUCCESS || !growing_any_graphs())
+    if (result != CUDA_SUCCESS || !graph_pool_any())
         return result;
-    struct growing *growing = growing_graphs(device);
-    if (growing != NULL) {
-        books_lock();
-        growing->trims++;
-        books_unlock();
-        growing_settle(growing);
+    struct pool_memory *memory = graph_pool_register(device);
+    if (memory != NULL) {
+        memory_lock();
+        memory->trims++;
+        memory_unlock();
+        pool_settle(memory);
     }
     return result;
 }

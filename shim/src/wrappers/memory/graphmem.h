@@ -2,7 +2,7 @@
  * uploaded for the first time, and then keeps what it took for the next ones, per device and process.
  *
  * Guarantees: before a launch or an upload as much is reserved as it may take; afterwards the driver's figure counts.
- * What it takes at a later launch of the same graph, over the limit, is counted as growth that no call could refuse.
+ * What it takes at a later launch of the same graph, over the limit, is counted as call that no call could refuse.
  */
 #ifndef SHAREPOD_GRAPHMEM_H
 #define SHAREPOD_GRAPHMEM_H
@@ -10,20 +10,20 @@
 #include <cuda.h>
 #include <stdbool.h>
 
-#include "memory/pool_memory.h"
+#include "memory/pools/pool_memory.h"
 
 enum { GRAPHMEM_DEVICES = 16 };
 
-struct graphmem {
+struct graph_reservation {
     unsigned count;
     CUgraphExec exec;
-    struct growth growths[GRAPHMEM_DEVICES];
+    struct pool_call calls[GRAPHMEM_DEVICES];
 };
 
 /* Around the driver's launch or upload. CUDA_ERROR_OUT_OF_MEMORY: it must not be made. Costs one load where no graph of
  * the process has memory nodes. */
-CUresult graphmem_begin(struct graphmem *passing, CUgraphExec exec);
-void graphmem_end(struct graphmem *passing, CUresult result);
+CUresult graphmem_begin(struct graph_reservation *reservation, CUgraphExec exec);
+void graphmem_end(struct graph_reservation *reservation, CUresult result);
 
 /* Some graph is about to get a node that allocates on that device. */
 void graphmem_expect(CUdevice device);

@@ -4,7 +4,7 @@
 #include "driver/entries.h"
 #include "memory/charge.h"
 #include "memory/credits.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/process.h"
 
 CUresult memory_here(CUcontext *context, int *place) {
@@ -15,7 +15,7 @@ CUresult memory_here(CUcontext *context, int *place) {
     if (result == CUDA_SUCCESS && context != NULL)
         result = DRIVER(cuCtxGetCurrent)(context);
     if (result == CUDA_SUCCESS)
-        *place = gpus_place(books()->gpus, device);
+        *place = gpus_place(memory_state()->gpus, device);
     return result;
 }
 
@@ -24,7 +24,7 @@ CUresult memory_here(CUcontext *context, int *place) {
 static CUresult begin_linear(struct charge *charge, const void *address, uint64_t bytes) {
     CUcontext context;
     int place;
-    charge->holding = NULL;
+    charge->allocation = NULL;
     CUresult result = memory_here(&context, &place);
     if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
         return result;
@@ -37,7 +37,7 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     if (result != CUDA_SUCCESS)                                                                            \
         return result;                                                                                     \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                             \
-    charge_end(&charge, result == CUDA_SUCCESS, HOLDING_LINEAR, result == CUDA_SUCCESS ? *(address) : 0); \
+    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0); \
     return result
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
@@ -59,14 +59,14 @@ static uint64_t pitched(uint64_t width, uint64_t height) {
 }
 
 static bool adjust(struct charge *charge, uint64_t bytes) {
-    struct holding *holding = charge->holding;
-    if (holding == NULL || bytes == holding->bytes)
+    struct allocation *allocation = charge->allocation;
+    if (allocation == NULL || bytes == allocation->bytes)
         return true;
-    if (bytes > holding->bytes && !credits_reserve(holding->place, bytes - holding->bytes))
+    if (bytes > allocation->bytes && !credits_reserve(allocation->place, bytes - allocation->bytes))
         return false;
-    if (bytes < holding->bytes)
-        credits_return(holding->place, holding->bytes - bytes);
-    holding->bytes = bytes;
+    if (bytes < allocation->bytes)
+        credits_return(allocation->place, allocation->bytes - bytes);
+    allocation->bytes = bytes;
     return true;
 }
 
@@ -76,12 +76,12 @@ static bool adjust(struct charge *charge, uint64_t bytes) {
     if (result != CUDA_SUCCESS)                                                                               \
         return result;                                                                                        \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                \
-    if (result == CUDA_SUCCESS && charge.holding != NULL &&                                                   \
+    if (result == CUDA_SUCCESS && charge.allocation != NULL &&                                                   \
         !adjust(&charge, memory_rounded((uint64_t) * (pitch) * (height), MEMORY_GRANULARITY))) {              \
         DRIVER(symbol_free)(*(address));                                                                      \
         result = CUDA_ERROR_OUT_OF_MEMORY;                                                                    \
     }                                                                                                         \
-    charge_end(&charge, result == CUDA_SUCCESS, HOLDING_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);     \
+    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);     \
     return result
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
@@ -100,9 +100,9 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
     CUresult result = process_enter();                                     \
     if (result != CUDA_SUCCESS)                                            \
         return result;                                                     \
-    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);     \
+    struct allocation *allocation = uncharge_begin(ALLOCATION_LINEAR, address);     \
     result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND; \
-    uncharge_end(holding, result == CUDA_SUCCESS);                         \
+    uncharge_end(allocation, result == CUDA_SUCCESS);                         \
     return result
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
@@ -120,10 +120,10 @@ bool memory_view(int place, uint64_t *limit, uint64_t *used) {
 /* The tenant's view of a GPU's memory, never more than what the driver says. */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     uint64_t limit = 0, used = 0;
-    if (place < 0 && gpus_ungated(books()->gpus))
+    if (place < 0 && gpus_ungated(memory_state()->gpus))
         return;
     if (place >= 0 && free_bytes == NULL) {
-        struct gpus *gpus = books()->gpus;
+        struct gpus *gpus = memory_state()->gpus;
         lock(&gpus->lock);
         limit = gpus->gpus[place].enforced ? gpus->gpus[place].memory : UINT64_MAX;
         unlock(&gpus->lock);
@@ -172,7 +172,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     if (result == CUDA_SUCCESS)
         result = HAS(cuDeviceTotalMem_v2) ? DRIVER(cuDeviceTotalMem_v2)(bytes, device) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS)
-        clip(gpus_place(books()->gpus, device), NULL, bytes);
+        clip(gpus_place(memory_state()->gpus, device), NULL, bytes);
     return result;
 }
 
@@ -182,7 +182,7 @@ EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
         result = HAS(cuDeviceTotalMem) ? DRIVER(cuDeviceTotalMem)(bytes, device) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS && bytes != NULL) {
         uint64_t wide = *bytes;
-        clip(gpus_place(books()->gpus, device), NULL, &wide);
+        clip(gpus_place(memory_state()->gpus, device), NULL, &wide);
         *bytes = saturated(wide);
     }
     return result;

@@ -2,7 +2,7 @@
  * object has ended: its last handle is released and its last mapping gone.
  */
 #include "memory/charge.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "memory/physical.h"
 #include "driver/entries.h"
 #include "process/process.h"
@@ -11,11 +11,11 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CU
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMulticastCreate))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct holding *holding = physical_make(0, -1);
-    if (holding == NULL)
+    struct allocation *allocation = physical_begin(0, -1);
+    if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMulticastCreate)(object, properties);
-    physical_made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *object : 0);
+    physical_end(allocation, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *object : 0);
     return result;
 }
 
@@ -27,7 +27,7 @@ struct binds {
 
 /* One more. With the lock. False: the kernel gives no memory. */
 static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64_t bytes) {
-    struct binding *binding = slab_take(&books()->binding_slab, sizeof *binding);
+    struct binding *binding = slab_take(&memory_state()->binding_slab, sizeof *binding);
     if (binding == NULL)
         return false;
     *binding = (struct binding){.next = binds->bindings, .bound = bound, .at = at, .bytes = bytes};
@@ -40,7 +40,7 @@ static void end(struct binds *binds, bool bound) {
     struct binding *bindings = binds->bindings;
     if (binds->object == NULL)
         return;
-    books_lock();
+    memory_lock();
     if (bound && bindings != NULL) {
         struct binding *last = bindings;
         while (last->next != NULL)
@@ -50,7 +50,7 @@ static void end(struct binds *binds, bool bound) {
         bindings = NULL;
     }
     binds->object->pins--;
-    physical_end(binds->object);
+    physical_unlock(binds->object);
     physical_unbound(bindings);
 }
 
@@ -60,13 +60,13 @@ static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle o
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    books_lock();
+    memory_lock();
     struct physical *bound = physical_of(handle);
     binds->object = physical_of(object);
     if (binds->object != NULL)
         binds->object->pins++;
     bool room = binds->object == NULL || bound == NULL || add(binds, bound, at, bytes);
-    books_unlock();
+    memory_unlock();
     if (!room)
         end(binds, false);
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -79,7 +79,7 @@ static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle 
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    books_lock();
+    memory_lock();
     bool room = true;
     binds->object = physical_of(object);
     if (binds->object != NULL)
@@ -91,7 +91,7 @@ static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle 
         left = left < bytes - done ? left : bytes - done;
         room = add(binds, bound, at + done, left);
     }
-    books_unlock();
+    memory_unlock();
     if (!room)
         end(binds, false);
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -135,8 +135,8 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    int place = gpus_place(books()->gpus, device);
-    books_lock();
+    int place = gpus_place(memory_state()->gpus, device);
+    memory_lock();
     binds.object = physical_of(object);
     if (binds.object != NULL)
         binds.object->pins++;
@@ -152,7 +152,7 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
         binding->next = binds.bindings;
         binds.bindings = binding;
     }
-    books_unlock();
+    memory_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
     end(&binds, result != CUDA_SUCCESS); /* as they were, or gone */
     return result;

@@ -11,7 +11,7 @@
 #include "wrappers/memory/linear.h"
 #include "tenant/limits.h"
 #include "base/elf.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/process.h"
 
 /* As in nvml.h of every driver since 418 (the first) and 510 (the second). */
@@ -137,12 +137,12 @@ static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     int place = -1;
     if (process == NULL || !atomic_load(&process->session.ready))
         return false;
-    books_lock();
-    const struct gpus *gpus = books()->gpus;
+    memory_lock();
+    const struct gpus *gpus = memory_state()->gpus;
     for (unsigned i = 0; i < gpus->count; i++)
         if (memcmp(gpus->gpus[i].uuid, uuid, SHP_UUID_BYTES) == 0)
             place = (int)i;
-    books_unlock();
+    memory_unlock();
     return memory_view(place, limit, used);
 }
 

@@ -5,9 +5,9 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "wrappers/memory/graphmem.h"
-#include "memory/pool_memory.h"
+#include "memory/pools/pool_memory.h"
 #include "memory/charge.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/linear.h"
 
@@ -28,59 +28,59 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     return result;
 }
 
-/* growth->growing stays NULL where nothing is counted: then the driver has the word. */
-static CUresult begin(struct growth *growth, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
+/* call->memory stays NULL where nothing is counted: then the driver has the word. */
+static CUresult begin(struct pool_call *call, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread) {
     CUdevice device;
-    growth->growing = NULL;
+    call->memory = NULL;
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
         return result;
     bool capturing = atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
     CUstreamCaptureMode mode = own_calls_begin();
-    struct growing *growing = NULL;
+    struct pool_memory *memory = NULL;
     if (device_of(stream, &device) == CUDA_SUCCESS) {
         if (capturing)
             graphmem_expect(device);
         else if (pool != NULL || (HAS(cuDeviceGetMemPool) && DRIVER(cuDeviceGetMemPool)(&pool, device) == CUDA_SUCCESS))
-            growing = growing_find(pool, device);
+            memory = pool_find(pool, device);
     }
     own_calls_end(mode);
-    if (growing == NULL || growing->origin == POOL_ELSEWHERE)
+    if (memory == NULL || memory->origin == POOL_ELSEWHERE)
         return CUDA_SUCCESS;
-    return growing_begin(growth, growing, memory_rounded(bytes, MEMORY_GRANULARITY), REUSE_UNKNOWN)
+    return pool_call_begin(call, memory, memory_rounded(bytes, MEMORY_GRANULARITY), REUSE_UNKNOWN)
                ? CUDA_SUCCESS
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* More was taken than there is: the allocation goes back, and what the pool took for it. */
-static void undo(const struct growing *growing, CUdeviceptr address, CUstream stream, bool per_thread) {
+static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
     CUstreamCaptureMode mode = own_calls_begin();
     if (free != NULL)
         free(address, stream);
     if (HAS(cuMemPoolTrimTo))
-        DRIVER(cuMemPoolTrimTo)(growing->pool, 0);
+        DRIVER(cuMemPoolTrimTo)(memory->pool, 0);
     own_calls_end(mode);
 }
 
-static CUresult end(struct growth *growth, CUresult result, const CUdeviceptr *address, CUstream stream,
+static CUresult end(struct pool_call *call, CUresult result, const CUdeviceptr *address, CUstream stream,
                     bool per_thread) {
-    if (growth->growing == NULL || growing_end(growth))
+    if (call->memory == NULL || pool_call_end(call))
         return result;
     if (result == CUDA_SUCCESS)
-        undo(growth->growing, *address, stream, per_thread);
-    growing_close(growth);
+        undo(call->memory, *address, stream, per_thread);
+    pool_call_close(call);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 #define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                                \
-    struct growth growth;                                                            \
-    CUresult result = begin(&growth, address, bytes, pool, stream, per_thread);      \
+    struct pool_call call;                                                            \
+    CUresult result = begin(&call, address, bytes, pool, stream, per_thread);      \
     if (result != CUDA_SUCCESS)                                                      \
         return result;                                                               \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;       \
-    return end(&growth, result, address, stream, per_thread)
+    return end(&call, result, address, stream, per_thread)
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
     ALLOCATE_ASYNC(cuMemAllocAsync, NULL, false, address, bytes, stream);
@@ -107,14 +107,14 @@ static CUresult free_async(free_call call, wait_call wait, CUdeviceptr address, 
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    struct holding *holding = uncharge_begin(HOLDING_LINEAR, address);
+    struct allocation *allocation = uncharge_begin(ALLOCATION_LINEAR, address);
     result = call != NULL ? call(address, stream) : CUDA_ERROR_NOT_FOUND;
-    if (holding != NULL && result == CUDA_SUCCESS && wait != NULL) {
+    if (allocation != NULL && result == CUDA_SUCCESS && wait != NULL) {
         CUstreamCaptureMode mode = own_calls_begin();
         wait(stream);
         own_calls_end(mode);
     }
-    uncharge_end(holding, result == CUDA_SUCCESS);
+    uncharge_end(allocation, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -142,7 +142,7 @@ static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
 
 /* Makes a pool known that the driver has just made; if there is no room for that, it goes again. */
 static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
-    if (growing_pool(pool, device, origin, most) != NULL)
+    if (pool_register(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;
     DRIVER(cuMemPoolDestroy)(pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -173,8 +173,8 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemPoolDestroy))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct growing *growing = growing_made(pool);
-    return growing != NULL ? growing_destroy(growing) : DRIVER(cuMemPoolDestroy)(pool);
+    struct pool_memory *memory = pool_find_made(pool);
+    return memory != NULL ? pool_destroy(memory) : DRIVER(cuMemPoolDestroy)(pool);
 }
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
@@ -182,6 +182,6 @@ EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
     if (result == CUDA_SUCCESS)
         result = HAS(cuMemPoolTrimTo) ? DRIVER(cuMemPoolTrimTo)(pool, keep) : CUDA_ERROR_NOT_FOUND;
     if (result == CUDA_SUCCESS)
-        growing_refresh(-1);
+        pools_refresh(-1);
     return result;
 }

@@ -5,7 +5,7 @@
  * for by the process that made it.
  */
 #include "memory/charge.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 #include "memory/physical.h"
 #include "memory/credits.h"
 #include "driver/entries.h"
@@ -21,19 +21,19 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
         prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
-    int place = gpus_place(books()->gpus, prop->location.id);
-    if (place < 0 && gpus_ungated(books()->gpus))
+    int place = gpus_place(memory_state()->gpus, prop->location.id);
+    if (place < 0 && gpus_ungated(memory_state()->gpus))
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
-    struct holding *holding = place < 0 ? NULL : physical_make(size, place);
-    if (holding == NULL)
+    struct allocation *allocation = place < 0 ? NULL : physical_begin(size, place);
+    if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!credits_reserve(place, size)) {
-        holding->physical->bytes = 0; /* nothing to give back */
-        physical_made(holding, false, 0);
+        allocation->physical->bytes = 0; /* nothing to give back */
+        physical_end(allocation, false, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
-    physical_made(holding, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
+    physical_end(allocation, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
     return result;
 }
 
@@ -43,32 +43,32 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemImportFromShareableHandle))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct holding *holding = physical_make(0, -1);
-    if (holding == NULL)
+    struct allocation *allocation = physical_begin(0, -1);
+    if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
-    books_lock();
+    memory_lock();
     struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
     if (known != NULL)
         known->handles++;
-    books_unlock();
+    memory_unlock();
     bool fresh = result == CUDA_SUCCESS && known == NULL;
-    physical_made(holding, fresh, fresh ? *handle : 0);
+    physical_end(allocation, fresh, fresh ? *handle : 0);
     return result;
 }
 
 /* One more reference, by a handle that need not be known. With the lock. */
-static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct holding *spare) {
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
-    if (holding != NULL) {
-        holding->physical->handles++;
+static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct allocation *spare) {
+    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
+    if (allocation != NULL) {
+        allocation->physical->handles++;
     } else if (physical != NULL) {
-        *spare = (struct holding){.kind = HOLDING_HANDLE, .key = handle, .place = -1, .physical = physical};
-        holdings_add(&books()->holdings, spare);
+        *spare = (struct allocation){.kind = ALLOCATION_HANDLE, .key = handle, .place = -1, .physical = physical};
+        allocations_add(&memory_state()->allocations, spare);
         physical->handles++;
         return;
     }
-    holdings_drop(&books()->holdings, spare);
+    allocations_drop(&memory_state()->allocations, spare);
 }
 
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address) {
@@ -76,23 +76,23 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRetainAllocationHandle))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    books_lock();
-    struct holding *spare = holdings_make(&books()->holdings);
+    memory_lock();
+    struct allocation *spare = allocations_make(&memory_state()->allocations);
     struct physical *physical = spare ? physical_at((uintptr_t)address, &left) : NULL;
     if (physical != NULL)
         physical->pins++;
-    books_unlock();
+    memory_unlock();
     if (spare == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
-    books_lock();
+    memory_lock();
     if (physical != NULL)
         physical->pins--;
     if (result == CUDA_SUCCESS)
         know(*handle, physical, spare);
     else
-        holdings_drop(&books()->holdings, spare);
-    physical_end(physical);
+        allocations_drop(&memory_state()->allocations, spare);
+    physical_unlock(physical);
     return result;
 }
 
@@ -101,66 +101,66 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    books_lock();
-    struct holding *holding = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
-    struct physical *physical = holding ? holding->physical : NULL;
+    memory_lock();
+    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
+    struct physical *physical = allocation ? allocation->physical : NULL;
     bool last = physical != NULL && physical->handles == 1;
     if (physical != NULL) {
         physical->handles--;
         physical->pins++;
     }
     if (last)
-        holdings_take(&books()->holdings, HOLDING_HANDLE, handle);
-    books_unlock();
+        allocations_take(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
+    memory_unlock();
     result = DRIVER(cuMemRelease)(handle);
-    books_lock();
+    memory_lock();
     if (physical != NULL) {
         physical->pins--;
         physical->handles += result != CUDA_SUCCESS;
     }
     if (last && result == CUDA_SUCCESS)
-        holdings_drop(&books()->holdings, holding);
+        allocations_drop(&memory_state()->allocations, allocation);
     else if (last)
-        holdings_add(&books()->holdings, holding);
-    physical_end(physical);
+        allocations_add(&memory_state()->allocations, allocation);
+    physical_unlock(physical);
     return result;
 }
 
 /* A mapping on its way; not counted when the handle is unknown. */
 struct mapping {
-    struct holding *holding;
+    struct allocation *allocation;
     struct physical *physical;
 };
 
 static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
-    books_lock();
-    struct holding *of = holdings_find(&books()->holdings, HOLDING_HANDLE, handle);
+    memory_lock();
+    struct allocation *of = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     mapping->physical = of ? of->physical : NULL;
-    mapping->holding = of ? holdings_make(&books()->holdings) : NULL;
-    if (mapping->holding != NULL)
+    mapping->allocation = of ? allocations_make(&memory_state()->allocations) : NULL;
+    if (mapping->allocation != NULL)
         mapping->physical->pins++;
-    books_unlock();
-    return of == NULL || mapping->holding != NULL;
+    memory_unlock();
+    return of == NULL || mapping->allocation != NULL;
 }
 
-static void end_mapping(struct mapping *mapping, bool made, struct holding holding) {
+static void end_mapping(struct mapping *mapping, bool made, struct allocation allocation) {
     struct physical *physical = mapping->physical;
     if (physical == NULL)
         return;
-    books_lock();
+    memory_lock();
     physical->pins--;
     physical->mappings += made;
-    books()->sparse += made && holding.kind == HOLDING_SPARSE;
-    if (made && holding.bytes > books()->largest_mapping)
-        books()->largest_mapping = holding.bytes;
-    holding.physical = physical;
-    holding.place = -1;
-    *mapping->holding = holding;
+    memory_state()->sparse += made && allocation.kind == ALLOCATION_SPARSE;
+    if (made && allocation.bytes > memory_state()->largest_mapping)
+        memory_state()->largest_mapping = allocation.bytes;
+    allocation.physical = physical;
+    allocation.place = -1;
+    *mapping->allocation = allocation;
     if (made)
-        holdings_add(&books()->holdings, mapping->holding);
+        allocations_add(&memory_state()->allocations, mapping->allocation);
     else
-        holdings_drop(&books()->holdings, mapping->holding);
-    physical_end(physical);
+        allocations_drop(&memory_state()->allocations, mapping->allocation);
+    physical_unlock(physical);
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
@@ -173,7 +173,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemMap)(address, size, offset, handle, flags);
     end_mapping(&mapping, result == CUDA_SUCCESS,
-                (struct holding){.kind = HOLDING_MAPPING, .key = address, .bytes = size});
+                (struct allocation){.kind = ALLOCATION_MAPPING, .key = address, .bytes = size});
     return result;
 }
 
@@ -182,56 +182,56 @@ struct range {
     uint64_t from, size;
 };
 
-static bool begins_in(const struct holding *holding, const void *of) {
+static bool begins_in(const struct allocation *allocation, const void *of) {
     const struct range *range = of;
-    return holding->kind == HOLDING_MAPPING && holding->key - range->from < range->size;
+    return allocation->kind == ALLOCATION_MAPPING && allocation->key - range->from < range->size;
 }
 
 /* Takes out the mappings that begin in a range; they come as a list. */
-static struct holding *take_range(uint64_t address, uint64_t size) {
-    struct holdings *holdings = &books()->holdings;
-    struct holding *list = NULL;
-    books_lock();
-    if (size / MAPPING_STEP >= holdings->bucket_count) { /* also what only a slip of the program can be meant to unmap */
-        list = holdings_take_all(holdings, begins_in, &(struct range){address, size});
+static struct allocation *take_range(uint64_t address, uint64_t size) {
+    struct allocation_table *table = &memory_state()->allocations;
+    struct allocation *list = NULL;
+    memory_lock();
+    if (size / MAPPING_STEP >= table->bucket_count) { /* also what only a slip of the program can be meant to unmap */
+        list = allocations_take_all(table, begins_in, &(struct range){address, size});
     } else {
         for (uint64_t done = 0; done < size;) {
-            struct holding *holding = holdings_take(holdings, HOLDING_MAPPING, address + done);
-            done += holding && holding->bytes ? holding->bytes : MAPPING_STEP;
-            if (holding != NULL) {
-                holding->next = list;
-                list = holding;
+            struct allocation *allocation = allocations_take(table, ALLOCATION_MAPPING, address + done);
+            done += allocation && allocation->bytes ? allocation->bytes : MAPPING_STEP;
+            if (allocation != NULL) {
+                allocation->next = list;
+                list = allocation;
             }
         }
     }
-    books_unlock();
+    memory_unlock();
     return list;
 }
 
 /* The mapping is gone, and counts no more. */
-static void unmapped(struct holding *holding) {
-    struct physical *physical = holding->physical;
-    books_lock();
+static void unmapped(struct allocation *allocation) {
+    struct physical *physical = allocation->physical;
+    memory_lock();
     physical->mappings--;
-    books()->sparse -= holding->kind == HOLDING_SPARSE;
-    holdings_drop(&books()->holdings, holding);
-    physical_end(physical);
+    memory_state()->sparse -= allocation->kind == ALLOCATION_SPARSE;
+    allocations_drop(&memory_state()->allocations, allocation);
+    physical_unlock(physical);
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemUnmap))
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct holding *list = take_range(address, size);
+    struct allocation *list = take_range(address, size);
     result = DRIVER(cuMemUnmap)(address, size);
-    for (struct holding *next; list != NULL; list = next) {
+    for (struct allocation *next; list != NULL; list = next) {
         next = list->next;
         if (result == CUDA_SUCCESS) {
             unmapped(list);
         } else {
-            books_lock();
-            holdings_add(&books()->holdings, list);
-            books_unlock();
+            memory_lock();
+            allocations_add(&memory_state()->allocations, list);
+            memory_unlock();
         }
     }
     return result;
@@ -278,10 +278,10 @@ static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream)
         result = call(list, count, stream);
     for (unsigned i = 0; mappings != NULL && i < count; i++) {
         uint64_t key = part(&list[i]);
-        struct holding *before = result == CUDA_SUCCESS ? uncharge_begin(HOLDING_SPARSE, key) : NULL;
-        if (mappings[i].holding != NULL)
+        struct allocation *before = result == CUDA_SUCCESS ? uncharge_begin(ALLOCATION_SPARSE, key) : NULL;
+        if (mappings[i].allocation != NULL)
             end_mapping(&mappings[i], result == CUDA_SUCCESS,
-                        (struct holding){.kind = HOLDING_SPARSE, .key = key, .array = list[i].resource.array});
+                        (struct allocation){.kind = ALLOCATION_SPARSE, .key = key, .array = list[i].resource.array});
         if (before != NULL)
             unmapped(before);
     }
@@ -297,17 +297,17 @@ EXPORT CUresult cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count
     return map_array(DRIVER(cuMemMapArrayAsync_ptsz), list, count, stream);
 }
 
-static bool in_array(const struct holding *holding, const void *array) {
-    return holding->kind == HOLDING_SPARSE && holding->array == array;
+static bool in_array(const struct allocation *allocation, const void *array) {
+    return allocation->kind == ALLOCATION_SPARSE && allocation->array == array;
 }
 
 void virtual_array_gone(CUarray array) {
-    struct holding *list = NULL;
-    books_lock();
-    if (books()->sparse > 0)
-        list = holdings_take_all(&books()->holdings, in_array, array);
-    books_unlock();
-    for (struct holding *next; list != NULL; list = next) {
+    struct allocation *list = NULL;
+    memory_lock();
+    if (memory_state()->sparse > 0)
+        list = allocations_take_all(&memory_state()->allocations, in_array, array);
+    memory_unlock();
+    for (struct allocation *next; list != NULL; list = next) {
         next = list->next;
         unmapped(list);
     }

@@ -188,12 +188,12 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
 }
 
 static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CUgraphExec exec, CUstream stream) {
-    struct graphmem passing;
-    CUresult result = graphmem_begin(&passing, exec);
+    struct graph_reservation reservation;
+    CUresult result = graphmem_begin(&reservation, exec);
     if (result != CUDA_SUCCESS)
         return result;
     result = launch(exec, stream);
-    graphmem_end(&passing, result);
+    graphmem_end(&reservation, result);
     return result;
 }
 
@@ -212,7 +212,7 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
         return result;                                                                \
     }                                                                                 \
     EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                       \
-        return UNLIKELY(growing_any_graphs()) ? launch_with_memory(launch_##symbol, exec, stream) \
+        return UNLIKELY(graph_pool_any()) ? launch_with_memory(launch_##symbol, exec, stream) \
                                               : launch_##symbol(exec, stream);        \
     }
 

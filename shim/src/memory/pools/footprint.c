@@ -1,12 +1,12 @@
 /* See footprint.h. */
-#include "memory/footprint.h"
+#include "memory/pools/footprint.h"
 
 #include <stddef.h>
 
 #include "base/rows.h"
 #include "base/sys.h"
 #include "driver/entries.h"
-#include "memory/lock.h"
+#include "memory/state.h"
 
 enum { DEPTH_MOST = 16 };
 #define PAGE (2ull << 20)
