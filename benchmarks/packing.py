@@ -24,7 +24,7 @@ from statistics import fmean
 
 import numpy as np
 from packing_plot import svg_plot, text_plot
-from packing_policies import BestFit, BlindEngine, Engine, Fgd, Policy
+from packing_policies import BestFit, Fgd, MemoryBlind, Policy, SharePod
 from packing_trace import (
     GIB,
     TraceError,
@@ -46,7 +46,7 @@ WARM_UP, MEASURED = 2.0, 3.0
 
 Make = Callable[[Sequence[TraceNode], Sequence[TracePod]], Policy]
 BLIND = "MemoryBlind"
-POLICIES: dict[str, Make] = {"SharePod": Engine, BLIND: BlindEngine, "BestFit": BestFit, "FGD": Fgd}
+POLICIES: dict[str, Make] = {"SharePod": SharePod, BLIND: MemoryBlind, "BestFit": BestFit, "FGD": Fgd}
 
 
 @dataclass

@@ -18,11 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from packing_trace import TraceNode, TracePod
+from reference.pods_without_gpus import find_node
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.binpack.demand import DemandClass, class_of
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
-from sharepod.placement.engine import find, find_host
+from sharepod.placement.engine import Engine
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, PodNeeds, Resources
 
@@ -39,13 +40,14 @@ class Policy(Protocol):
     def leave(self, placed: Any) -> None: ...
 
 
-class Engine:
+class SharePod:
     """The placement engine with all of its rules. It learns the demand as the pods come, from nothing.
 
     `decisions`: seconds of each answer, the choice alone; taking it, and renewing the weights, happen outside of it."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         self.cluster = Cluster()
+        self.engine = Engine(self.cluster)
         for node in nodes:
             gpus = tuple(
                 GpuState(
@@ -70,12 +72,12 @@ class Engine:
         self._number += 1
         name = f"pod-{self._number}"
         needs = PodNeeds(resources=Resources(pod.cpu, pod.memory << 20))
-        packing = self.cluster.packing
+        packing = self.engine.packing
         if not pod.gpus:
             packing.demand.count(None)
             if packing.due:
                 packing.renew()
-            host = find_host(self.cluster, needs)
+            host = find_node(self.engine, needs)
             if host is not None:
                 self.cluster.set_pod_usage(host, name, needs.resources)
             return None if host is None else (host, name)
@@ -86,30 +88,30 @@ class Engine:
         if packing.due:
             packing.renew()
         began = time.perf_counter()
-        answer = find(self.cluster, request)
+        answer = self.engine.find(request)
         self.decisions.append(time.perf_counter() - began)
         if answer is None:
             return None
-        self.cluster.reserve(answer.node, answer.reservation(request))
+        self.engine.reserve(request, answer)
         return answer.node, name
 
     def learn(self, request: PlacementRequest) -> None:
-        self.cluster.packing.arrived(request)
+        self.engine.packing.arrived(request)
 
     def leave(self, placed: tuple[str, str]) -> None:
         node, name = placed
         self.cluster.remove_pod(name)
         self.cluster.release(node, TenantId(name))
-        self.cluster.packing.settle()
+        self.engine.packing.settle()
 
 
-class BlindEngine(Engine):
+class MemoryBlind(SharePod):
     """As the engine, but for what it learns: that all requests ask for memory in proportion to their time. What seeing
     memory is worth is the difference."""
 
     def learn(self, request: PlacementRequest) -> None:
         known = class_of(request)
-        self.cluster.packing.demand.count(None if known is None else replace(known, memory=-1))
+        self.engine.packing.demand.count(None if known is None else replace(known, memory=-1))
 
 
 class _Scored:

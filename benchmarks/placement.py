@@ -26,10 +26,10 @@ from results import Row, write
 from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import find
+from sharepod.placement.engine import Engine
 from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
-from sharepod.placement.policies import score_for
+from sharepod.placement.policies import policy_for
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import (
     GpuState,
@@ -159,15 +159,15 @@ def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
     """Asks every filter of every node and GPU, and scores what passes."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
-    score = score_for(request, first_of_group=False)
+    policy = policy_for(request, first_of_group=False)
     best = None
     for node in cluster.nodes():
         if not all(passes(node, request) for passes in node_checks):
             continue
         passing = [gpu for gpu in node.gpus if all(passes(gpu) for passes in checks)]
         if len(passing) >= request.gpu.count:
-            passing.sort(key=lambda gpu: score.gpu(gpu, request))
-            cost = (score.node(node, passing[: request.gpu.count], request), node.name)
+            passing.sort(key=lambda gpu: policy.gpu(gpu, request))
+            cost = (policy.node(node, passing[: request.gpu.count], request), node.name)
             best = cost if best is None or cost < best else best
     return None if best is None else best[1]
 
@@ -193,10 +193,11 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     before = resident()
     states = node_states(gpus)
     cluster, held = filled(states, fill, gpus)
+    engine = Engine(cluster)
     arriving = requests(1)
     for _ in range(1000):
-        cluster.packing.arrived(next(arriving))
-    cluster.packing.renew()
+        engine.packing.arrived(next(arriving))
+    engine.packing.renew()
     memory = resident()
     gc.collect()
     gc.freeze()  # as the operator does once it has listed everything
@@ -209,18 +210,18 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
             placed = 0
             started = time.perf_counter()
         request = next(arriving)
-        cluster.packing.arrived(request)
-        if cluster.packing.due:
-            cluster.packing.renew()
+        engine.packing.arrived(request)
+        if engine.packing.due:
+            engine.packing.renew()
         began = time.perf_counter()
-        answer = find(cluster, request)
+        answer = engine.find(request)
         times.append(time.perf_counter() - began)
         if answer is not None:
             placed += 1
-            cluster.reserve(answer.node, answer.reservation(request))
+            engine.reserve(request, answer)
             held.append((answer.node, request.tenant))
             cluster.release(*held.pop(random.Random(number).randrange(len(held))))
-            cluster.packing.settle()
+            engine.packing.settle()
     wall = time.perf_counter() - started
     case = f"{gpus} GPUs, {label}"
     p50, p99 = np.percentile(np.array(times) * 1e6, [50, 99])

@@ -16,9 +16,9 @@ from property.placement_requests import resources
 from property.placement_rules import Pod, Rules
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
-from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
-from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
+from unit.placement.world import ClusterWithEngine
 
 
 @dataclass
@@ -62,13 +62,13 @@ class Life(RuleBasedStateMachine):
         for state in self.states.values():
             self.cluster.upsert_node(state)
 
-    def new_operator(self) -> Cluster:
+    def new_operator(self) -> ClusterWithEngine:
         """One that has seen such requests come, where this run has it so, and places by what it has learned."""
-        cluster = Cluster()
+        cluster = ClusterWithEngine()
         for request in self.came * 8:
-            cluster.packing.arrived(request)
+            cluster.engine.packing.arrived(request)
         if self.came:
-            cluster.packing.renew()
+            cluster.engine.packing.renew()
         return cluster
 
     def oracle(self) -> Rules:
@@ -140,7 +140,7 @@ class Life(RuleBasedStateMachine):
     def answer(self) -> None:
         for name, row, generation in self.unanswered:
             before = self.rows(name)
-            self.cluster.confirm(name, row, generation)
+            self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "what was decided meanwhile stays"
             self.told[row.tenant] = row
             self.decided(self.only_row(row.tenant), told=row)

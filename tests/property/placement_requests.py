@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.types import (
     GpuState,
     NodeRequirement,

@@ -12,7 +12,7 @@ from itertools import combinations
 from property.placement_requests import AFFINITIES, CORDONED
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import GpuUuid, TenantId
-from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Reservation, Resources
 

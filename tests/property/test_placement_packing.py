@@ -7,16 +7,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.placement_requests import UNIT, node_states, requests
+from reference.pods_without_gpus import find_node, takes_pod
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import GpuUuid, TenantId
-from sharepod.placement.engine import find, find_host
 from sharepod.placement.filters import gpu as gpu_filters
 from sharepod.placement.filters import node as node_filters
-from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import Assignment, PlacementRequest, PodNeeds, Resources
+from unit.placement.world import ClusterWithEngine
 
 
-def _places(cluster: Cluster, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
+def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
     """By node the GPUs that pass every filter, where they are enough, by asking each of them."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
@@ -29,9 +29,9 @@ def _places(cluster: Cluster, request: PlacementRequest) -> dict[str, set[GpuUui
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[Cluster, list[PlacementRequest]]:
+def histories(draw: st.DrawFn) -> tuple[ClusterWithEngine, list[PlacementRequest]]:
     """A cluster that knows some demand, with requests to come; none of them in an affinity group."""
-    cluster = Cluster()
+    cluster = ClusterWithEngine()
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
         cluster.upsert_node(draw(node_states(name)))
     asked = []
@@ -42,34 +42,34 @@ def histories(draw: st.DrawFn) -> tuple[Cluster, list[PlacementRequest]]:
     return cluster, asked
 
 
-def _settle(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
-    cluster.packing.arrived(request)
-    if cluster.packing.due:
-        cluster.packing.renew()
-    answer = find(cluster, request)
+def _settle(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment | None:
+    cluster.engine.packing.arrived(request)
+    if cluster.engine.packing.due:
+        cluster.engine.packing.renew()
+    answer = cluster.engine.find(request)
     if answer is not None:
-        cluster.reserve(answer.node, answer.reservation(request))
+        cluster.engine.reserve(request, answer)
     return answer
 
 
 @settings(max_examples=80, deadline=None)
 @given(histories(), st.data())
 def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
-    history: tuple[Cluster, list[PlacementRequest]], data: st.DataObject
+    history: tuple[ClusterWithEngine, list[PlacementRequest]], data: st.DataObject
 ) -> None:
     cluster, asked = history
     placed: list[tuple[str, TenantId]] = []
     for request in asked:
-        cluster.packing.arrived(request)
-        if cluster.packing.due:
-            cluster.packing.renew()
+        cluster.engine.packing.arrived(request)
+        if cluster.engine.packing.due:
+            cluster.engine.packing.renew()
         places = _places(cluster, request)
-        answer = find(cluster, request)
+        answer = cluster.engine.find(request)
         assert (answer is None) == (not places)
         if answer is not None:
             assert set(answer.gpus) <= places[answer.node]
             assert len(answer.gpus) == request.gpu.count
-            cluster.reserve(answer.node, answer.reservation(request))
+            cluster.engine.reserve(request, answer)
             placed.append((answer.node, request.tenant))
         leaves = data.draw(st.booleans())
         if placed and leaves:
@@ -82,29 +82,29 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 @settings(max_examples=30, deadline=None)
 @given(histories())
 def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_placed(
-    history: tuple[Cluster, list[PlacementRequest]],
+    history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
     """Scores that were kept from one decision to the next are those that would be made anew."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:
-            find(cluster, other)
-        kept = find(cluster, request)
-        cluster.packing.forget()
-        assert find(cluster, request) == kept
+            cluster.engine.find(other)
+        kept = cluster.engine.find(request)
+        cluster.engine.packing.forget()
+        assert cluster.engine.find(request) == kept
         _settle(cluster, request)
 
 
 @settings(max_examples=30, deadline=None)
 @given(histories(), st.integers(0, 30_000))
 def test_a_pod_without_gpus_finds_a_node_where_one_takes_it(
-    history: tuple[Cluster, list[PlacementRequest]], cpu: int
+    history: tuple[ClusterWithEngine, list[PlacementRequest]], cpu: int
 ) -> None:
     cluster, asked = history
     for request in asked:
         _settle(cluster, request)
     needs = PodNeeds(resources=Resources(cpu, UNIT if cpu % 2 else 0))
-    places = {node.name for node in cluster.nodes() if node_filters.takes_pod(node, needs)}
-    host = find_host(cluster, needs)
+    places = {node.name for node in cluster.nodes() if takes_pod(node, needs)}
+    host = find_node(cluster.engine, needs)
     assert (host is None) == (not places)
     assert host is None or host in places

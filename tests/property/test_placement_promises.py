@@ -18,7 +18,8 @@ from property.placement_rules import Place, Rules
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import find, find_head_reservation, is_attainable, place, place_or_hold, serves
+from sharepod.placement.head_reservation import find_head_reservation, is_attainable
+from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, NewHolder, PlacementRequest, Refusal, Reservation, label_key
 
 
@@ -53,8 +54,8 @@ class Placement(Life):
     def ask_one(self, request: PlacementRequest) -> None:
         Placement.asked += 1
         before = self.rows_everywhere()
-        answer = place(self.cluster, request)
-        assert answer == place(self.cluster, request)
+        answer = self.cluster.engine.place(request)
+        assert answer == self.cluster.engine.place(request)
         assert self.rows_everywhere() == before, "asking changes nothing"
         rules = self.oracle()
         possible = rules.possible(request)
@@ -64,11 +65,11 @@ class Placement(Life):
             self.refused = [*self.refused[-5:], (request, self.cluster.room_version)]
             self.ask_for_a_holder(rules, request)
             return
-        assert answer == find(self.cluster, request)
+        assert answer == self.cluster.engine.find(request)
         assert len(set(answer.gpus)) == request.gpu.count
         assert set(answer.gpus) <= possible[answer.node]
         self.check_choice(rules, answer, request)
-        self.cluster.reserve(answer.node, answer.reservation(request))
+        self.cluster.engine.reserve(request, answer)
         self.decided(answer.reservation(request))
         if self.cluster.head_reservation is not None and self.cluster.head_reservation.tenant == request.tenant:
             self.cluster.reserve_for_head(None)
@@ -106,7 +107,7 @@ class Placement(Life):
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
         """Where a holder would make room, whichever GPU it gets, one is asked for: the fewest, on the node with the
         fewest GPUs left to give."""
-        answer, expected = place_or_hold(self.cluster, request), rules.new_holders(request)
+        answer, expected = self.cluster.engine.place_or_hold(request), rules.new_holders(request)
         assert isinstance(answer, NewHolder) == bool(expected), (answer, expected)
         if isinstance(answer, NewHolder):
             wanted, left = expected[answer.node]
@@ -123,9 +124,9 @@ class Placement(Life):
         """One that was refused is served by nodes that have grown since, or its group has changed, or not at all."""
         for request, moment in self.refused:
             key = label_key(request.namespace, request.gpu.labels.affinity)
-            woken = serves(self.cluster, request, self.cluster.grown_since(moment))
+            woken = self.cluster.engine.serves(request, self.cluster.grown_since(moment))
             possible = self.oracle().possible(request)
-            assert (find(self.cluster, request) is not None) == bool(possible)
+            assert (self.cluster.engine.find(request) is not None) == bool(possible)
             if possible:
                 assert woken or (key is not None and self.cluster.regrouped_since(key, moment))
             else:
@@ -170,8 +171,12 @@ class Placement(Life):
 
     def resize_one(self, row: Reservation, request: int, memory: int | None) -> None:
         fits = self.has_room_for(row, request, memory)
-        answer = self.cluster.resize(
-            row.tenant, request=Milli(request), limit=Milli(1000), memory=None if memory is None else Bytes(memory)
+        answer = resize(
+            self.cluster,
+            row.tenant,
+            request=Milli(request),
+            limit=Milli(1000),
+            memory=None if memory is None else Bytes(memory),
         )
         assert self.only_row(row.tenant) == (row if isinstance(answer, Refusal) else answer)
         assert isinstance(answer, Reservation) == (fits and not row.releasing)

@@ -7,7 +7,7 @@ import asyncio
 import random
 
 import pytest
-from sharepod.placement.engine import find, queue_key
+from sharepod.placement.engine import queue_key
 from sharepod.placement.state.types import NodeState, PlacementRequest
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
 
@@ -72,7 +72,7 @@ async def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_fir
             await play.step(number)
             waits = play.requests()
             for request in waits.values():
-                assert find(play.world.state.cluster, request) is None, f"step {number}: {request.name} could be placed"
+                assert play.world.loop.engine.find(request) is None, f"step {number}: {request.name} could be placed"
             for tenant in waited.keys() & play.world.placed.keys():
                 placed += 1
                 for other in waits.values():

@@ -10,9 +10,8 @@ from sharepod.placement.binpack.columns import Columns
 from sharepod.placement.binpack.queries import Ask
 from sharepod.placement.binpack.scores import HOLE_WEIGHT, NO_PLACE, ROUND_TO
 from sharepod.placement.binpack.usable_capacity import UsableCapacity, memory_share
-from sharepod.placement.engine import find
-from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest
+from unit.placement.world import ClusterWithEngine
 
 
 def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: list[int]) -> float:
@@ -34,8 +33,8 @@ def _raw(columns: Columns, usable: UsableCapacity, ask: Ask, slot: int, cells: l
     return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1]))
 
 
-def check_scores(cluster: Cluster, request: PlacementRequest) -> None:
-    packing, ask = cluster.packing, Ask.of(request)
+def check_scores(cluster: ClusterWithEngine, request: PlacementRequest) -> None:
+    packing, ask = cluster.engine.packing, Ask.of(request)
     if packing.usable is None or ask.milli == 0:
         return
     columns = packing.columns
@@ -59,14 +58,14 @@ def check_scores(cluster: Cluster, request: PlacementRequest) -> None:
 @settings(max_examples=60, deadline=None)
 @given(histories(), st.data())
 def test_scores_made_in_c_are_those_of_the_definition(
-    history: tuple[Cluster, list[PlacementRequest]], data: st.DataObject
+    history: tuple[ClusterWithEngine, list[PlacementRequest]], data: st.DataObject
 ) -> None:
     cluster, asked = history
     for _ in range(70):
-        cluster.packing.arrived(data.draw(st.sampled_from(asked)))
-    cluster.packing.renew()
+        cluster.engine.packing.arrived(data.draw(st.sampled_from(asked)))
+    cluster.engine.packing.renew()
     for request in asked:
         check_scores(cluster, request)
-        answer = find(cluster, request)
+        answer = cluster.engine.find(request)
         if answer is not None:
-            cluster.reserve(answer.node, answer.reservation(request))
+            cluster.engine.reserve(request, answer)

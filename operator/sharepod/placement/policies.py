@@ -1,7 +1,8 @@
-"""Which of several possible places is best. The one module to replace for a better packing.
+"""Placement policies: costs by which several possible places are ranked.
 
-A cost is a tuple of integers, compared item by item; the lowest wins, and the engine breaks ties by node name and GPU
-index. Costs depend on nothing but the books and the request.
+A cost is a tuple of integers, compared item by item. The lowest wins; the engine breaks ties by node name and GPU
+index. Costs depend on nothing but the accounts and the request. Binpack goes by these costs only until enough has
+arrived for `binpack/` to know the demand.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ from dataclasses import dataclass
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import WHOLE_GPU
-from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.types import PlacementRequest
+
+from .state.accounts import GpuAccount, NodeAccount
+from .state.types import PlacementRequest
 
 Cost = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """`gpu` ranks the GPUs of one node, of which the engine takes the cheapest; `node` ranks the nodes, each with those
-    that would be taken there."""
+class Policy:
+    """Costs of one placement policy. `gpu` ranks the GPUs of one node, of which the engine takes the cheapest; `node`
+    ranks nodes, each with the GPUs that would be taken there."""
 
     gpu: Callable[[GpuAccount, PlacementRequest], Cost]
     node: Callable[[NodeAccount, Sequence[GpuAccount], PlacementRequest], Cost]
 
 
-def score_for(request: PlacementRequest, *, first_of_group: bool) -> Score:
-    """The first of an affinity group goes where most is free, whatever its own policy: the others have to fit beside
-    it."""
+def policy_for(request: PlacementRequest, *, first_of_group: bool) -> Policy:
+    """Return the policy of a request.
+
+    The first member of an affinity group goes where most is free, whatever its own policy: the others have to fit
+    beside it.
+    """
     if first_of_group:
         return MOST_FREE
     if request.gpu.placement is PlacementPolicy.SPREAD:
@@ -42,39 +47,38 @@ def score_for(request: PlacementRequest, *, first_of_group: bool) -> Score:
 
 
 def _memory_share(gpu: GpuAccount, size: int) -> int:
-    """Bytes as thousandths of the GPU's memory."""
+    """Return bytes as thousandths of the GPU's memory."""
     return size * WHOLE_GPU // gpu.state.memory if gpu.state.memory else 0
 
 
 def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
-    """Thousandths of time and of memory that would be left after this request."""
+    """Return the thousandths of time and of memory that would be left after this request."""
     memory = gpu.free_memory - request.gpu.memory_on(gpu.state.memory)
     return gpu.free_milli - request.gpu.request, _memory_share(gpu, memory)
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Best fit, with what becomes useless counted twice: time without memory to go with it, or memory without time, is
-    left over but fits nobody. A GPU that is not in use yet comes last."""
+    """Best fit, where leftovers that nobody can use count twice: time without memory beside it, or memory without time.
+    A GPU without tenants comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
 
 def _leftover_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """By what its GPUs leave over; then the node with the fewest idle GPUs, which keeps whole nodes free for large
-    asks."""
+    """Sum over the GPUs, then the number of the node's idle GPUs: whole nodes stay free for large requests."""
     costs = [_leftover(gpu, request) for gpu in gpus]
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 
 
-PACK = Score(_leftover, _leftover_of_all)
+PACK = Policy(_leftover, _leftover_of_all)
 
-PACK_WHOLE = Score(lambda gpu, request: (), lambda node, gpus, request: (node.idle(), len(node.gpus)))
+PACK_WHOLE = Policy(lambda gpu, request: (), lambda node, gpus, request: (node.idle(), len(node.gpus)))
 """Exclusive: the node with the fewest idle GPUs that has enough."""
 
 
 def _least_promised(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Best effort lives on what others leave: a GPU in use, but the one with the least promised time, then the tightest
-    in memory."""
+    """Best effort runs on time that others leave: a GPU with tenants, least promised time first, then tightest in
+    memory."""
     _, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, WHOLE_GPU - gpu.free_milli, gpu.tenants, memory)
 
@@ -84,7 +88,7 @@ def _least_promised_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], reques
     return (*(sum(column) for column in zip(*costs, strict=True)), node.idle())
 
 
-PACK_BEST_EFFORT = Score(_least_promised, _least_promised_of_all)
+PACK_BEST_EFFORT = Policy(_least_promised, _least_promised_of_all)
 
 
 def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
@@ -92,26 +96,26 @@ def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """As free as the fullest of its GPUs."""
+    """The cost of the fullest of the GPUs."""
     return max(_most_free(gpu, request) for gpu in gpus)
 
 
-MOST_FREE = Score(_most_free, _most_free_of_all)
+MOST_FREE = Policy(_most_free, _most_free_of_all)
 
 
 def replicas_on(gpu: GpuAccount, request: PlacementRequest) -> int:
-    """How many of the same owner are on this GPU."""
+    """Count the tenants of the request's owner on this GPU."""
     return gpu.owners.get(request.owner, 0) if request.owner is not None else 0
 
 
-def _apart(gpu: GpuAccount, request: PlacementRequest) -> Cost:
+def _spread(gpu: GpuAccount, request: PlacementRequest) -> Cost:
     return (replicas_on(gpu, request), *_most_free(gpu, request))
 
 
-def _apart_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
+def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
     """Fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 
 
-SPREAD = Score(_apart, _apart_all)
+SPREAD = Policy(_spread, _spread_of_all)

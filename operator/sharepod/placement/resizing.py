@@ -1,45 +1,83 @@
-"""Whether a tenant may have another share on the GPUs it has.
+"""Resizing: another share for a tenant on the GPUs it has.
 
-What it holds already is its own and only a raise needs room, of GPUs that are not kept for somebody else; so a lowering
-of time is never refused, not even on a GPU that is over-committed; one of memory is only below what the tenant was last
-seen to use, which cannot be taken back.
+Guarantees:
+- What the tenant has already is its own: only a raise needs room, of GPUs outside the head-of-line reservation.
+- A lower request is never refused, not even on a GPU that is over-committed.
+- Less memory is refused only below what the tenant was last seen to use, which cannot be taken back.
 """
 
 from __future__ import annotations
 
-from sharepod.api.units import format_fraction
-from sharepod.placement.state.accounts import NodeAccount, Row
-from sharepod.placement.state.types import Obstacle, Outlook, Refusal, Reservation
+from dataclasses import replace
 
+from sharepod.api.gpunode import Mode
+from sharepod.api.sharepod import GpuRequest
+from sharepod.api.units import Bytes, Milli, TenantId, format_fraction
+
+from .state.accounts import NodeAccount, Row
+from .state.cluster import Cluster
+from .state.types import Obstacle, Outlook, PlacementError, Refusal, Reservation
 from .wording import counted, size_down, size_up
 
 
-def refuse_resize(node: NodeAccount, row: Row, wanted: Reservation, in_use: int = 0) -> Refusal | None:
-    """Why `wanted` cannot stand in place of `row`, or None where it can."""
+def resize(
+    cluster: Cluster, tenant: TenantId, *, request: Milli, limit: Milli, memory: Bytes | None, in_use: int = 0
+) -> Reservation | Refusal:
+    """Change a tenant's share on the GPUs it has. Returns the row to write, or a refusal; then nothing has changed.
+
+    Raises `PlacementError` for a tenant without exactly one reservation, an Exclusive one, or a limit below the
+    request.
+
+    Args:
+        memory: bytes on each GPU; None: `request` x the memory of the smallest of its GPUs.
+        in_use: bytes that the tenant was last seen to use, of the GPU where it uses most.
+    """
+    node, row = cluster.only_row(tenant)
+    if row.wanted.mode is Mode.EXCLUSIVE:
+        raise PlacementError(f"tenant {tenant} is Exclusive: there is no share to change")
+    if not 0 <= request <= limit <= 1000 or limit == 0:
+        raise PlacementError(f"request {request} and limit {limit} thousandths are no share")
+    asked = GpuRequest(request=request, limit=limit, memory=memory)
+    capacities = [node.gpus_by_uuid[uuid].state.memory for uuid in row.gpus if uuid in node.gpus_by_uuid]
+    # The memory of a GPU that is not in the inventory is not known: the bytes granted stay as they are.
+    amount = memory if memory is not None else min(map(asked.memory_on, capacities), default=row.wanted.memory)
+    wanted = replace(row.wanted, request=request, limit=limit, memory=amount)
+    refusal = _refuse(node, row, wanted, in_use)
+    if refusal is None:
+        cluster.change_share(wanted)
+        return wanted
+    return refusal
+
+
+def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Refusal | None:
+    """Return why `wanted` cannot replace `row`; None where it can."""
     more_time = wanted.request - row.request
     more_memory = wanted.memory - row.memory
+    # 1. A lowering, and what no free GPU would change.
     if row.wanted.releasing:
-        advice = "Make a new SharePod with the share that it should have."
+        advice = "Create a new SharePod with the share that it should have."
         return _refusal(row, Outlook.NEVER, [Obstacle("Ending", "SharePod", 1, "the SharePod is ending")], advice)
     if more_memory < 0 and in_use > wanted.memory:
         text = f"it uses {size_up(in_use)} of memory, more than the {size_down(wanted.memory)} asked for"
         obstacle = Obstacle("MemoryInUse", "SharePod", 1, text)
-        return _refusal(row, Outlook.IN_USE, [obstacle], "Free memory first; it is lowered once less is in use.")
+        advice = "Free memory first; the limit is lowered once less is in use."
+        return _refusal(row, Outlook.IN_USE, [obstacle], advice)
     if more_time <= 0 and more_memory <= 0:
         return None
+    # 2. A raise needs GPUs that are known and outside the head-of-line reservation.
     unseen = [uuid for uuid in row.gpus if uuid not in node.gpus_by_uuid]
     if unseen:
         text = f"{counted(len(unseen), 'GPU')} of {node.name} cannot be seen at the moment"
         obstacle = Obstacle("NotSeen", "GPU", len(unseen), text)
         return _refusal(row, Outlook.WAITING, [obstacle], "A raise waits until the node's agent reports its GPUs.")
-
     gpus = [node.gpus_by_uuid[uuid] for uuid in row.gpus]
     kept = [gpu for gpu in gpus if gpu.head_tenant not in (None, row.wanted.tenant)]
     if kept:
         verb = "is" if len(kept) == 1 else "are"
         text = f"{counted(len(kept), 'GPU')} {verb} kept for the SharePod that has waited longest"
-        advice = "A raise waits until that one has been placed."
+        advice = "A raise waits until that SharePod has been placed."
         return _refusal(row, Outlook.WAITING, [Obstacle("Kept", "GPU", len(kept), text)], advice)
+    # 3. A raise needs as much time and memory on each of the GPUs.
     outlook = Outlook.WAITING
     obstacles: list[Obstacle] = []
     would_fit: list[str] = []

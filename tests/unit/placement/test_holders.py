@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import Bytes, GpuUuid, TenantId
-from sharepod.placement.engine import DEVICE_PLUGIN_RESOURCE, place_or_hold
+from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.types import Assignment, NewHolder, NodeState, Refusal, Resources
 from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
 
@@ -28,14 +28,14 @@ def plugin_node(
 
 def test_what_a_holder_has_comes_first() -> None:
     cluster = cluster_of(plugin_node(held=1))
-    answer = place_or_hold(cluster, ask("t", 500))
+    answer = cluster.engine.place_or_hold(ask("t", 500))
     assert isinstance(answer, Assignment)
     assert answer.gpus == (GpuUuid("GPU-node-p-0"),)
 
 
 def test_a_dedicated_gpu_comes_before_a_new_holder() -> None:
     cluster = cluster_of(plugin_node("a-plugin"), node("b-dedicated"))
-    answer = place_or_hold(cluster, ask("t", 500))
+    answer = cluster.engine.place_or_hold(ask("t", 500))
     assert isinstance(answer, Assignment)
     assert answer.node == "b-dedicated"
 
@@ -43,7 +43,7 @@ def test_a_dedicated_gpu_comes_before_a_new_holder() -> None:
 def test_a_new_holder_is_asked_for_where_the_plugin_has_a_free_gpu() -> None:
     cluster = cluster_of(plugin_node(held=1))
     put(cluster, ask("first", 700))
-    assert place_or_hold(cluster, ask("second", 500)) == NewHolder(node="node-p", count=1, memory=Bytes(40 * GI))
+    assert cluster.engine.place_or_hold(ask("second", 500)) == NewHolder(node="node-p", count=1, memory=Bytes(40 * GI))
 
 
 def test_what_is_not_held_is_never_given_to_a_tenant() -> None:
@@ -55,14 +55,14 @@ def test_what_is_not_held_is_never_given_to_a_tenant() -> None:
 def test_of_several_gpus_only_the_missing_ones_need_holders() -> None:
     cluster = cluster_of(plugin_node(held=2))
     put(cluster, ask("first", 700))
-    assert place_or_hold(cluster, ask("three", 500, count=3)) == NewHolder(
+    assert cluster.engine.place_or_hold(ask("three", 500, count=3)) == NewHolder(
         node="node-p", count=2, memory=Bytes(40 * GI)
     )
 
 
 def test_the_node_with_the_fewest_gpus_left_to_give_gets_the_holder() -> None:
     cluster = cluster_of(plugin_node("a"), plugin_node("b", gpus=2))
-    answer = place_or_hold(cluster, ask("t", 500))
+    answer = cluster.engine.place_or_hold(ask("t", 500))
     assert isinstance(answer, NewHolder)
     assert answer.node == "b"
 
@@ -71,41 +71,41 @@ def test_gpus_that_others_use_by_the_plugin_are_not_asked_for() -> None:
     cluster = cluster_of(plugin_node(gpus=2))
     for number in range(2):
         cluster.set_pod_usage("node-p", f"native-{number}", Resources(extended={DEVICE_PLUGIN_RESOURCE: 1}))
-    assert isinstance(place_or_hold(cluster, ask("t", 500)), Refusal)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
     cluster.remove_pod("native-0")
-    assert isinstance(place_or_hold(cluster, ask("t", 500)), NewHolder)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
 
 
 def test_a_holder_in_flight_has_spoken_for_its_gpu_and_its_tenant_waits() -> None:
     cluster = cluster_of(plugin_node(gpus=2))
     cluster.start_holder("node-p", "h1", TenantId("t"))
-    assert isinstance(place_or_hold(cluster, ask("t", 500)), Refusal)
-    assert isinstance(place_or_hold(cluster, ask("u", 500)), NewHolder)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), Refusal)
+    assert isinstance(cluster.engine.place_or_hold(ask("u", 500)), NewHolder)
     cluster.start_holder("node-p", "h2", TenantId("u"))
-    assert isinstance(place_or_hold(cluster, ask("v", 500)), Refusal)
+    assert isinstance(cluster.engine.place_or_hold(ask("v", 500)), Refusal)
     cluster.end_holder("node-p", "h1")
-    assert isinstance(place_or_hold(cluster, ask("t", 500)), NewHolder)
+    assert isinstance(cluster.engine.place_or_hold(ask("t", 500)), NewHolder)
 
 
 def test_the_kubelet_chooses_so_every_gpu_it_could_give_has_to_suit() -> None:
     mixed = cluster_of(plugin_node(gpus=2, models=("A100", "T4")))
-    assert isinstance(place_or_hold(mixed, ask("t", 500, models=["A100"])), Refusal)
-    assert isinstance(place_or_hold(mixed, ask("t", 500)), NewHolder)
+    assert isinstance(mixed.engine.place_or_hold(ask("t", 500, models=["A100"])), Refusal)
+    assert isinstance(mixed.engine.place_or_hold(ask("t", 500)), NewHolder)
     small = cluster_of(plugin_node(gpus=2, memory=(80 * GI, 16 * GI)))
-    assert isinstance(place_or_hold(small, ask("t", 500, memory=20 * GI)), Refusal)
+    assert isinstance(small.engine.place_or_hold(ask("t", 500, memory=20 * GI)), Refusal)
     named = cluster_of(plugin_node(gpus=2))
-    assert isinstance(place_or_hold(named, ask("t", 500, uuids=["GPU-node-p-0"])), Refusal)
+    assert isinstance(named.engine.place_or_hold(ask("t", 500, uuids=["GPU-node-p-0"])), Refusal)
 
 
 def test_a_member_of_a_group_that_runs_never_gets_a_holder_of_its_own() -> None:
     cluster = cluster_of(plugin_node(held=1))
     put(cluster, ask("first", 700, affinity="g"))
-    assert isinstance(place_or_hold(cluster, ask("second", 500, affinity="g")), Refusal)
+    assert isinstance(cluster.engine.place_or_hold(ask("second", 500, affinity="g")), Refusal)
 
 
 def test_an_exclusive_one_takes_whole_held_gpus_or_asks_for_holders() -> None:
     cluster = cluster_of(plugin_node(held=1))
     put(cluster, ask("first", 100))
-    answer = place_or_hold(cluster, ask("whole", mode=Mode.EXCLUSIVE))
+    answer = cluster.engine.place_or_hold(ask("whole", mode=Mode.EXCLUSIVE))
     assert isinstance(answer, NewHolder)
     assert answer.count == 1

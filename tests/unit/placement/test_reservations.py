@@ -6,24 +6,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import serves
-from sharepod.placement.state.cluster import Cluster, HeadReservation
+from sharepod.placement.resizing import resize
+from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import Refusal, Reservation
-from unit.placement.world import GI, ask, cluster_of, node, put, refused
+from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, node, put, refused
 
 A0, A1 = GpuUuid("GPU-node-a-0"), GpuUuid("GPU-node-a-1")
 
 
-def keep(cluster: Cluster, *gpus: GpuUuid, tenant: str = "oldest") -> None:
+def keep(cluster: ClusterWithEngine, *gpus: GpuUuid, tenant: str = "oldest") -> None:
     cluster.reserve_for_head(HeadReservation(TenantId(tenant), "node-a", frozenset(gpus)))
 
 
 def test_of_gpus_that_were_alike_only_those_are_kept_that_are_named() -> None:
     cluster = cluster_of(node(gpus=2))
-    assert serves(cluster, ask("before", 500), ["node-a"]), "the node was looked at while its GPUs were alike"
+    assert cluster.engine.serves(ask("before", 500), ["node-a"]), "the node was looked at while its GPUs were alike"
     moment = cluster.room_version
     keep(cluster, A0)
-    assert serves(cluster, ask("t", 500), cluster.grown_since(moment)), "GPU 1 is kept for nobody"
+    assert cluster.engine.serves(ask("t", 500), cluster.grown_since(moment)), "GPU 1 is kept for nobody"
     refused(cluster, ask("pair", 500, count=2))
     assert put(cluster, ask("t", 500)).gpus == (A1,)
 
@@ -34,7 +34,7 @@ def test_what_was_kept_is_for_everybody_once_it_is_let_go() -> None:
     refused(cluster, ask("t", 500))
     moment = cluster.room_version
     cluster.reserve_for_head(None)
-    assert serves(cluster, ask("t", 500), cluster.grown_since(moment))
+    assert cluster.engine.serves(ask("t", 500), cluster.grown_since(moment))
     put(cluster, ask("t", 500, count=2))
 
 
@@ -60,9 +60,13 @@ def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None
     cluster = cluster_of(node())
     put(cluster, ask("t", 500, memory=GI))
     keep(cluster, A0)
-    answer = cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI))
+    answer = resize(cluster, TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI))
     assert isinstance(answer, Refusal)
     assert "1 GPU is kept for the SharePod that has waited longest" in answer.message
-    assert isinstance(cluster.resize(TenantId("t"), request=Milli(400), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)
+    assert isinstance(
+        resize(cluster, TenantId("t"), request=Milli(400), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation
+    )
     keep(cluster, A0, tenant="t")
-    assert isinstance(cluster.resize(TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation)
+    assert isinstance(
+        resize(cluster, TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sharepod.api.gpunode import Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.engine import place
+from sharepod.placement.engine import Engine
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import (
     Assignment,
@@ -58,8 +58,22 @@ def node(
     )
 
 
-def cluster_of(*nodes: NodeState) -> Cluster:
-    cluster = Cluster()
+class ClusterWithEngine(Cluster):
+    """A cluster and the engine that decides over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(self)
+
+    def read_back(self, node: str, written: Reservation, generation: int) -> None:
+        """The ledger is read with this row as it was just written, the others as they were."""
+        account = self.accounts[node]
+        rows = {tenant: row.written for tenant, row in account.rows.items() if row.written is not None}
+        self.load(node, {**rows, written.tenant: written}.values(), generation)
+
+
+def cluster_of(*nodes: NodeState) -> ClusterWithEngine:
+    cluster = ClusterWithEngine()
     for state in nodes:
         cluster.upsert_node(state)
     return cluster
@@ -105,17 +119,17 @@ def ask(
     )
 
 
-def put(cluster: Cluster, request: PlacementRequest) -> Assignment:
+def put(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment:
     """Places and reserves; the test counts on a place."""
-    answer = place(cluster, request)
+    answer = cluster.engine.place(request)
     assert isinstance(answer, Assignment), answer.message
-    cluster.reserve(answer.node, answer.reservation(request))
+    cluster.engine.reserve(request, answer)
     return answer
 
 
-def refused(cluster: Cluster, request: PlacementRequest) -> Refusal:
+def refused(cluster: ClusterWithEngine, request: PlacementRequest) -> Refusal:
     """The refusal that the test counts on."""
-    answer = place(cluster, request)
+    answer = cluster.engine.place(request)
     assert isinstance(answer, Refusal), answer
     return answer
 

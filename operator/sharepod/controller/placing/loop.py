@@ -23,7 +23,9 @@ from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
-from sharepod.placement.engine import find, find_head_reservation, is_attainable, place, queue_key, serves
+from sharepod.placement.engine import Engine, queue_key
+from sharepod.placement.head_reservation import find_head_reservation, is_attainable
+from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
 
@@ -69,6 +71,7 @@ class PlacementLoop:
         head_reservation_after: float,
     ) -> None:
         self._state = state
+        self.engine = Engine(state.cluster)
         self._memos = memos
         self._may_act = may_act
         self._on_decided = on_decided
@@ -149,9 +152,9 @@ class PlacementLoop:
                 return True
             if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
                 self._place(waiting, request, refused)
-        if cluster.packing.due:
+        if self.engine.packing.due:
             await asyncio.sleep(0)
-            cluster.packing.renew()
+            self.engine.packing.renew()
         self._reserve_for_head()
         await self._explain()
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
@@ -182,7 +185,7 @@ class PlacementLoop:
         key = label_key(request.namespace, request.gpu.labels.affinity)
         if key is not None and cluster.regrouped_since(key, waiting.refused_at_version):
             return True
-        if serves(cluster, request, cluster.grown_since(waiting.refused_at_version)):
+        if self.engine.serves(request, cluster.grown_since(waiting.refused_at_version)):
             return True
         waiting.refused_at_version = cluster.room_version
         self._unexplained[waiting.tenant] = waiting
@@ -219,7 +222,7 @@ class PlacementLoop:
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
-            cluster.packing.arrived(request)
+            self.engine.packing.arrived(request)
         memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
         asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
@@ -227,7 +230,7 @@ class PlacementLoop:
         answer: Assignment | None = None
         if is_head or shape not in refused:
             with metrics.DECISION_SECONDS.time():
-                answer = find(cluster, request)
+                answer = self.engine.find(request)
         if answer is None:
             metrics.DECISIONS.labels("refused").inc()
             refused.add(shape)
@@ -236,7 +239,7 @@ class PlacementLoop:
             waiting.retry_at = min((until for _, until in memo.avoid.values()), default=float("inf"))
             return
         try:
-            cluster.reserve(answer.node, answer.reservation(request))
+            self.engine.reserve(request, answer)
         except PlacementError as error:
             log.error(
                 "cannot reserve what was decided",
@@ -266,7 +269,7 @@ class PlacementLoop:
             request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
             if request is None or not self._may_act():
                 continue
-            answer = place(self._state.cluster, request)
+            answer = self.engine.place(request)
             if not isinstance(answer, Refusal):  # room has appeared meanwhile
                 waiting.refused_at_version = None
                 self._kick.set()
@@ -336,8 +339,13 @@ class PlacementLoop:
         seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
         in_use = next(seen, 0)  # of the GPU where it uses most
         try:
-            answer = self._state.cluster.resize(
-                TenantId(waiting.tenant), request=asked.request, limit=asked.limit, memory=asked.memory, in_use=in_use
+            answer = resize(
+                self._state.cluster,
+                TenantId(waiting.tenant),
+                request=asked.request,
+                limit=asked.limit,
+                memory=asked.memory,
+                in_use=in_use,
             )
         except PlacementError as error:
             log.error(

@@ -7,7 +7,7 @@ Rows are in the order of the nodes' names, so that the first of equals is the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,8 @@ class Columns:
     `last_fixed`: for the last time.
     """
 
-    def __init__(self, account: Callable[[str], NodeAccount | None], names: Callable[[], Iterable[str]]) -> None:
-        self._account = account
-        self._names = names
+    def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
+        self._accounts = accounts
         self._dirty: dict[str, None] = {}
         self._labels: dict[frozenset[LabelKey | None], int] = {}
         self._models: dict[str, int] = {}
@@ -73,7 +72,7 @@ class Columns:
             return _NOTHING
         changed: list[int] = []
         for name in self._dirty:
-            node = self._account(name)
+            node = self._accounts.get(name)
             slot = self.slots.get(name)
             if node is None and slot is None:
                 continue
@@ -94,8 +93,8 @@ class Columns:
         self._dirty.clear()
         self._rebuild = False
         self._labels.clear()
-        names = sorted(self._names())
-        nodes = [node for node in map(self._account, names) if node is not None]
+        names = sorted(self._accounts)
+        nodes = [self._accounts[name] for name in names]
         self._allocate(names, max((len(node.gpus) for node in nodes), default=1))
         self.version += 1
         for slot in range(len(names)):
@@ -125,19 +124,19 @@ class Columns:
         self.stamp = np.zeros(count, dtype=np.int64)
         self.fixed = np.zeros(count, dtype=np.int64)
         self.last_fixed = self.version
-        self.apart: dict[LabelKey, dict[tuple[int, int], None]] = {}
-        self._apart_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
+        self.anti_affinity: dict[LabelKey, dict[tuple[int, int], None]] = {}
+        self._anti_affinity_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
 
     def _read(self, slot: int) -> None:
-        node = self._account(self.names[slot])
+        node = self._accounts.get(self.names[slot])
         state = node.state if node is not None else None
         if state is not self.states[slot]:
             self.states[slot] = state
             self.fixed[slot] = self.last_fixed = self.version
         self.stamp[slot] = self.version
-        for key, cell in self._apart_of[slot]:
-            self.apart.get(key, _NO_SLOT).pop((slot, cell), None)
-        self._apart_of[slot] = ()
+        for key, cell in self._anti_affinity_of[slot]:
+            self.anti_affinity.get(key, _NO_SLOT).pop((slot, cell), None)
+        self._anti_affinity_of[slot] = ()
         if node is None or state is None:
             self._clear_cells(slot, 0)
             self.room[slot] = -1
@@ -195,9 +194,9 @@ class Columns:
             label_of.append(label)
             tenants.append(gpu.tenants)
             like.append(alike)
-            for key in gpu.apart:
-                self.apart.setdefault(key, {})[slot, cell] = None
-                self._apart_of[slot] = (*self._apart_of[slot], (key, cell))
+            for key in gpu.anti_affinity:
+                self.anti_affinity.setdefault(key, {})[slot, cell] = None
+                self._anti_affinity_of[slot] = (*self._anti_affinity_of[slot], (key, cell))
         count = len(free)
         if count < self.width:
             self._clear_cells(slot, count)

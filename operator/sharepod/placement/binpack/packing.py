@@ -8,7 +8,7 @@ weights are renewed by `renew`, which a caller runs between decisions when `due`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 import numpy as np
 
@@ -29,10 +29,10 @@ _RENEWAL_WORK = 20_000_000
 
 
 class Packing:
-    """One for each cluster. `account` and `names` are how it reads that."""
+    """One for each engine. `accounts`: a live view of the cluster's accounts by node name."""
 
-    def __init__(self, account: Callable[[str], NodeAccount | None], names: Callable[[], Iterable[str]]) -> None:
-        self.columns = Columns(account, names)
+    def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
+        self.columns = Columns(accounts)
         self.demand = Demand()
         self.usable: UsableCapacity | None = None
         """What is known of the demand."""
@@ -179,7 +179,7 @@ class Offers:
         """The node last offered does not take it, and will not until something about it changes."""
         self._scored.score[self._slot] = NO_PLACE
 
-    def cells(self, *, whole: bool = False) -> list[int]:
+    def gpus(self, *, all_passing: bool = False) -> list[int]:
         """As many as are asked for: a single one as it was scored, of several the tightest that pass; with `whole` all
         that pass, in that order."""
         columns, scored, slot = self._packing.columns, self._scored, self._slot
@@ -189,4 +189,4 @@ class Offers:
             return next(([cell] for cell in cells if like[cell] == wanted), cells[:1])
         time = columns.time[slot].tolist()
         tightest = sorted(cells, key=lambda cell: (time[cell], cell))
-        return tightest if whole else sorted(tightest[: scored.ask.count])
+        return tightest if all_passing else sorted(tightest[: scored.ask.count])

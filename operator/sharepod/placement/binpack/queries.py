@@ -30,7 +30,7 @@ class Ask:
     memory: int | None = None
     exclusion: LabelKey | None = None
     models: tuple[str, ...] = ()
-    apart: LabelKey | None = None
+    anti_affinity: LabelKey | None = None
     whole: bool = False
 
     @classmethod

@@ -90,8 +90,8 @@ class Scored:
         elif "nodes" not in kept or kept["nodes"][0] is not mask or not compiled.nodes:
             self._point("nodes", mask)
         compiled.exclusion = _ANY_LABEL if ask.exclusion is None else columns.label_number(ask.exclusion)
-        if ask.apart is not None and not ask.whole:
-            self._block(columns, tuple(columns.apart.get(ask.apart, ())))
+        if ask.anti_affinity is not None and not ask.whole:
+            self._block(columns, tuple(columns.anti_affinity.get(ask.anti_affinity, ())))
         return compiled
 
     def _point(self, name: str, array: Array) -> None:

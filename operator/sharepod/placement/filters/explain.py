@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import Bytes, GpuUuid, Milli, format_fraction, parse_quantity
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
-from sharepod.placement.state.cluster import Cluster, Group, HeadReservation
+from sharepod.placement.state.cluster import Cluster, GroupPlace, HeadReservation
 from sharepod.placement.state.types import Obstacle, Outlook, PlacementRequest, Refusal, label_key
 from sharepod.placement.wording import counted, gpus_of, size_down, some_of
 
@@ -78,7 +78,7 @@ def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refus
     )
 
 
-def _conflict(cluster: Cluster, groups: Sequence[Group], request: PlacementRequest) -> Obstacle | None:
+def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: PlacementRequest) -> Obstacle | None:
     """Why no member like this one can join its affinity group, however much is free."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
@@ -150,7 +150,7 @@ def _tally(
 def _tally_of_groups(
     cluster: Cluster,
     nodes: Sequence[NodeAccount],
-    groups: Sequence[Group],
+    groups: Sequence[GroupPlace],
     request: PlacementRequest,
     node_checks: Sequence[NodeFilter],
     checks: Sequence[GpuFilter],
@@ -213,7 +213,7 @@ def _told(
 def _advice(
     kept: HeadReservation | None, tally: _Tally, nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits
 ) -> str:
-    waits = "It is placed by itself as soon as there is room."
+    waits = "It will be placed automatically as soon as there is room."
     if kept is not None and kept.tenant == request.tenant:
         waits = f"It has waited longest: GPUs of {kept.node} are kept for it until it fits."
     if not tally.gpus:

@@ -49,7 +49,7 @@ def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
         return (*filters, _empty(request))
     filters += [_shared(request), _same_exclusion(request)]
     if request.gpu.labels.anti_affinity is not None:
-        filters.append(_apart(request))
+        filters.append(_anti_affinity(request))
     return (*filters, _has_time(request), _has_memory(request))
 
 
@@ -138,14 +138,14 @@ def _same_exclusion(request: PlacementRequest) -> GpuFilter:
     return GpuFilter("Exclusion", lambda gpu: not gpu.tenants or gpu.exclusions == wanted, explain)
 
 
-def _apart(request: PlacementRequest) -> GpuFilter:
+def _anti_affinity(request: PlacementRequest) -> GpuFilter:
     key = label_key(request.namespace, request.gpu.labels.anti_affinity)
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
         label = request.gpu.labels.anti_affinity
         return f'{_gpus(gpus, "has", "have")} a SharePod of the anti-affinity label "{label}" already'
 
-    return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.apart, explain)
+    return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.anti_affinity, explain)
 
 
 def _has_time(request: PlacementRequest) -> GpuFilter:

@@ -117,17 +117,6 @@ def covers(has: Resources, asked: Resources) -> bool:
     return not asked.extended or all(amount <= has.extended.get(name, 0) for name, amount in asked.extended.items())
 
 
-def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
-    """Whether a pod without GPU shares can run there."""
-    taken = node.taken()
-    state = _state(node)
-    return (
-        all(passes(state, needs) for passes in BY_STATE)
-        and taken.pods < state.pods
-        and covers(taken.free, needs.resources)
-    )
-
-
 def free_resources(node: NodeAccount) -> Resources:
     return node.taken().free
 
@@ -277,8 +266,8 @@ DYNAMIC = (
     NodeFilter("Pods", _has_pod_slot, _no_pod_slot),
     NodeFilter("Resources", _has_resources, _no_resources),
 )
-AS_IT_IS = DYNAMIC[:3]
-"""Of the dynamic ones those that no tenant's leaving changes."""
+UNAFFECTED_BY_TENANTS = DYNAMIC[:3]
+"""Those of the dynamic filters that no leaving tenant changes."""
 BY_STATE = (_state_available, _state_selected, _state_liked, _state_passing)
 """Those of the checks that look at nothing but the node's state and the pod's needs, in a form that takes these."""
 

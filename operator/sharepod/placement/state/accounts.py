@@ -1,8 +1,10 @@
-"""The books of one node: its rows, what they take of each GPU, and what pods take of the node.
+"""Accounts of one node: its rows, what they take of each GPU, and what pods take of the node.
 
-Guarantees: what a row takes is the most that the ledger can turn out to say of it, in time and in memory: a raise is
-taken when it is decided, and a lowering is given away only once it has been written. A row that is releasing takes all
-it had. Rows and pods of a node that is not known (any more) are kept.
+Guarantees:
+- A row counts with the most, in time and in memory, that the ledger can still turn out to say of it: a raise counts
+  once it is decided, a lowering only once it is written. (P1 of cluster.py rests on this.)
+- A row that is releasing counts with all it had.
+- Rows and pods of a node that is not known are kept.
 """
 
 from __future__ import annotations
@@ -12,17 +14,32 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU, GpuUuid, TenantId, format_fraction
-from sharepod.placement.wording import size_up
+from sharepod.placement.wording import size_down, size_up
 
 from .topology import Topology
-from .types import GpuState, LabelKey, NodeState, Overcommit, Reservation, Resources, in_order, label_key
+from .types import (
+    GpuState,
+    LabelKey,
+    NodeState,
+    Overcommit,
+    PlacementError,
+    Reservation,
+    Resources,
+    in_order,
+    label_key,
+)
 
 
 class Row:
-    """One tenant's reservation: `written` as the ledger has it (None: not yet), `wanted` as it was decided since.
+    """One tenant's reservation, as it was written and as it was decided since.
 
-    `since` is the row whose decision this one follows: that one may be on its way to the ledger (`in_flight`), so it
-    counts too.
+    Args:
+        wanted: the reservation as it was last decided.
+        written: the reservation as the ledger has it; None: the ledger has no such row yet.
+        since: the row whose decision this one follows. That decision may be on its way to the ledger (`in_flight`), so
+            it counts too.
+
+    `request` (thousandths of a GPU), `memory` (bytes) and `gpus` are what the row counts with: the most of these three.
     """
 
     __slots__ = ("gpus", "in_flight", "memory", "request", "wanted", "written")
@@ -38,24 +55,28 @@ class Row:
 
     @property
     def pending(self) -> bool:
-        """Something was decided that the ledger does not say yet."""
+        """True while the ledger does not say what was decided."""
         return self.wanted != self.written
 
     @property
     def left(self) -> bool:
-        """The ledger has it as releasing: whatever becomes of this operator, it belongs to no group any more."""
+        """True once the ledger has the row as releasing. From then on the tenant is no member of its affinity group,
+        for this operator and for any successor."""
         return self.wanted.releasing and self.written is not None and self.written.releasing
 
 
 class GpuAccount:
-    """What is left of one GPU and who is on it. Read-only outside this module.
+    """Account of one GPU: what is free of it and which tenants it has. Read-only outside this module.
 
-    `exclusions`: the exclusion label of each tenant, None for one without; `apart`: the anti-affinity labels on it;
-    `head_tenant`: the one tenant that may come, or whoever has a higher priority than `head_priority`.
+    `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
+    `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
+    labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant whose
+    head-of-line reservation has this GPU; only that tenant, or one of a priority above `head_priority`, is placed on
+    it.
     """
 
     __slots__ = (
-        "apart",
+        "anti_affinity",
         "exclusions",
         "exclusive",
         "free_memory",
@@ -81,14 +102,14 @@ class GpuAccount:
 
     @property
     def name(self) -> str:
-        """As users read it: `node-a GPU 1`."""
+        """The GPU's name in messages to users: `node-a GPU 1`."""
         return f"{self.node} GPU {self.index}"
 
     def recount(self) -> None:
-        """Adds its rows up anew."""
+        """Add up its rows again."""
         milli = memory = 0
         exclusions: set[LabelKey | None] = set()
-        apart: set[LabelKey] = set()
+        anti_affinity: set[LabelKey] = set()
         owners: dict[str, int] = {}
         self.exclusive = False
         for row in self.rows.values():
@@ -98,7 +119,7 @@ class GpuAccount:
             exclusions.add(label_key(tenant.namespace, tenant.labels.exclusion))
             key = label_key(tenant.namespace, tenant.labels.anti_affinity)
             if key is not None:
-                apart.add(key)
+                anti_affinity.add(key)
             if tenant.owner is not None and not tenant.releasing:
                 owners[tenant.owner] = owners.get(tenant.owner, 0) + 1
             if tenant.mode is Mode.EXCLUSIVE:
@@ -107,11 +128,12 @@ class GpuAccount:
         self.free_milli = WHOLE_GPU - milli
         self.free_memory = self.state.memory - memory
         self.exclusions = exclusions
-        self.apart = apart
+        self.anti_affinity = anti_affinity
         self.owners: Mapping[str, int] = owners
 
     def overcommit(self) -> Overcommit | None:
-        """What is wrong with this GPU's rows, where they came from a ledger that promises too much."""
+        """Describe by how much the GPU is over-committed; None where it is not. Only a ledger that was read can
+        over-commit a GPU (P2 of cluster.py)."""
         faults = []
         if self.exclusive and self.tenants > 1:
             faults.append(f"an Exclusive tenant shares it with {self.tenants - 1} more")
@@ -129,24 +151,29 @@ class GpuAccount:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
+    """What one pod takes of its node. `tenant`: the tenant whose pod it is."""
+
     resources: Resources
     tenant: TenantId | None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How many pods a node has and what they leave of it, which is negative where it is over-used."""
+    """How many pods a node has, and what they leave free of it: negative where the node is over-used."""
 
     pods: int
     free: Resources
 
 
 class NodeAccount:
-    """The books of one node. `state` is None while the node is not known; `generation` is that of the ledger last read;
-    `holders` are those in flight, each with the tenant that waits on it."""
+    """Account of one node.
+
+    `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
+    are the holders in flight, each with the tenant that waits for it.
+    """
 
     __slots__ = (
-        "_kinds",
+        "_interchangeable",
         "_taken",
         "generation",
         "gpus",
@@ -172,20 +199,22 @@ class NodeAccount:
         self.gpus_by_uuid: dict[GpuUuid, GpuAccount] = {}
         self.topology: Topology | None = None
         self._taken: Taken | None = None
-        self._kinds: tuple[tuple[GpuAccount, ...], ...] | None = None
+        self._interchangeable: tuple[tuple[GpuAccount, ...], ...] | None = None
 
     @property
     def empty(self) -> bool:
+        """True if nothing is known of the node any more."""
         return self.state is None and not (self.rows or self.pods or self.holders or self.generation)
 
     def set_state(self, state: NodeState | None) -> None:
+        """Replace what is known of the Node; None: it is not known any more."""
         before = self.state.gpus if self.state else ()
         self.state = state
         self._taken = None
         gpus = state.gpus if state else ()
         if gpus == before:
             return
-        self._kinds = None
+        self._interchangeable = None
         self.gpus = tuple(GpuAccount(self.name, gpu) for gpu in in_order(gpus))
         self.gpus_by_uuid = {account.state.uuid: account for account in self.gpus}
         self.topology = Topology.of([account.state for account in self.gpus])
@@ -197,7 +226,7 @@ class NodeAccount:
             account.recount()
 
     def put(self, tenant: TenantId, row: Row | None) -> None:
-        """Sets, replaces or (None) removes the row of a tenant."""
+        """Set, replace or (None) remove the row of a tenant."""
         before = self.rows.pop(tenant, None)
         if row is not None:
             self.rows[tenant] = row
@@ -210,50 +239,66 @@ class NodeAccount:
             if row is not None and uuid in row.gpus:
                 account.rows[tenant] = row
             account.recount()
-        self._taken = self._kinds = None
+        self._taken = self._interchangeable = None
 
     def reserve_for_head(self, gpus: Container[GpuUuid], tenant: TenantId | None, priority: int) -> None:
-        """These of its GPUs are kept for this tenant, and no others for anybody."""
+        """Mark these of its GPUs as the head-of-line reservation of this tenant, and no others."""
         for gpu in self.gpus:
             gpu.head_tenant = tenant if gpu.state.uuid in gpus else None
             gpu.head_priority = priority
-        self._kinds = None
+        self._interchangeable = None
 
     def set_pod(self, uid: str, usage: PodUsage | None) -> None:
+        """Set or (None) remove what a pod takes."""
         if usage is None:
             self.pods.pop(uid, None)
         else:
             self.pods[uid] = usage
         self._taken = None
 
-    def kinds(self) -> tuple[tuple[GpuAccount, ...], ...]:
-        """Its GPUs, those together that differ in nothing but their UUID and index: idle ones of one model and size."""
-        if self._kinds is None:
-            kinds: dict[object, list[GpuAccount]] = {}
+    def interchangeable(self) -> tuple[tuple[GpuAccount, ...], ...]:
+        """Group the GPUs that differ in nothing but UUID and index: idle ones of one model and size."""
+        if self._interchangeable is None:
+            groups: dict[object, list[GpuAccount]] = {}
             for gpu in self.gpus:
                 state = gpu.state
-                kind = (
+                key = (
                     state.uuid
                     if gpu.tenants
                     else (state.model, state.memory, state.available, state.held, gpu.head_tenant)
                 )
-                kinds.setdefault(kind, []).append(gpu)
-            self._kinds = tuple(tuple(gpus) for gpus in kinds.values())
-        return self._kinds
+                groups.setdefault(key, []).append(gpu)
+            self._interchangeable = tuple(tuple(gpus) for gpus in groups.values())
+        return self._interchangeable
+
+    def check_room(self, uuid: GpuUuid, asked: Reservation) -> None:
+        """Raise `PlacementError` unless this GPU has room for the reservation, each row counted at its most."""
+        gpu = self.gpus_by_uuid.get(uuid)
+        if gpu is None:
+            raise PlacementError(f"node {self.name} has no GPU {uuid}")
+        where = gpu.name
+        if gpu.exclusive or (asked.mode is Mode.EXCLUSIVE and gpu.tenants):
+            raise PlacementError(f"{where} has {gpu.tenants} tenants: an Exclusive one shares with nobody")
+        if asked.request > gpu.free_milli:
+            free = format_fraction(max(gpu.free_milli, 0))
+            raise PlacementError(f"{where} has {free} of its time free, {format_fraction(asked.request)} is asked")
+        if asked.memory > gpu.free_memory:
+            free = size_down(max(gpu.free_memory, 0))
+            raise PlacementError(f"{where} has {free} of memory free, {size_up(asked.memory)} is asked")
 
     def idle(self) -> int:
-        """How many of its GPUs have no tenant."""
-        return sum(len(gpus) for gpus in self.kinds() if not gpus[0].tenants)
+        """Count the GPUs without a tenant."""
+        return sum(len(gpus) for gpus in self.interchangeable() if not gpus[0].tenants)
 
     def replicas_of(self, owner: str | None) -> int:
-        """How many tenants of one owner are here and are not releasing."""
+        """Count the tenants of one owner that are not releasing."""
         if owner is None:
             return 0
         rows = self.rows.values()
         return sum(1 for row in rows if row.wanted.owner == owner and not row.wanted.releasing)
 
     def taken(self) -> Taken:
-        """What pods take of the node, with those that reservations will still bring."""
+        """Add up what pods take of the node, those included that reservations will still bring."""
         if self._taken is None:
             total, count = Resources(), len(self.pods)
             seen = set()

@@ -1,8 +1,10 @@
-"""Which GPUs of a node are near each other: what several GPUs for one tenant are chosen by.
+"""Topology of one node: distances between its GPUs, by which several GPUs for one tenant are chosen.
 
-Guarantees: of all sets of the size asked for, the one whose worst pair is nearest, then whose pairs are nearest in sum,
-then the one that comes first in the order given; exact up to `_EXACT` sets, beyond that grown from each GPU in turn. A
-node of which no connection is known, or where all are alike, has no `Topology`: there every set is as good.
+Guarantees:
+- `nearest` returns the set whose worst pair is nearest, then whose pairs are nearest in sum, then the first in the
+  order given.
+- The choice is exact up to `_EXACT_SETS` sets; above that, sets are grown greedily from each GPU in turn.
+- A node where no connection is known, or where all distances are equal, has no `Topology`: every set is as good there.
 """
 
 from __future__ import annotations
@@ -16,40 +18,46 @@ from sharepod.api.units import GpuUuid
 from .types import GpuState
 
 _RANKS = {"NVLINK": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
-"""How far apart two GPUs are, in the words and the order of `nvidia-smi topo -m`."""
+"""Distance of two GPUs by their connection, in the words and the order of `nvidia-smi topo -m`; 0 is nearest."""
 
 _SAME_NUMA, _ELSEWHERE = _RANKS["NODE"], _RANKS["SYS"]
-_EXACT = 512
-"""Sets that are compared one by one. Eight GPUs have at most 70 of one size."""
+_EXACT_SETS = 512
+"""How many sets are compared one by one: a node of eight GPUs has at most 70 of one size, one of sixteen up to
+12,870."""
 
 Distance = tuple[int, int]
-"""Of the worst pair, and of all pairs in sum."""
+"""Distance of a set of GPUs: of its worst pair, and of all its pairs in sum."""
 
 
 class Topology:
-    """The distances between the GPUs of one node."""
+    """Distances between the GPUs of one node, by pair of UUIDs."""
 
-    __slots__ = ("_apart",)
+    __slots__ = ("_distances",)
 
-    def __init__(self, apart: dict[tuple[GpuUuid, GpuUuid], int]) -> None:
-        self._apart = apart
+    def __init__(self, distances: dict[tuple[GpuUuid, GpuUuid], int]) -> None:
+        self._distances = distances
 
     @classmethod
     def of(cls, gpus: Sequence[GpuState]) -> Topology | None:
-        apart = {(one.uuid, other.uuid): _distance(one, other) for one in gpus for other in gpus if one is not other}
-        return cls(apart) if len(set(apart.values())) > 1 else None
+        """Read the distances of these GPUs; None where they are all equal."""
+        distances = {
+            (one.uuid, other.uuid): _distance(one, other) for one in gpus for other in gpus if one is not other
+        }
+        return cls(distances) if len(set(distances.values())) > 1 else None
 
     def distance(self, gpus: Sequence[GpuUuid]) -> Distance:
-        pairs = [self._apart[pair] for pair in combinations(gpus, 2)]
+        """Return the distance of a set of GPUs."""
+        pairs = [self._distances[pair] for pair in combinations(gpus, 2)]
         return max(pairs, default=0), sum(pairs)
 
     def nearest(self, gpus: Sequence[GpuUuid], count: int, *, having: Sequence[GpuUuid] = ()) -> tuple[GpuUuid, ...]:
-        """`count` of these, which are at least as many, each once; those of `having`, fewer, are among them."""
+        """Choose `count` of these GPUs, which are distinct and at least as many. All of `having`, which are fewer than
+        `count`, are chosen."""
         if count < 2 or len(gpus) <= count:
             return tuple(gpus[:count])
         others = [uuid for uuid in gpus if uuid not in having]
         missing = count - len(having)
-        if comb(len(others), missing) <= _EXACT:
+        if comb(len(others), missing) <= _EXACT_SETS:
             sets = [(*having, *chosen) for chosen in combinations(others, missing)]
         else:
             sets = [self._grown(others, (*having, first), count) for first in others]
@@ -59,19 +67,20 @@ class Topology:
         chosen = list(begun)
         left = [uuid for uuid in others if uuid not in chosen]
         while len(chosen) < count:
-            best = min(left, key=lambda uuid: _to_all(self._apart, uuid, chosen))
+            best = min(left, key=lambda uuid: _to_all(self._distances, uuid, chosen))
             chosen.append(best)
             left.remove(best)
         return tuple(chosen)
 
 
-def _to_all(apart: dict[tuple[GpuUuid, GpuUuid], int], uuid: GpuUuid, chosen: Sequence[GpuUuid]) -> Distance:
-    to = [apart[uuid, other] for other in chosen]
+def _to_all(distances: dict[tuple[GpuUuid, GpuUuid], int], uuid: GpuUuid, chosen: Sequence[GpuUuid]) -> Distance:
+    to = [distances[uuid, other] for other in chosen]
     return max(to), sum(to)
 
 
 def _distance(one: GpuState, other: GpuState) -> int:
-    """By the link that either side names, else by NUMA node; GPUs of unknown NUMA node count as apart."""
+    """Return the distance by the link that either side names, else by NUMA node. GPUs of unknown NUMA node count as on
+    different ones."""
     kinds = [kind for uuid, kind in one.links if uuid == other.uuid]
     kinds += [kind for uuid, kind in other.links if uuid == one.uuid]
     known = [_RANKS[kind] for kind in kinds if kind in _RANKS]

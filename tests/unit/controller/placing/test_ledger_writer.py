@@ -19,6 +19,7 @@ from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import gpunode_facts
 from sharepod.kube import ApiError, InvalidError, Json
+from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import PlacementError, Reservation
 from unit.controller.fakes import FakeServer, unavailable
 
@@ -166,7 +167,7 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
             elif what < 0.65 and operator.rows():
                 tenant = TenantId(chance.choice(sorted(operator.rows())))
                 share = Milli(chance.choice((300, 400, 600)))
-                operator.state.cluster.resize(tenant, request=share, limit=Milli(1000), memory=Bytes(1))
+                resize(operator.state.cluster, tenant, request=share, limit=Milli(1000), memory=Bytes(1))
                 operator.writer.add(NODE)
             else:
                 operator.deliver()
@@ -232,8 +233,8 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
 
 def _raise(operator: Operator, milli: int) -> None:
     """Another share for tenant `one`."""
-    answer = operator.state.cluster.resize(
-        TenantId("one"), request=Milli(milli), limit=Milli(1000), memory=Bytes(1), in_use=0
+    answer = resize(
+        operator.state.cluster, TenantId("one"), request=Milli(milli), limit=Milli(1000), memory=Bytes(1), in_use=0
     )
     assert isinstance(answer, Reservation), answer.message
 

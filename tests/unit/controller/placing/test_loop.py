@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from sharepod.api.units import Bytes, TenantId
-from sharepod.controller.placing import loop as loop_module
-from sharepod.placement.engine import find
-from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, PlacementRequest, Taint
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
 
@@ -35,16 +33,20 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
         await world.want(tenant, request, **gpu)
     tried: list[str] = []
 
-    def counted(cluster: Cluster, request: PlacementRequest) -> Assignment | None:
-        tried.append(request.name)
-        return find(cluster, request)
+    find = world.loop.engine.find
 
-    monkeypatch.setattr(loop_module, "find", counted)
+    def counted(request: PlacementRequest) -> Assignment | None:
+        tried.append(request.name)
+        return find(request)
+
+    monkeypatch.setattr(world.loop.engine, "find", counted)
     await world.settle()
     assert tried == [], "nothing has changed"
-    world.state.cluster.resize(TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
+    resize(world.state.cluster, TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
     at = next(row for row in world.state.cluster.pending("a") if row.tenant == "t1")
-    world.state.cluster.confirm("a", at, 2)
+    world.state.cluster.load(
+        "a", [at if row.tenant == "t1" else row for row in world.state.cluster.reservations("a")], 2
+    )
     await world.settle()
     assert tried == ["large"], "0.8 of node a are free: neither enough for huge nor the GPU that is named"
     assert world.placed["large"] == "a"

@@ -8,23 +8,21 @@ from dataclasses import replace
 
 from sharepod.api.units import TenantId
 from sharepod.placement.binpack.demand import HALF_LIFE, Demand, class_of
-from sharepod.placement.engine import find
 from sharepod.placement.state.accounts import GpuAccount
-from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import PlacementRequest, PodNeeds, Resources
-from unit.placement.world import GI, ask, cluster_of, gpu, node, put
+from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, node, put
 
 
-def learn(cluster: Cluster, requests: Sequence[PlacementRequest]) -> None:
+def learn(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> None:
     """As if these had come, again and again, and gone."""
     for _ in range(100):
         for request in requests:
-            cluster.packing.arrived(request)
-    cluster.packing.renew()
+            cluster.engine.packing.arrived(request)
+    cluster.engine.packing.renew()
 
 
-def place_of(cluster: Cluster, request: PlacementRequest) -> str:
-    answer = find(cluster, request)
+def place_of(cluster: ClusterWithEngine, request: PlacementRequest) -> str:
+    answer = cluster.engine.find(request)
     assert answer is not None
     return answer.gpus[0]
 
@@ -90,18 +88,18 @@ def test_what_is_learned_takes_a_bounded_amount_of_memory() -> None:
 def test_a_cluster_without_gpus_has_no_place_and_learns_all_the_same() -> None:
     cluster = cluster_of(node("node-a", 0))
     learn(cluster, [ask("t", 500, models=["T4"]), ask("u", 500, memory=GI)])
-    assert find(cluster, ask("t", 500, models=["T4"])) is None
+    assert cluster.engine.find(ask("t", 500, models=["T4"])) is None
 
 
 def test_nodes_that_come_and_go_are_seen_by_the_next_decision() -> None:
     cluster = cluster_of(node("node-b"))
     learn(cluster, [ask("t", 500)])
     put(cluster, ask("first", 1000))
-    assert find(cluster, ask("second", 500)) is None
+    assert cluster.engine.find(ask("second", 500)) is None
     cluster.upsert_node(node("node-a", 2))
     assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
     cluster.remove_node("node-a")
-    assert find(cluster, ask("second", 500)) is None
+    assert cluster.engine.find(ask("second", 500)) is None
     cluster.upsert_node(node("node-a", 2))
     assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
 
@@ -126,12 +124,12 @@ def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_th
     refused = 0
     for number, kind in enumerate(kinds * 50):
         asked = replace(kind, tenant=TenantId(f"tenant-{number}"))
-        answer = find(cluster, asked)
+        answer = cluster.engine.find(asked)
         most = max(sum(fits(gpu, asked) for gpu in account.gpus) for account in cluster.nodes())
         assert (answer is None) == (most < asked.gpu.count)
         refused += answer is None
         if answer is not None:
-            cluster.reserve(answer.node, answer.reservation(asked))
+            cluster.engine.reserve(asked, answer)
     assert 0 < refused < 200
 
 

@@ -119,7 +119,7 @@ def test_a_member_of_a_group_waits_rather_than_go_elsewhere() -> None:
     assert refusal.message == (
         "0/2 nodes can take it: 1 GPU has too little time free (most free: 0.3 of node-a GPU 0; asked 0.4), "
         '1 node does not have the affinity group "g", which is on node-a GPU 0. '
-        "spec.gpu.request 0.3 would fit now. It is placed by itself as soon as there is room."
+        "spec.gpu.request 0.3 would fit now. It will be placed automatically as soon as there is room."
     )
 
 
@@ -189,7 +189,7 @@ def test_a_group_whose_members_are_all_ending_holds_nobody_once_that_is_written(
     ending = cluster.set_releasing(first.node, TenantId("first"))
     waited_from = cluster.room_version
     refused(cluster, ask("second", 700, affinity="g"))
-    cluster.confirm(first.node, ending, 2)
+    cluster.read_back(first.node, ending, 2)
     assert cluster.regrouped_since(("team", "g"), waited_from)
     assert put(cluster, ask("second", 700, affinity="g")).node == "node-b"
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pytest
 from sharepod.api.objects import MAX_TENANTS
 from sharepod.api.units import TenantId
-from sharepod.placement.engine import place
 from sharepod.placement.filters.node import matches_affinity, tolerates
 from sharepod.placement.state.types import (
     Assignment,
@@ -227,4 +226,4 @@ def test_a_removed_node_is_not_used_and_comes_back_with_its_tenants() -> None:
     refused(cluster, ask("second", 300))
     cluster.upsert_node(node())
     refused(cluster, ask("second", 400))
-    assert isinstance(place(cluster, ask("second", 300)), Assignment)
+    assert isinstance(cluster.engine.place(ask("second", 300)), Assignment)

@@ -8,25 +8,26 @@ from typing import Any
 import pytest
 from sharepod.api.gpunode import Mode, Tenant
 from sharepod.api.units import Bytes, Milli, TenantId
-from sharepod.placement.engine import place, queue_key
-from sharepod.placement.state.cluster import Cluster
+from sharepod.placement import resizing
+from sharepod.placement.engine import queue_key
 from sharepod.placement.state.types import Assignment, Outlook, PlacementError, Refusal, Reservation, Resources
-from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused, row
+from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, node, put, refused, row
 
 T = TenantId("t")
 A0, A1 = "GPU-node-a-0", "GPU-node-a-1"
 
 
-def resized(cluster: Cluster, tenant: str = "t", **share: Any) -> Reservation:
+def resized(cluster: ClusterWithEngine, tenant: str = "t", **share: Any) -> Reservation:
     answer = resize(cluster, tenant, **share)
     assert isinstance(answer, Reservation), answer.message
     return answer
 
 
 def resize(
-    cluster: Cluster, tenant: str = "t", *, request: int, limit: int = 1000, memory: int | None = 4 * GI
+    cluster: ClusterWithEngine, tenant: str = "t", *, request: int, limit: int = 1000, memory: int | None = 4 * GI
 ) -> Reservation | Refusal:
-    return cluster.resize(
+    return resizing.resize(
+        cluster,
         TenantId(tenant),
         request=Milli(request),
         limit=Milli(limit),
@@ -34,7 +35,7 @@ def resize(
     )
 
 
-def free(cluster: Cluster, name: str = "node-a") -> list[tuple[int, int]]:
+def free(cluster: ClusterWithEngine, name: str = "node-a") -> list[tuple[int, int]]:
     account = cluster.node(name)
     assert account is not None
     return [(gpu.free_milli, gpu.free_memory) for gpu in account.gpus]
@@ -79,7 +80,7 @@ def test_a_releasing_tenant_keeps_its_share_until_it_is_released() -> None:
     written = cluster.set_releasing("node-a", T)
     assert written.releasing
     assert written.row().state == "Releasing"
-    cluster.confirm("node-a", written, 2)
+    cluster.read_back("node-a", written, 2)
     refused(cluster, ask("u", 300))
     cluster.release("node-a", T)
     put(cluster, ask("u", 1000))
@@ -98,10 +99,10 @@ def test_a_raise_is_taken_at_once_and_a_lowering_given_away_only_when_written() 
     cluster.load("node-a", [row("t", 500)], 1)
     raised = resized(cluster, request=700)
     assert free(cluster) == [(300, 76 * GI)]
-    cluster.confirm("node-a", raised, 2)
+    cluster.read_back("node-a", raised, 2)
     lowered = resized(cluster, request=200, memory=1 * GI)
     assert free(cluster) == [(300, 76 * GI)]
-    cluster.confirm("node-a", lowered, 3)
+    cluster.read_back("node-a", lowered, 3)
     assert free(cluster) == [(800, 79 * GI)]
 
 
@@ -109,7 +110,7 @@ def test_confirming_what_was_written_keeps_what_was_decided_meanwhile() -> None:
     cluster = cluster_of(node())
     cluster.reserve("node-a", row("t", 500))
     ending = cluster.set_releasing("node-a", T)
-    cluster.confirm("node-a", row("t", 500), 2)
+    cluster.read_back("node-a", row("t", 500), 2)
     assert cluster.pending("node-a") == (ending,)
 
 
@@ -118,7 +119,7 @@ def test_a_late_confirmation_does_not_undo_a_newer_reading() -> None:
     cluster.load("node-a", [row("t", 500)], 1)
     raised = resized(cluster, request=700)
     cluster.load("node-a", [row("t", 600)], 3)
-    cluster.confirm("node-a", raised, 2)
+    cluster.read_back("node-a", raised, 2)
     cluster.revert("node-a", T)
     assert cluster.reservations("node-a") == (row("t", 600),)
 
@@ -138,9 +139,9 @@ def test_a_raise_that_may_be_written_already_counts_until_the_lowering_after_it_
     refused(cluster, ask("u", 300))
     cluster.load("node-a", [row("t", 200)], 1)
     refused(cluster, ask("u", 300))
-    cluster.confirm("node-a", raised, 2)
+    cluster.read_back("node-a", raised, 2)
     refused(cluster, ask("u", 300))
-    cluster.confirm("node-a", lowered, 3)
+    cluster.read_back("node-a", lowered, 3)
     put(cluster, ask("u", 700))
 
 
@@ -179,7 +180,7 @@ def test_a_stale_reading_of_the_ledger_is_ignored() -> None:
     cluster = cluster_of(node())
     cluster.load("node-a", [], 4)
     cluster.reserve("node-a", row("t", 900))
-    cluster.confirm("node-a", row("t", 900), 5)
+    cluster.read_back("node-a", row("t", 900), 5)
     cluster.load("node-a", [], 4)
     refused(cluster, ask("u", 200))
 
@@ -252,7 +253,7 @@ def test_two_reservations_of_one_tenant_are_both_kept_and_told() -> None:
 
 
 def test_rows_wait_for_their_node_and_its_gpus() -> None:
-    cluster = Cluster()
+    cluster = ClusterWithEngine()
     cluster.load("node-a", [row("t", 700)], 1)
     cluster.upsert_node(node("node-a", 0))
     cluster.upsert_node(node("node-a", 1))
@@ -329,7 +330,7 @@ def test_without_memory_a_resized_share_has_its_part_of_the_gpu() -> None:
 
 
 def test_a_raise_waits_for_gpus_that_are_not_seen_and_a_lowering_does_not() -> None:
-    cluster = Cluster()
+    cluster = ClusterWithEngine()
     cluster.load("node-a", [row("t", 400)], 1)
     refusal = resize(cluster, request=500)
     assert isinstance(refusal, Refusal)
@@ -364,7 +365,7 @@ def test_the_queue_goes_by_priority_then_age_then_name() -> None:
 def test_the_same_question_has_the_same_answer() -> None:
     cluster = cluster_of(node("node-a", 2), node("node-b", 2))
     put(cluster, ask("first", 300))
-    answers = {place(cluster, ask("second", 300)) for _ in range(3)}
+    answers = {cluster.engine.place(ask("second", 300)) for _ in range(3)}
     assert len(answers) == 1
     assert isinstance(answers.pop(), Assignment)
 
@@ -375,7 +376,7 @@ def test_memory_is_not_lowered_below_what_is_in_use_so_that_nobody_is_promised_i
     before = free(cluster)
 
     def lower(in_use: int) -> Reservation | Refusal:
-        return cluster.resize(T, request=Milli(200), limit=Milli(1000), memory=Bytes(1 * GI), in_use=in_use)
+        return resizing.resize(cluster, T, request=Milli(200), limit=Milli(1000), memory=Bytes(1 * GI), in_use=in_use)
 
     refusal = lower(3 * GI)
     assert isinstance(refusal, Refusal)

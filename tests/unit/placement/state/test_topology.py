@@ -52,8 +52,8 @@ def test_the_same_numa_node_is_preferred_once_packing_has_learned_a_demand() -> 
     cluster = cluster_of(linked("node-a", 4, {}, numa=(0, 1, 0, 1)))
     request = ask("pair", 500, count=2)
     for _ in range(64):
-        cluster.packing.arrived(request)
-    cluster.packing.renew()
+        cluster.engine.packing.arrived(request)
+    cluster.engine.packing.renew()
     put(cluster, ask("small", 600))
     assert indexes(put(cluster, ask("pair", 500, count=2)).gpus) == [1, 3]
 

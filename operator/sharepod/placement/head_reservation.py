@@ -1,0 +1,92 @@
+"""Head-of-line reservation: which GPUs to keep free for the oldest waiting request, as EASY backfill does.
+
+Without it, small requests that fit at once could delay a large one forever. `Cluster.reserve_for_head` puts a
+reservation into effect; the caller decides when.
+
+Guarantees:
+- A reservation is made only on a node that takes the request once enough of its tenants have left.
+- Of all such nodes, the one is chosen where the least has to be freed, then the first by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sharepod.api.gpunode import Mode
+from sharepod.api.units import WHOLE_GPU, GpuUuid
+
+from .filters import gpu as gpu_filters
+from .filters import node as node_filters
+from .filters.candidates import affinity_places, node_passes
+from .state.accounts import GpuAccount, NodeAccount
+from .state.cluster import Cluster, HeadReservation
+from .state.types import PlacementRequest, label_key
+
+_NODE_CHECKS = tuple(check.passes for check in (*node_filters.STATIC, *node_filters.UNAFFECTED_BY_TENANTS))
+
+
+def find_head_reservation(cluster: Cluster, request: PlacementRequest) -> HeadReservation | None:
+    """Choose the GPUs of one node that need the least freed for this request.
+
+    Returns None where no node could take the request even then. A request whose affinity group runs can only have the
+    group's GPUs.
+    """
+    places = affinity_places(cluster, request)
+    checks = gpu_filters.static(request)
+    best: tuple[tuple[bool, int, str], frozenset[GpuUuid]] | None = None
+    for node in cluster.nodes():
+        if not _node_usable(node, request):
+            continue
+        gpus = [gpu for gpu in node.gpus if _gpu_usable(gpu, checks)]
+        if places:
+            alike = (uuids for name, uuids in places if name == node.name and len(uuids) == request.gpu.count)
+            of_group = next(alike, frozenset[GpuUuid]())
+            gpus = [gpu for gpu in gpus if gpu.state.uuid in of_group]
+        if len(gpus) < request.gpu.count:
+            continue
+        ranked = sorted((_to_free(gpu, request), gpu.index, gpu.state.uuid) for gpu in gpus)[: request.gpu.count]
+        rank = (not node_passes(node, request), sum(cost for cost, _, _ in ranked), node.name)
+        if best is None or rank < best[0]:
+            best = rank, frozenset(uuid for _, _, uuid in ranked)
+    return None if best is None else HeadReservation(request.tenant, best[0][2], best[1], request.priority)
+
+
+def is_attainable(cluster: Cluster, request: PlacementRequest, reservation: HeadReservation) -> bool:
+    """Return whether the reserved GPUs can still come to serve the request.
+
+    False once the node is cordoned, a GPU has failed, or the request's affinity group runs on other GPUs.
+    """
+    node = cluster.node(reservation.node)
+    if node is None or len(reservation.gpus) != request.gpu.count or not _node_usable(node, request):
+        return False
+    places = affinity_places(cluster, request)
+    if places and (reservation.node, reservation.gpus) not in places:
+        return False
+    checks = gpu_filters.static(request)
+    gpus = [node.gpus_by_uuid[uuid] for uuid in reservation.gpus if uuid in node.gpus_by_uuid]
+    return len(gpus) == len(reservation.gpus) and all(_gpu_usable(gpu, checks) for gpu in gpus)
+
+
+def _node_usable(node: NodeAccount, request: PlacementRequest) -> bool:
+    """Return whether the node takes the request once enough of its tenants have left."""
+    return all(passes(node, request) for passes in _NODE_CHECKS)
+
+
+def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
+    """Return whether the GPU takes the request, whose static filters these are, once enough of its tenants have
+    left."""
+    return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
+
+
+def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
+    """Return how much has to be freed before the request fits: thousandths of the GPU's time plus of its memory."""
+    asked = request.gpu
+    exclusion = {label_key(request.namespace, asked.labels.exclusion)}
+    anti_affinity = label_key(request.namespace, asked.labels.anti_affinity)
+    conflicts = anti_affinity is not None and anti_affinity in gpu.anti_affinity
+    alone = asked.mode is Mode.EXCLUSIVE or gpu.exclusive or conflicts
+    if gpu.tenants and (alone or gpu.exclusions != exclusion):
+        return 2 * WHOLE_GPU
+    size = gpu.state.memory or 1
+    memory = max(asked.memory_on(gpu.state.memory) - gpu.free_memory, 0)
+    return max(asked.request - gpu.free_milli, 0) + memory * WHOLE_GPU // size
