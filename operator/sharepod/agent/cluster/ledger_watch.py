@@ -12,7 +12,6 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sharepod.agent.state import files
 from sharepod.api.gpunode import PLURAL, Tenant, TenantState
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
 from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
@@ -196,12 +196,7 @@ class LedgerWatch:
 
     def _keep(self, checkpoint: _Checkpoint) -> None:
         try:
-            new = self._checkpoint.with_name(self._checkpoint.name + ".new")
-            with new.open("w", encoding="utf-8") as file:
-                file.write(checkpoint.model_dump_json())
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._checkpoint)
+            files.replace(self._checkpoint, checkpoint.model_dump_json().encode())
         except OSError as error:
             log.warning("cannot keep the ledger for a restart", file=str(self._checkpoint), error=str(error))
 

@@ -8,11 +8,12 @@ median, because one strange program proves nothing. What was learnt is kept in a
 
 from __future__ import annotations
 
-import os
 import statistics
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sharepod.agent.state import files
 
 LOOKS = 3
 """A process counts from so many readings on."""
@@ -47,9 +48,7 @@ class ContextOverhead:
     def save(self) -> None:
         """Raises `OSError`."""
         self.changed = False
-        draft = self._path.with_suffix(".new")
-        draft.write_text(_OverheadFile(bytes=self._learnt).model_dump_json())
-        os.replace(draft, self._path)  # noqa: PTH105 - what is written is whole
+        files.replace(self._path, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
         """What to reserve for a process's context; 0 while that is not known."""

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sharepod.agent.state import files
 from sharepod.agent.state.boot import boot_id
 
 log = structlog.get_logger(__name__)
@@ -148,9 +149,6 @@ class XidListener:
             return
         kept = _XidsFile(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
         try:
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._kept.with_suffix(".new")
-            draft.write_text(kept.model_dump_json())
-            draft.replace(self._kept)
+            files.replace(self._kept, kept.model_dump_json().encode())
         except OSError as error:
             log.warning("cannot keep which Xids were reported", file=str(self._kept), error=str(error))

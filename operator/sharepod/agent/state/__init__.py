@@ -1,1 +1,1 @@
-"""See README.md."""
+"""Files that the agent keeps on its node: atomic replacement, tenants' directories, the handover to the next agent."""

@@ -1,4 +1,4 @@
-"""Which start of the node this is: what is kept of processes and devices is true for one only."""
+"""Identity of the node's present boot: records about processes and devices are valid for one boot only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def boot_id() -> str:
-    """The kernel's name of it; empty where it does not tell."""
+    """Return the kernel's boot id; empty if it cannot be read."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

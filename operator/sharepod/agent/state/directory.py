@@ -1,11 +1,16 @@
-"""The state directory: hooks by content, and one directory per tenant that its pod gets as a volume.
-
-Guarantees: a file that a running pod may look at changes only by rename; a tenant's directory is made once and lives
-until it is removed, because mounts pin it; a hook is removed only when no tenant's directory has it.
+"""The agent's state directory: one directory per tenant, which its pod gets as a volume, and the hooks by their hash.
 
     hooks/<sha256>.so
-    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` where that is set
+    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` if that is set
     handover/<tenant-id>, which no pod sees
+
+Guarantees:
+- A file that a running pod may read changes only by rename.
+- A tenant's directory is created once and stays the same directory until it is removed: mounts of it pin the inode.
+- A hook is removed only when no tenant's directory links to it.
+
+Nothing here is flushed to disk: at its start the agent writes all of it again from the ledger, before any container
+that is restarted with the node gets its volume.
 """
 
 from __future__ import annotations
@@ -16,26 +21,34 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
+
+from . import files
 
 SOCKET_FILE = "agent.sock"
 LIMITS_FILE = "limits"
 FAIL_OPEN_FILE = "fail-open"
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+"""Tenant ids that are safe as the name of a directory."""
 _BACKLOG = 128
+"""Connections that may wait to be accepted: processes of one pod that start at the same moment."""
 
 
 class StateDirError(Exception):
-    """The state directory or the hook cannot be used. The message says what would help."""
+    """State directory or hook that cannot be used. The message says what to do."""
 
 
 class StateDir:
-    """All methods are quick but do I/O: call them from a thread. One caller at a time."""
+    """State directory at `root`. Its methods do I/O: call them from a thread, one at a time."""
 
     def __init__(self, root: Path, hook: Path, *, fail_open: bool = False) -> None:
+        """Args:
+        root: the directory.
+        hook: the hook's shared object, as installed with the agent.
+        fail_open: pods run without limits where they cannot reach an agent.
+        """
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
         self._handovers = root / "handover"
@@ -45,13 +58,13 @@ class StateDir:
 
     @staticmethod
     def serves(tenant_id: str) -> bool:
-        """Whether this id can be the name of a directory."""
+        """Return whether `tenant_id` can be the name of a directory."""
         return _TENANT_ID.match(tenant_id) is not None
 
     def prepare(self) -> str:
-        """Makes the directories, puts the hook in place, and drops hooks that nobody has. Returns the hook's hash.
+        """Create the directories, install the hook and remove unused hooks. Return the hook's SHA-256.
 
-        Raises `StateDirError`.
+        Raise `StateDirError`.
         """
         try:
             content = self._hook.read_bytes()
@@ -66,7 +79,7 @@ class StateDir:
                 directory.chmod(0o755)
             self._installed = self._hooks / f"{digest}.so"
             if not self._intact(self._installed, digest):
-                _replace(self._installed, content, 0o755)
+                files.replace(self._installed, content, mode=0o755, durable=False)
             for old in self._hooks.glob("*.so"):
                 if old != self._installed and old.stat().st_nlink == 1:
                     old.unlink()
@@ -79,8 +92,12 @@ class StateDir:
         return digest
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
-        """The tenant's directory, made if it is not there, with the present hook; without one where `limits` is
-        None."""
+        """Create or complete the tenant's directory; return its path.
+
+        Args:
+            tenant_id: names the directory.
+            limits: content of the limits file; None for an Exclusive tenant, which gets no hook.
+        """
         directory = self.path(tenant_id)
         directory.mkdir(mode=0o755, exist_ok=True)
         directory.chmod(0o755)
@@ -97,22 +114,22 @@ class StateDir:
         return directory
 
     def write_limits(self, tenant_id: str, limits: str) -> None:
-        """Replaces the file by which the hook goes while there is no agent."""
-        _replace(self.path(tenant_id) / LIMITS_FILE, limits.encode(), 0o644)
+        """Replace the limits file, which the hook obeys while there is no agent."""
+        files.replace(self.path(tenant_id) / LIMITS_FILE, limits.encode(), durable=False)
 
     def listen(self, tenant_id: str) -> socket.socket:
-        """A socket that anyone in the tenant's containers can connect to, in place of an earlier agent's."""
+        """Return a listening socket that any user in the tenant's containers can connect to.
+
+        The socket replaces an earlier agent's. Raise `OSError`.
+        """
         fd = os.open(self.path(tenant_id), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            # By way of the descriptor: the name of a Unix socket ends at 107 bytes, a state directory's may not.
-            there = Path(f"/proc/self/fd/{fd}")
-            fresh = there / f".{SOCKET_FILE}.new"
-            fresh.unlink(missing_ok=True)
-            listener.bind(str(fresh))
-            fresh.chmod(0o666)
-            listener.listen(_BACKLOG)
-            fresh.rename(there / SOCKET_FILE)
+            # Through the descriptor: the path of a Unix socket has at most 107 bytes, this path may have more.
+            with files.replacing(Path(f"/proc/self/fd/{fd}") / SOCKET_FILE) as fresh:
+                listener.bind(str(fresh))
+                fresh.chmod(0o666)
+                listener.listen(_BACKLOG)
         except OSError:
             listener.close()
             raise
@@ -121,13 +138,13 @@ class StateDir:
         return listener
 
     def shut(self, tenant_id: str) -> None:
-        """Removes socket and limits: nothing more starts in the tenant's name. The directory and its mounts stay."""
+        """Remove socket and limits, so that no new process of the tenant starts. The directory and its mounts stay."""
         for name in (FAIL_OPEN_FILE, SOCKET_FILE, LIMITS_FILE):
             (self.path(tenant_id) / name).unlink(missing_ok=True)
         self.handover(tenant_id).unlink(missing_ok=True)
 
     def remove(self, tenant_id: str) -> None:
-        """Removes the tenant's directory, and the hook if nobody else has it."""
+        """Remove the tenant's directory, and its hook if no other tenant's directory links to it."""
         self.handover(tenant_id).unlink(missing_ok=True)
         shutil.rmtree(self.path(tenant_id), ignore_errors=False)
         for hook in self._hooks.glob("*.so"):
@@ -136,25 +153,25 @@ class StateDir:
                     hook.unlink()
 
     def existing(self) -> tuple[str, ...]:
-        """The tenants that have a directory."""
+        """Return the ids of the tenants that have a directory, sorted."""
         return tuple(sorted(path.name for path in self._tenants.iterdir() if path.is_dir() and self.serves(path.name)))
 
     def path(self, tenant_id: str) -> Path:
-        """Where a tenant's directory is or would be."""
+        """Return the path of a tenant's directory, whether it exists or not."""
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._tenants / tenant_id
 
     def handover(self, tenant_id: str) -> Path:
-        """What is left of the tenant to the next agent."""
+        """Return the path of the tenant's handover file, whether it exists or not."""
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._handovers / tenant_id
 
     def _link_hook(self, target: Path) -> None:
-        assert self._installed is not None, "prepare comes first"
+        assert self._installed is not None, "prepare() comes first"
         with contextlib.suppress(FileNotFoundError):
             if target.samefile(self._installed):
                 return
-        with _fresh(target) as fresh:
+        with files.replacing(target) as fresh:
             os.link(self._installed, fresh)
 
     @staticmethod
@@ -165,29 +182,11 @@ class StateDir:
             return False
 
 
-@contextlib.contextmanager
-def _fresh(target: Path) -> Iterator[Path]:
-    """A name beside `target` whose file then replaces it."""
-    fresh = target.with_name(f".{target.name}.new")
-    fresh.unlink(missing_ok=True)
-    try:
-        yield fresh
-        fresh.rename(target)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def _replace(target: Path, content: bytes, mode: int) -> None:
-    with _fresh(target) as fresh:
-        fresh.write_bytes(content)
-        fresh.chmod(mode)
-
-
 def _write_once(target: Path, content: bytes) -> None:
-    """Leaves a file alone that is right: mounts of it pin the inode."""
+    """Write the file unless it has this content already: a mount of it pins the inode."""
     try:
         if target.read_bytes() == content:
             return
     except OSError:
         pass
-    _replace(target, content, 0o644)
+    files.replace(target, content, durable=False)

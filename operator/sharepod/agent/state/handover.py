@@ -1,20 +1,20 @@
-"""What an agent leaves to the one that comes after it, of one tenant: who has how much memory, and the time account.
+"""Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
 
 Guarantees:
-- Bytes stand here before the client is told that they are its own, and go on standing here until the agent knows that
-  they are free. So an agent that was killed at any moment leaves nothing that its successor could grant twice.
-- Only processes that still run are restored: the same process, by pid and start time, since the same start of the node.
-- A file that is damaged, of another layout, or not of these GPUs, is as none; whoever writes here is never stopped by a
-  disk.
+- Bytes are recorded before their client is told that it has them, and stay recorded until the agent knows that they are
+  free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
+- Only processes that still run are restored: same pid, same start time, same boot of the node.
+- A file that is damaged, has another layout or is about other GPUs counts as empty.
+- A write never blocks on a disk and never fails.
 
-The file is memory that is mapped and shared: the kernel keeps what is written to it, however the process ends, and no
-write needs a system call. It is of no use after a restart of the node, so it is never flushed. All words are signed, of
-64 bits and written at once:
+The file is mapped shared memory: the kernel keeps what is written, however the process ends, and a write needs no
+system call. It is useless after a restart of the node, so it is never flushed. All words are signed, have 64 bits and
+are written at once:
 
-    layout, boot, GPUs, slots, greeted, account's turn | untracked bytes of each GPU | two accounts | slots
+    layout, boot, GPUs, slots, greeted, valid account | untracked bytes of each GPU | two accounts | slots
 
-Of the two accounts that one is true whose turn it is; each ends with a sum of its words. A slot is pid (0: free), start
-time, bytes on each GPU.
+`valid account` (0 or 1) says which of the two accounts is valid; each ends with a checksum. A slot is a pid (0: free
+slot), its start time, and its bytes on each GPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import structlog
 
 from sharepod.timeshare import AccountSnapshot
 
+from . import files
 from .boot import boot_id
 
 log = structlog.get_logger(__name__)
@@ -39,33 +40,38 @@ _LAYOUT_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
 _ACCOUNT = len(fields(AccountSnapshot)) + 1
 _BYTES_MAX = 1 << 47
-"""More than any GPU has."""
+"""Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger one is damage."""
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """A process and the bytes that it has on each GPU. `start`: when it began, in the kernel's ticks."""
+    """Client process of an earlier agent that still runs."""
 
     pid: int
     start: int
+    """Start time, in clock ticks since the node's boot."""
     bytes: tuple[int, ...]
+    """Device memory that the process has on each of the tenant's GPUs."""
 
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What an earlier agent left. `untracked`: on each GPU, bytes that the driver counted beyond all credits."""
+    """State of one tenant that an earlier agent has left."""
 
     survivors: tuple[Survivor, ...] = ()
     untracked: tuple[int, ...] = ()
+    """On each GPU, bytes that the driver counted beyond all credits."""
     account: AccountSnapshot | None = None
+    """Time account; None if none was kept, or if it is damaged."""
     greeted: bool = False
+    """A hook of the tenant has connected before."""
 
 
 NOTHING_INHERITED = Inheritance()
 
 
 class Handover:
-    """The file of one tenant. `open` it from a thread; everything else is quick and may be called anywhere."""
+    """Handover file of one tenant, open for writing. Only `open` does I/O: call it from a thread."""
 
     def __init__(self, pages: mmap.mmap, gpus: Sequence[str], slots: int) -> None:
         self._pages = pages
@@ -82,34 +88,38 @@ class Handover:
 
     @classmethod
     def open(cls, path: Path, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
-        """The file for a tenant on these GPUs with room for so many processes, and what an earlier agent left in it.
+        """Open the file of a tenant; return it with what an earlier agent left in it.
 
-        Where the disk does not take it, it is kept in memory only, and the log says so.
+        If the disk does not take the file, it is kept in memory only, and a warning is logged.
+
+        Args:
+            path: the file.
+            gpus: UUIDs of the tenant's GPUs.
+            slots: number of processes to have room for.
         """
         left = read(path, gpus)
         slots = max(slots, 2 * len(left.survivors))
         size = 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
-        fresh = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.unlink(missing_ok=True)
-            descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(descriptor, 0, size)  # a full disk is told here, not by a signal at some later write
-                pages = mmap.mmap(descriptor, size)
-            finally:
-                os.close(descriptor)
-            kept = cls(pages, gpus, slots)
-            kept._restore(left)
-            fresh.rename(path)
+            with files.replacing(path) as fresh:
+                descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                try:
+                    # A full disk fails here, not with a signal at some later write.
+                    os.posix_fallocate(descriptor, 0, size)
+                    pages = mmap.mmap(descriptor, size)
+                finally:
+                    os.close(descriptor)
+                kept = cls(pages, gpus, slots)
+                kept._restore(left)
         except OSError as error:
-            log.warning("cannot keep what a tenant has for the next agent", file=str(path), error=str(error))
+            log.warning("cannot keep a tenant's state for the next agent", file=str(path), error=str(error))
             kept = cls(mmap.mmap(-1, size), gpus, slots)
             kept._restore(left)
         return kept, left
 
     def add(self, pid: int) -> None:
-        """A process may be credited from now on."""
+        """Reserve a slot for a process that may be credited from now on. Do nothing if it has one, or has ended."""
         if pid <= 0 or pid in self._slot_of:
             return
         start = start_time(pid)
@@ -117,34 +127,34 @@ class Handover:
             return
         if not self._free:
             if not self._full_logged:
-                log.warning("no room to keep what a process has for the next agent", pid=pid)
+                log.warning("no room to keep a process's memory for the next agent", pid=pid)
                 self._full_logged = True
             return
         self._occupy(pid, start)
 
     def keep(self, pid: int, gpu: int, size: int) -> None:
-        """So many bytes of this GPU are the process's."""
+        """Record that the process has `size` bytes on the tenant's GPU number `gpu`."""
         slot = self._slot_of.get(pid)
         if slot is not None:
             self._words[slot + 2 + gpu] = size
 
     def forget(self, pid: int) -> None:
-        """The process has ended."""
+        """Free the slot of a process that has ended."""
         slot = self._slot_of.pop(pid, None)
         if slot is not None:
             self._words[slot] = 0
             self._free.append(slot)
 
     def keep_untracked(self, gpu: int, size: int) -> None:
-        """The driver counts so many bytes beyond all credits."""
+        """Record that the driver counts `size` bytes beyond all credits on the tenant's GPU number `gpu`."""
         self._words[self._untracked + gpu] = size
 
     def keep_greeted(self) -> None:
-        """A hook of the tenant has connected."""
+        """Record that a hook of the tenant has connected."""
         self._words[_GREETED] = 1
 
     def keep_account(self, state: AccountSnapshot) -> None:
-        """Its time account is this now."""
+        """Record the tenant's time account: into the account that is not valid, which then becomes the valid one."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
         values = astuple(state)
@@ -153,7 +163,7 @@ class Handover:
         self._words[_TURN] = turn
 
     def close(self) -> None:
-        """Leaves the file to the next agent."""
+        """Close the file; it stays for the next agent."""
         self._words.release()
         self._pages.close()
 
@@ -178,18 +188,18 @@ class Handover:
 
 
 def read(path: Path, gpus: Sequence[str]) -> Inheritance:
-    """What an earlier agent left of a tenant on these GPUs, whoever of its processes still runs."""
+    """Return what an earlier agent left of a tenant on these GPUs, with those of its processes that still run."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return NOTHING_INHERITED
     except OSError as error:
-        log.warning("cannot read what the agent before has left", file=str(path), error=str(error))
+        log.warning("cannot read the earlier agent's handover file", file=str(path), error=str(error))
         return NOTHING_INHERITED
     words = memoryview(content[: len(content) // 8 * 8]).cast("q")
     first, width = _HEAD + len(gpus) + 2 * _ACCOUNT, 2 + len(gpus)
     if len(words) < first or words[_LAYOUT_WORD] != _layout() or words[_SLOTS] * width != len(words) - first:
-        log.warning("what the agent before has left is damaged or of another kind", file=str(path))
+        log.warning("the earlier agent's handover file is damaged or has another layout", file=str(path))
         return NOTHING_INHERITED
     if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
         return NOTHING_INHERITED
@@ -213,7 +223,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process began, in ticks since the start of the node; None if there is no such process."""
+    """Return the start time of a process, in clock ticks since the node's boot; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -227,13 +237,13 @@ def _possible(sizes: Sequence[int]) -> bool:
 
 
 def _sum(words: Sequence[int]) -> int:
-    """Differs where any one word does, and where two have changed places."""
+    """Return a checksum that differs if one word differs or if two have changed places."""
     return sum((2 * place + 3) * word for place, word in enumerate(words)) % (1 << 62)
 
 
 @cache
 def _layout() -> int:
-    """What an agent whose accounts are made otherwise does not write."""
+    """Return a digest of the layout: an agent with other account fields has another one."""
     return _digest(["handover 2", *(field.name for field in fields(AccountSnapshot))])
 
 

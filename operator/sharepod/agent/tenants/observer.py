@@ -17,6 +17,7 @@ from sharepod.agent.devices.inventory import Process, Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.utilization import Key, UtilizationMeter
+from sharepod.agent.state import files
 from sharepod.api.gpunode import Finding, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
@@ -120,9 +121,7 @@ class Observer:
             log.warning("cannot keep what was found out for the next agent", error=str(error))
 
     def _save_findings(self, kept: _Kept) -> None:
-        draft = self._findings_file.with_suffix(".new")
-        draft.write_text(kept.model_dump_json())
-        draft.replace(self._findings_file)
+        files.replace(self._findings_file, kept.model_dump_json().encode())
 
     def _load_findings(self) -> None:
         try:

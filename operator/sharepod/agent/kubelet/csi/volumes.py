@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from pathlib import Path, PurePosixPath
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sharepod.agent.state import files
 
 from . import mounts
 
@@ -242,7 +243,7 @@ class Volumes:
                 for tenant_id, tenant in self._tenants.items()
             }
             text = json.dumps({"version": _STATE_VERSION, "tenants": tenants})
-            await asyncio.to_thread(_replace, self._state_file, text)
+            await asyncio.to_thread(files.replace, self._state_file, text.encode())
 
     async def _save_if_possible(self) -> None:
         """Where nothing is lost without: the mounts tell the same at the next start."""
@@ -255,14 +256,3 @@ class Volumes:
 def _take_away(target: Path) -> None:
     mounts.unmount(target)
     target.rmdir() if target.is_dir() and not target.is_symlink() else target.unlink(missing_ok=True)
-
-
-def _replace(path: Path, text: str) -> None:
-    """The whole new text or the whole old one is at `path`, after a power cut too."""
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -1,0 +1,63 @@
+"""Atomic replacement of files.
+
+Guarantees:
+- Whoever opens the path finds all of the old content or all of the new, even if this process is killed at any moment.
+- With `durable`, that also holds after a power cut, and once `replace` has returned the new content is on disk.
+- A failed replacement leaves the old file as it was. What a killed process left behind is removed by the next one.
+
+Durability costs two fsyncs (file and folder), each a few milliseconds and up to tens of milliseconds on a busy disk.
+Callers therefore run in a thread, never between a client's frame and its answer, and ask for it only where the content
+cannot be made again from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def replace(path: Path, content: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace the file at `path`, or create it, with `content`; create missing folders. Raise `OSError`.
+
+    Args:
+        path: the file to replace.
+        content: the whole new content.
+        mode: permission bits of the new file, whatever the umask.
+        durable: flush file and folder to disk before returning.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with replacing(path) as fresh, fresh.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        if durable:
+            os.fsync(file.fileno())
+    if durable:
+        _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a free name in the folder of `path`; rename what was created there to `path` at the end.
+
+    For files that are more than their content: links, sockets, mappings. Nothing is flushed. If the block raises, the
+    file at `path` stays. Raise `OSError`.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    try:
+        yield fresh
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the folder's entries: without it a rename may be lost in a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
