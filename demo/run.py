@@ -1,8 +1,8 @@
-"""`make demo`: two SharePods share one simulated GPU at the fractions they asked for, a third waits for both GPUs.
+"""`make demo`: two SharePods share one simulated GPU at the requested fractions; a third waits for both GPUs.
 
 Everything but the GPU is real: API server, scheduler, kubelet, containerd, the operator and the agent under their
 ServiceAccounts, the hook in the containers. The GPU is the tests' double: a libcuda whose kernels occupy a simulated
-device for a stated time. Exits non-zero if anything that it shows is not so, and leaves nothing running.
+device for a stated time. Exits non-zero if a share or a phase is not as promised, and leaves nothing running.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from screen import DemoError, Screen
 HERE = Path(__file__).resolve().parent
 NAMESPACE = "team-a"
 POINTS = 2.0
-"""How far from what was asked a share may be, in percentage points."""
+"""Largest allowed error of a share, in percentage points."""
 WINDOW_S = 20.0
 SETTLE_S = 3.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """One SharePod's share of one GPU: asked for, and what the idle rest adds to it (in thousandths)."""
+    """Expected share of one GPU. `milli`: thousandths, the request plus the lent part of idle time."""
 
     sharepod: str
     gpu: str
@@ -186,7 +186,7 @@ def _gpus_reported(cluster: Cluster, machine: Machine) -> bool:
 
 
 def _measure(screen: Screen, machine: Machine, case: str, expected: list[Expected]) -> list[Row]:
-    """GPU time that the device itself gave to each, over `WINDOW_S`, beside what was asked."""
+    """Measure over `WINDOW_S` the GPU time that the device gave to each SharePod, beside its expected share."""
     screen.step(f"measuring GPU time for {WINDOW_S:.0f} s: {case}")
     time.sleep(SETTLE_S)
     before, started = machine.busy_ns(), time.monotonic_ns()

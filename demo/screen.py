@@ -1,4 +1,4 @@
-"""What the demo prints: steps with their time, kubectl's own output whenever it changed, the table of asked and got."""
+"""Output of the demo: steps with their time, kubectl's own output whenever it changes, tables of asked and got."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _AGE = re.compile(r"\s+(AGE|\d+[smh]\S*)$", re.MULTILINE)
 
 
 class DemoError(Exception):
-    """What was to be shown is not so."""
+    """A promise of the demo does not hold; the message says which."""
 
 
 class Screen:
-    """Prints to standard output, with seconds since the start."""
+    """Standard output, with seconds since the start."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -27,11 +27,11 @@ class Screen:
         print(f"\n[{time.monotonic() - self._start:5.1f} s] {text}", flush=True)
 
     def command(self, text: str) -> None:
-        """A command as a user would type it."""
+        """Print a command as a user would type it."""
         print(f"$ {text}", flush=True)
 
     def show_changes(self, cluster: Cluster) -> None:
-        """Prints `kubectl get sharepods` and `get gpunodes`, each if it differs in more than its age."""
+        """Print `kubectl get sharepods` and `get gpunodes`, each if it differs in more than its age."""
         for arguments in _WATCHED:
             printed = cluster.kubectl("get", *arguments).stdout.rstrip()
             if printed and _AGE.sub("", printed) != self._shown.get(arguments):
@@ -40,7 +40,7 @@ class Screen:
                 print(printed, flush=True)
 
     def watch_until(self, cluster: Cluster, condition: Callable[[], bool], *, what: str, timeout: float) -> None:
-        """Shows changes until `condition` holds. Raises `DemoError` naming `what` after `timeout` seconds."""
+        """Show changes until `condition` holds. Raises `DemoError` naming `what` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
