@@ -1,16 +1,16 @@
 /* The wire format between the hook (client, inside a tenant's process) and the agent (daemon, on the node).
  *
- * One SOCK_SEQPACKET connection per process, on the tenant's own socket: the socket says which tenant it is; nothing a client
- * says about who it is exists in this protocol. Every frame is one packet of the fixed size of its type, in the host's byte
- * order, beginning with shp_header; a zero-length packet, a wrong size, an unknown type or a value out of range closes the
- * connection. All times are durations in nanoseconds, never points in time: a container may have a time namespace of its own.
- * All shares are integer thousandths of one GPU's time ("milli"). All sizes are bytes.
+ * One SOCK_SEQPACKET connection per process, on the tenant's own socket: the socket says which tenant it is; nothing a
+ * client says about who it is exists in this protocol. Every frame is one packet of the fixed size of its type, in the
+ * host's byte order, beginning with shp_header; a zero-length packet, a wrong size, an unknown type or a value out of
+ * range closes the connection. All times are durations in nanoseconds, never points in time: a container may have a
+ * time namespace of its own. All shares are integer thousandths of one GPU's time ("milli"). All sizes are bytes.
  *
- * A daemon speaks every version since 1. A client offers [version_min, version_max] in HELLO, the daemon picks one in WELCOME.
- * Fields are only ever added in place of `reserved`, or in a new type, with a new version.
+ * A daemon speaks every version since 1. A client offers [version_min, version_max] in HELLO, the daemon picks one in
+ * WELCOME. Fields are only ever added in place of `reserved`, or in a new type, with a new version.
  *
- * This file is compiled into the hook, and by cffi (API mode) into the daemon, which refuses a struct that drifted. It holds
- * only what both parsers understand: enums, structs of fixed-width integers, and #defines of plain numbers.
+ * This file is compiled into the hook, and by cffi (API mode) into the daemon, which refuses a struct that drifted. It
+ * holds only what both parsers understand: enums, structs of fixed-width integers, and #defines of plain numbers.
  */
 #ifndef SHAREPOD_PROTOCOL_H
 #define SHAREPOD_PROTOCOL_H
@@ -28,23 +28,25 @@
 
 enum shp_type {
     /* client to daemon */
-    SHP_HELLO = 1,    /* first frame */
-    SHP_WANT = 2,     /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
-    SHP_DRAINED = 3,  /* gate closed and all GPU work of the grant finished: gives the token back */
-    SHP_RESERVE = 4,  /* asks for bytes of device memory; answered by RESERVED with the same seq */
-    SHP_RELEASE = 5,  /* gives credited bytes back */
-    SHP_MEMINFO = 6,  /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
-    SHP_DRAINING = 7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows; see SHP_GRANT_ANNOUNCE */
+    SHP_HELLO = 1,   /* first frame */
+    SHP_WANT = 2,    /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
+    SHP_DRAINED = 3, /* gate closed and all GPU work of the grant finished: gives the token back */
+    SHP_RESERVE = 4, /* asks for bytes of device memory; answered by RESERVED with the same seq */
+    SHP_RELEASE = 5, /* gives credited bytes back */
+    SHP_MEMINFO = 6, /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
+    SHP_DRAINING =
+        7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows; see SHP_GRANT_ANNOUNCE */
 
     /* daemon to client */
     SHP_WELCOME = 64, /* answers HELLO; carries the hints page as SCM_RIGHTS */
     SHP_GRANT = 65,   /* the token: launches may pass until the quantum ends or REVOKE comes */
     SHP_REVOKE = 66,  /* close the gate, drain, answer DRAINED */
     SHP_RESERVED = 67,
-    SHP_RECALL = 68,  /* give back idle credits, a sibling process needs them: answered by RELEASE frames, the last flagged */
+    SHP_RECALL =
+        68, /* give back idle credits, a sibling process needs them: answered by RELEASE frames, the last flagged */
     SHP_MEMORY = 69,
-    SHP_LIMITS = 70,  /* what is granted has changed; same content as WELCOME, no descriptor */
-    SHP_REFUSED = 71  /* the connection is about to be closed, and why */
+    SHP_LIMITS = 70, /* what is granted has changed; same content as WELCOME, no descriptor */
+    SHP_REFUSED = 71 /* the connection is about to be closed, and why */
 };
 
 /* Flags of shp_hello.flags */
@@ -71,11 +73,12 @@ enum {
 
 /* Flags of shp_reserve.flags */
 enum {
-    SHP_RESERVE_HANDOVER = 1, /* what the process holds already from an earlier connection: credited even over the limit */
-    SHP_RESERVE_GROWN = 2,    /* what the driver took without a call that could have been refused: credited even over the
-                                 limit, and counted */
-    SHP_RESERVE_AHEAD = 4     /* more than the call needs: answered at once, nothing is called back for it and a refusal is
-                                 no denied allocation; the client asks for less */
+    SHP_RESERVE_HANDOVER =
+        1,                 /* what the process holds already from an earlier connection: credited even over the limit */
+    SHP_RESERVE_GROWN = 2, /* what the driver took without a call that could have been refused: credited even over the
+                              limit, and counted */
+    SHP_RESERVE_AHEAD = 4  /* more than the call needs: answered at once, nothing is called back for it and a refusal is
+                              no denied allocation; the client asks for less */
 };
 
 /* Flags of shp_release.flags */
@@ -84,12 +87,13 @@ enum { SHP_RELEASE_RECALLED = 1 /* the last RELEASE that answers a RECALL; bytes
 /* shp_reserved.status */
 enum shp_reserve_status {
     SHP_RESERVE_OK = 0,
-    SHP_RESERVE_OVER_LIMIT = 1 /* would take the tenant over its limit, after siblings gave back what they did not use */
+    SHP_RESERVE_OVER_LIMIT =
+        1 /* would take the tenant over its limit, after siblings gave back what they did not use */
 };
 
 /* shp_refused.reason */
 enum shp_refused_reason {
-    SHP_REFUSED_VERSION = 1,  /* no version in common */
+    SHP_REFUSED_VERSION = 1,   /* no version in common */
     SHP_REFUSED_RELEASING = 2, /* the tenant's reservation is ending: nothing more runs in its name */
     SHP_REFUSED_FULL = 3       /* as many processes of the tenant as may be are connected: try again, launch nothing */
 };
@@ -127,8 +131,8 @@ struct shp_drained {
 struct shp_draining {
     struct shp_header header;
     uint64_t grant_id;
-    uint64_t expected_ns; /* from sending: when the GPU is expected to have finished. The sender is charged until DRAINED,
-                             whatever it says here */
+    uint64_t expected_ns; /* from sending: when the GPU is expected to have finished. The sender is charged until
+                             DRAINED, whatever it says here */
 };
 
 struct shp_reserve {
@@ -159,7 +163,8 @@ struct shp_gpu {
     uint32_t limit_milli;
     uint64_t memory; /* the tenant's limit on this GPU, all its processes together */
     uint32_t flags;
-    uint32_t context_kib; /* KiB of its memory that each process's context takes beyond what calls ask for; 0: unknown */
+    uint32_t
+        context_kib; /* KiB of its memory that each process's context takes beyond what calls ask for; 0: unknown */
 };
 
 struct shp_welcome { /* also the layout of LIMITS */
@@ -171,7 +176,7 @@ struct shp_welcome { /* also the layout of LIMITS */
 
 struct shp_grant {
     struct shp_header header;
-    uint64_t grant_id; /* the same for every process of the tenant that shares the token */
+    uint64_t grant_id;   /* the same for every process of the tenant that shares the token */
     uint64_t quantum_ns; /* from receipt; 0: until REVOKE */
     uint32_t gpu_mask;
     uint32_t flags;
@@ -211,9 +216,9 @@ struct shp_refused {
     char text[SHP_TEXT_BYTES];
 };
 
-/* The hints page: a memfd that the daemon maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client maps it
- * read-only. Hints only: reading a stale one costs time, never correctness. After fork a child ignores it until it has mapped
- * its own. */
+/* The hints page: a memfd that the daemon maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client
+ * maps it read-only. Hints only: reading a stale one costs time, never correctness. After fork a child ignores it until
+ * it has mapped its own. */
 struct shp_hints {
     uint32_t magic; /* SHP_MAGIC */
     uint32_t version;
@@ -227,9 +232,9 @@ struct shp_hints {
  *
  * and, where it is known, at the end of the line " context <kib>", as shp_gpu.context_kib.
  *
- * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped. Where there is no
- * such file, and does not come, no CUDA call succeeds; where the file `fail-open` is beside it, all do, with no share and no
- * limit.
+ * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped. Where
+ * there is no such file, and does not come, no CUDA call succeeds; where the file `fail-open` is beside it, all do,
+ * with no share and no limit.
  */
 
 #endif

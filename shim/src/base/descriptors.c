@@ -42,7 +42,7 @@ int descriptor_number(const struct descriptor *descriptor) {
     if (number < 0 || sys_call(SYS_fstat, number, (long)&facts, 0, 0, 0, 0) != 0)
         return -1;
     return facts.st_ino == atomic_load(&descriptor->inode) && facts.st_dev == atomic_load(&descriptor->device) ? number
-                                                                                                              : -1;
+                                                                                                               : -1;
 }
 
 void descriptor_close(struct descriptor *descriptor) {

@@ -1,4 +1,5 @@
-/* A table of rows that grows: memory from the kernel, zeroed in a child of fork. All calls with one lock of the caller's.
+/* A table of rows that grows: memory from the kernel, zeroed in a child of fork. All calls with one lock of the
+ * caller's.
  *
  * Guarantees:
  * - a row keeps its index for good;

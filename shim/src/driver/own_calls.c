@@ -27,8 +27,8 @@ bool stream_is_capturing(CUstream stream, bool per_thread) {
 
 CUcontext context_of_stream(CUstream stream) {
     CUcontext context = NULL;
-    if (!stream_is_default(stream) && HAS(cuStreamGetCtx) &&
-        DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS && context != NULL)
+    if (!stream_is_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
+        context != NULL)
         return context;
     return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
 }

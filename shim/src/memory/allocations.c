@@ -81,8 +81,8 @@ struct allocation *allocations_take_of(struct allocation_table *table, CUcontext
     return NULL;
 }
 
-struct allocation *allocations_take_all(struct allocation_table *table, bool (*matches)(const struct allocation *, const void *of),
-                                  const void *of) {
+struct allocation *allocations_take_all(struct allocation_table *table,
+                                        bool (*matches)(const struct allocation *, const void *of), const void *of) {
     struct allocation *list = NULL;
     for (size_t i = 0; i < table->bucket_count; i++)
         for (struct allocation **at = &table->buckets[i], *allocation; (allocation = *at) != NULL;) {

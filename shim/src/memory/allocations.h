@@ -55,7 +55,7 @@ struct allocation *allocations_take(struct allocation_table *table, enum allocat
 /* Takes out one that ends with the context; NULL: none is left. `at` begins at 0 and is kept between calls. */
 struct allocation *allocations_take_of(struct allocation_table *table, CUcontext context, size_t *at);
 /* Takes out all that match; they come as a list. */
-struct allocation *allocations_take_all(struct allocation_table *table, bool (*matches)(const struct allocation *, const void *of),
-                                  const void *of);
+struct allocation *allocations_take_all(struct allocation_table *table,
+                                        bool (*matches)(const struct allocation *, const void *of), const void *of);
 
 #endif

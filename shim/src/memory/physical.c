@@ -1,4 +1,5 @@
-/* Physical memory and multicast objects: the table's entries of their handles, and the counts of what refers to them. */
+/* Physical memory and multicast objects: the table's entries of their handles, and the counts of what refers to them.
+ */
 #include "memory/physical.h"
 
 #include "memory/credits.h"
@@ -69,7 +70,8 @@ void physical_unbound(struct binding *bindings) {
 
 struct physical *physical_at(uint64_t address, uint64_t *left) {
     uint64_t at = address & ~(uint64_t)(MAPPING_STEP - 1);
-    for (uint64_t back = 0; back < memory_state()->largest_mapping && at != 0; back += MAPPING_STEP, at -= MAPPING_STEP) {
+    for (uint64_t back = 0; back < memory_state()->largest_mapping && at != 0;
+         back += MAPPING_STEP, at -= MAPPING_STEP) {
         struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_MAPPING, at);
         if (allocation == NULL)
             continue;

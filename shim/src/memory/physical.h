@@ -21,9 +21,9 @@ struct binding {
 struct physical {
     uint64_t bytes; /* 0: another process's, or a multicast object */
     int place;
-    uint32_t handles;  /* references that handles are */
-    uint32_t mappings; /* mappings and bindings */
-    uint32_t pins;     /* and calls under way */
+    uint32_t handles;         /* references that handles are */
+    uint32_t mappings;        /* mappings and bindings */
+    uint32_t pins;            /* and calls under way */
     struct binding *bindings; /* of a multicast object */
 };
 

@@ -1,5 +1,5 @@
-/* The hook thread: the hook's one thread of its own in the program. It receives the agent's frames and steps the session,
- * the token and the credits.
+/* The hook thread: the hook's one thread of its own in the program. It receives the agent's frames and steps the
+ * session, the token and the credits.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
 #define SHAREPOD_HOOK_THREAD_H

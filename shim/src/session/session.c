@@ -19,7 +19,7 @@
 #define SHAREPOD_PING_MS 5000 /* a daemon that is silent for this long while we wait is asked whether it lives */
 #endif
 
-#define LOOK SYS_SECOND /* at the latest it is seen then that the program has closed our descriptors */
+#define LOOK SYS_SECOND     /* at the latest it is seen then that the program has closed our descriptors */
 #define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the agent thread */
 
 #ifndef SHAREPOD_BUILD

@@ -69,7 +69,7 @@ struct session {
     const char *directory; /* of the socket, with a final slash */
     struct frame_route routes[SESSION_TYPES];
     struct session_listener listener;
-    uint32_t hello_flags; /* of the next HELLO */
+    uint32_t hello_flags;     /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
     enum session_state state; /* the agent thread's, as all below */
@@ -86,8 +86,8 @@ struct session {
 
 /* Makes the agent thread look at what has changed. */
 void session_wake(void);
-/* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most `timeout`
- * ns. */
+/* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most
+ * `timeout` ns. */
 struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
                           uint64_t timeout);
 /* Sends SHP_RELEASE; false without a connection. With the lock of struct gpus. */

@@ -20,8 +20,8 @@ FAST void gate_order(const struct gate *gate) {
         atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* A stream as a thread remembers it: a default stream by its one name and, if there may be several, the current context;
- * others by the handle alone. */
+/* A stream as a thread remembers it: a default stream by its one name and, if there may be several, the current
+ * context; others by the handle alone. */
 struct which_stream {
     CUstream stream;
     CUcontext context; /* NULL: the handle says it */

@@ -121,4 +121,3 @@ void gate_want(struct gate *gate, uint32_t closing) {
            !atomic_compare_exchange_weak(&gate->wanted, &wanted, closing))
         ;
 }
-

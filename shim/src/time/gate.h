@@ -21,10 +21,10 @@ enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
 /* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
-/* Whether a default stream is always the same one: 0 (not known yet, also what a wiped page holds) and SEVERAL mean that the
- * driver has to be asked for the current context. One: there is one device, and nothing was ever asked to make a
- * context but its primary one. Where another comes about all the same (by the calls of graphics, which are none of ours),
- * it is noticed with the next opening of the gate. */
+/* Whether a default stream is always the same one: 0 (not known yet, also what a wiped page holds) and SEVERAL mean
+ * that the driver has to be asked for the current context. One: there is one device, and nothing was ever asked to make
+ * a context but its primary one. Where another comes about all the same (by the calls of graphics, which are none of
+ * ours), it is noticed with the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
 /* A stream that this thread launched into during the present opening; see meter.c. */
@@ -33,26 +33,26 @@ struct slot_stream {
     CUcontext context;
     uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
     bool metered;
-    bool skipped; /* the older fence was not waited for */
-    bool full;   /* what is launched is expected to last until the quantum ends */
-    bool bound;  /* the thread waited for the GPU when the opening ended */
-    bool taught; /* `each` was learned in this opening */
-    bool exact;  /* the thread had to wait for the last fence: the work behind it began then */
-    bool late;   /* that fence had passed before the thread looked */
-    uint8_t fences;   /* recorded and not waited for, 0 to FENCES */
-    uint16_t window;  /* launches between two fences, at most */
-    uint16_t quota;   /* those until the next one */
-    uint16_t count;   /* launches since the last one */
-    uint16_t sizes[FENCES]; /* launches before each of the fences, since the one before it */
-    uint32_t unfinished;    /* launches behind the last fence that was waited for */
-    uint32_t opening; /* the gate's closing to come, when the fences were recorded */
-    uint32_t born;    /* which context of that handle, see struct known_context: its events go with it */
+    bool skipped;            /* the older fence was not waited for */
+    bool full;               /* what is launched is expected to last until the quantum ends */
+    bool bound;              /* the thread waited for the GPU when the opening ended */
+    bool taught;             /* `each` was learned in this opening */
+    bool exact;              /* the thread had to wait for the last fence: the work behind it began then */
+    bool late;               /* that fence had passed before the thread looked */
+    uint8_t fences;          /* recorded and not waited for, 0 to FENCES */
+    uint16_t window;         /* launches between two fences, at most */
+    uint16_t quota;          /* those until the next one */
+    uint16_t count;          /* launches since the last one */
+    uint16_t sizes[FENCES];  /* launches before each of the fences, since the one before it */
+    uint32_t unfinished;     /* launches behind the last fence that was waited for */
+    uint32_t opening;        /* the gate's closing to come, when the fences were recorded */
+    uint32_t born;           /* which context of that handle, see struct known_context: its events go with it */
     uint32_t allowed, spare; /* launches without a wait after the last wait in vain; those left of them */
-    uint64_t waited; /* when the last wait for a fence ended */
-    uint64_t fenced; /* when the last fence was recorded, or the opening began */
-    uint64_t begun[FENCES]; /* the same, of the one before each of the fences: what is between began after that */
-    uint64_t each;   /* how long a launch occupies the GPU; 0: not known */
-    uint64_t ends;   /* when what is launched is expected to end */
+    uint64_t waited;         /* when the last wait for a fence ended */
+    uint64_t fenced;         /* when the last fence was recorded, or the opening began */
+    uint64_t begun[FENCES];  /* the same, of the one before each of the fences: what is between began after that */
+    uint64_t each;           /* how long a launch occupies the GPU; 0: not known */
+    uint64_t ends;           /* when what is launched is expected to end */
     CUevent events[FENCES];
     uint64_t ahead; /* when the graphs launched in this opening are expected to end; see graphs.c */
     uint64_t last;  /* how long the last of them is expected to take */
@@ -62,8 +62,8 @@ struct slot {
     _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
     _Atomic int thread;
     _Atomic uint32_t waits; /* which closing of the gate its thread waits out; 0: none */
-    _Atomic bool fenced;   /* its thread waits for a fence, and launches when that has passed */
-    _Atomic uint64_t ends; /* when the metered work of this thread is expected to end */
+    _Atomic bool fenced;    /* its thread waits for a fence, and launches when that has passed */
+    _Atomic uint64_t ends;  /* when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
 } __attribute__((aligned(128)));
 
@@ -93,8 +93,8 @@ void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* For the agent thread alone. */
 
-/* Before it runs. `slots`: those to be left alone, see passage.c. The gate is set up from the moment on that its word is
- * not 0. */
+/* Before it runs. `slots`: those to be left alone, see passage.c. The gate is set up from the moment on that its word
+ * is not 0. */
 void gate_prepare(struct gate *gate, uint32_t slots);
 void gate_open(struct gate *gate, bool metered, uint64_t deadline);
 /* Sets new terms while it is open. */

@@ -26,8 +26,8 @@ struct passage {
     bool waited; /* the gate was closed when it came */
 };
 
-/* Enters for a launch into that stream; `per_thread`: the handle is as the _ptsz functions read it. Waits while the gate
- * is closed. For what the fast path does not cover: see fastpath.h. */
+/* Enters for a launch into that stream; `per_thread`: the handle is as the _ptsz functions read it. Waits while the
+ * gate is closed. For what the fast path does not cover: see fastpath.h. */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
 /* After the launch. Under a metered grant it may wait for earlier work. */
 void passage_leave(struct passage *passage);

@@ -131,7 +131,8 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
     unlock(&streams->lock);
 }
 
-bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word, struct slot_stream *entry) {
+bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
+                      struct slot_stream *entry) {
     CUcontext context = context_of_stream(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
         entry->word = 0;

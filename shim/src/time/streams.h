@@ -48,11 +48,11 @@ struct open_capture {
 
 struct streams {
     struct lock lock;
-    uint32_t births;      /* contexts ever noted */
-    struct rows contexts; /* struct known_context */
-    struct rows streams;  /* struct known_stream */
-    struct rows captures; /* struct open_capture, without gaps; as many as gate.captures says */
-    unsigned swept;       /* the row of `streams` that is looked at next for fences that are over */
+    uint32_t births;               /* contexts ever noted */
+    struct rows contexts;          /* struct known_context */
+    struct rows streams;           /* struct known_stream */
+    struct rows captures;          /* struct open_capture, without gaps; as many as gate.captures says */
+    unsigned swept;                /* the row of `streams` that is looked at next for fences that are over */
     uint32_t hints[STREAMS_HINTS]; /* where a stream may stand in `streams` */
 };
 
@@ -68,8 +68,8 @@ static inline struct open_capture *streams_capture(const struct streams *streams
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. `word`: of
- * the gate. False: no memory. */
+/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. `word`:
+ * of the gate. False: no memory. */
 bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
                       struct slot_stream *entry);
 /* Destroys events of the context that was born as `born`, unless it has ended: then they went with it. */

@@ -13,7 +13,7 @@
 #define PERIOD (100 * SYS_MS) /* of the duty cycle without a daemon */
 #define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
 #define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
-#define AHEAD SYS_MS /* of the end of the last work, the word of it: a hand-off takes about that */
+#define AHEAD SYS_MS          /* of the end of the last work, the word of it: a hand-off takes about that */
 #define POLL_LEAST (50 * 1000ull)
 #define POLL_MOST (2 * SYS_MS)
 #define STOPPED (10 * POLL_MOST) /* between two looks: the process was stopped, or had no CPU */

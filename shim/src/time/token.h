@@ -30,15 +30,15 @@ struct token {
     bool local; /* by the file `limits`, no daemon */
     bool metered;
     bool announce; /* DRAINING may be sent */
-    bool idle;  /* given back because nothing was launched */
-    bool quiet; /* nothing launched since the last look, and events are recorded behind what was */
+    bool idle;     /* given back because nothing was launched */
+    bool quiet;    /* nothing launched since the last look, and events are recorded behind what was */
     uint64_t grant_id;
     uint64_t deadline; /* of the grant */
     uint64_t opened;
     uint64_t launches; /* at its beginning */
     uint64_t seen;     /* at the last look */
     uint64_t next_look;
-    uint64_t patience; /* with threads inside a launch; of the time that this process runs */
+    uint64_t patience;  /* with threads inside a launch; of the time that this process runs */
     uint64_t last_step; /* of closing */
     uint64_t drain_started;
     uint64_t next_ask; /* when the token is asked for once more, if the drain lasts and a thread waits */
@@ -53,8 +53,8 @@ struct token {
     uint64_t next_limits; /* when the file is read again */
 };
 
-/* Before the hook thread runs: registers the handlers of GRANT and REVOKE, and to be told of the connection. The first five
- * fields and `phase` are set. */
+/* Before the hook thread runs: registers the handlers of GRANT and REVOKE, and to be told of the connection. The first
+ * five fields and `phase` are set. */
 void token_register(struct token *token);
 
 /* Does what is due; returns when it wants to be called again at the latest. */

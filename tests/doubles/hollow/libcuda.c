@@ -1,5 +1,5 @@
-/* A libcuda that does nothing, at once: what is left of a call's time is the hook's. For benchmarks/hook_overhead.py and
- * benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
+/* A libcuda that does nothing, at once: what is left of a call's time is the hook's. For benchmarks/hook_overhead.py
+ * and benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
  */
 #include <cuda.h>
 #include <stdio.h>

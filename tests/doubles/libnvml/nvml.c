@@ -1,10 +1,10 @@
 /* A double of libnvidia-ml.so.1 on the devices of the fake CUDA: what the agent and programs ask of NVML.
  *
  * Guarantees: figures are those of the state file (FAKE_CUDA_STATE) at the time of the call; processes are those that
- * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as the
- * container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
- * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance of
- * MIG. What is not here is not found; what a GPU may lack is not supported.
+ * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
+ * the container does; CUDA_VISIBLE_DEVICES means nothing to NVML. FAKE_NVML_RESERVED: bytes of each device that are the
+ * driver's own, which version 1 of the memory's figures counts as used. FAKE_NVML_MIG=1: one more device, an instance
+ * of MIG. What is not here is not found; what a GPU may lack is not supported.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* Stands in for nvidia-smi: lists the GPUs that the test's container runtime put into the container (see
- * harness/nvidia_runtime.py, which says so in FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real one. */
+ * harness/nvidia_runtime.py, which says so in FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real
+ * one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
 /* What a call costs the thread that makes it: launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default.
  *
- * In each round all threads make the call in several ways, one way after the other: straight to the driver, through what
- * is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED` for each:
- * the medians over the rounds of the processor time per call, of all threads together, and of what it is above that of
- * the straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it exports its functions
- * under names of its own too, which nobody gates.
+ * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
+ * what is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED`
+ * for each: the medians over the rounds of the processor time per call, of all threads together, and of what it is
+ * above that of the straight call in the same round. Made for a libcuda that does nothing (tests/doubles/hollow): it
+ * exports its functions under names of its own too, which nobody gates.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -21,8 +21,8 @@ enum way { BARE, HOOKED, COUNTER, MUTEX, WAYS };
 
 static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex"};
 
-static CUresult (*launch_bare)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
-                               void **, void **);
+static CUresult (*launch_bare)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               CUstream, void **, void **);
 static CUresult (*copy_bare)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 static CUresult (*copy_hooked)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 
@@ -140,7 +140,8 @@ int main(int argc, char **argv) {
     }
     if (threads < 1 || threads > MOST_THREADS || calls < SHORT || rounds < 1 || rounds > MOST_ROUNDS ||
         (strcmp(argv[5], "default") && strcmp(argv[5], "stream")) || !choose(argv[4])) {
-        fprintf(stderr, "launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default, with the hollow driver\n");
+        fprintf(stderr,
+                "launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default, with the hollow driver\n");
         return 2;
     }
     stream = strcmp(argv[5], "stream") == 0 ? (CUstream)(uintptr_t)0x10000 : NULL;

@@ -95,14 +95,14 @@ static void *resolve(void *library, const char *base, const char *symbol, const 
         found = dlsym(library, name);
     } else {
         CUresult (*get)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *) =
-            (CUresult(*)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(
+            (CUresult (*)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *))dlsym(
                 library, "cuGetProcAddress_v2");
         CUdriverProcAddressQueryResult status;
         int version;
         CHECK(cuDriverGetVersion(&version));
         if (strcmp(options.resolve, "getproc11") == 0) {
             CUresult (*old)(const char *, void **, int, cuuint64_t) =
-                (CUresult(*)(const char *, void **, int, cuuint64_t))dlsym(library, "cuGetProcAddress");
+                (CUresult (*)(const char *, void **, int, cuuint64_t))dlsym(library, "cuGetProcAddress");
             CHECK(old(base, &found, version, options.per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0));
         } else {
             CHECK(get(base, &found, version, options.per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0,
@@ -265,7 +265,8 @@ static void usage(void) {
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
          "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--device N=0] "
          "[--per-thread-stream]\n"
-         "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes N=1]");
+         "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes "
+         "N=1]");
 }
 
 static void parse(int argc, char **argv) {

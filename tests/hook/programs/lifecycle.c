@@ -299,7 +299,8 @@ static void interrupted(void) {
     say("interrupted %d", interruptions);
 }
 
-/* As a program does that makes a daemon of itself. Then it opens files where the hook's were, and they stay as they are.
+/* As a program does that makes a daemon of itself. Then it opens files where the hook's were, and they stay as they
+ * are.
  */
 static void close_all(void) {
     enum { FILES = 1100 };

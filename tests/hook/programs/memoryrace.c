@@ -1,8 +1,8 @@
 /* Threads that take device memory in every way and give back what others took, at the limit. Prints one JSON object.
  *
- * memoryrace SEED THREADS CALLS [KIND]   each thread makes so many steps; the process forks meanwhile, and its children use
- *     nothing of it. `taken`, `refused` for want of memory, `failed` otherwise; `held`: bytes that the program thinks it
- *     holds at the end, before it gives all of it back.
+ * memoryrace SEED THREADS CALLS [KIND]   each thread makes so many steps; the process forks meanwhile, and its children
+ * use nothing of it. `taken`, `refused` for want of memory, `failed` otherwise; `held`: bytes that the program thinks
+ * it holds at the end, before it gives all of it back.
  */
 #include <cuda.h>
 #include <pthread.h>
@@ -34,7 +34,8 @@ static unsigned seed, calls;
 static int only;
 
 static CUresult take_mapped(struct slot *slot, size_t bytes) {
-    CUmemAllocationProp how = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAllocationProp how = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     CUresult result = cuMemCreate(&slot->memory, bytes, &how, 0);
     if (result != CUDA_SUCCESS)
         return result;
@@ -66,7 +67,8 @@ static CUresult take_graph(struct slot *slot, size_t bytes) {
 }
 
 static CUresult take(struct slot *slot, int kind, size_t bytes) {
-    CUmemAllocationProp how = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAllocationProp how = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                               .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     CUDA_ARRAY3D_DESCRIPTOR box = {
         .Width = 1024, .Height = bytes >> 14, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
     size_t pitch;

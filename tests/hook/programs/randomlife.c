@@ -87,13 +87,8 @@ static CUstream some_stream(struct life *life) {
 
 static void launch_on(struct life *life, CUstream stream) {
     CUfunction kernel = life->kernels[below(life, KERNELS)];
-    CUlaunchConfig config = {.gridDimX = 1,
-                             .gridDimY = 1,
-                             .gridDimZ = 1,
-                             .blockDimX = 1,
-                             .blockDimY = 1,
-                             .blockDimZ = 1,
-                             .hStream = stream};
+    CUlaunchConfig config = {
+        .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1, .hStream = stream};
     switch (below(life, 4)) {
     case 0: CHECK(cuLaunchKernelEx(&config, kernel, NULL, NULL)); break;
     case 1: CHECK(cuLaunchCooperativeKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL)); break;

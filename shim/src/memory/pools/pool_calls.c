@@ -13,13 +13,15 @@
 /* Whether unused memory of it could serve the call. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t reserved, used;
-    return pool_figure(memory, false, &reserved) &&
-           pool_figure(memory, true, &used) && reserved >= used && reserved - used >= bytes;
+    return pool_figure(memory, false, &reserved) && pool_figure(memory, true, &used) && reserved >= used &&
+           reserved - used >= bytes;
 }
 
 /* What the driver is expected to grow it by. With the lock. */
 static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
-    uint64_t chunk = memory->pool == NULL ? CHUNK_LEAST : memory_state()->pool_chunk ? memory_state()->pool_chunk : CHUNK_MOST;
+    uint64_t chunk = memory->pool == NULL         ? CHUNK_LEAST
+                     : memory_state()->pool_chunk ? memory_state()->pool_chunk
+                                                  : CHUNK_MOST;
     uint64_t least = memory_rounded(bytes, CHUNK_LEAST), grown = memory_rounded(bytes, chunk);
     uint64_t left = memory->most > memory->counted ? memory->most - memory->counted : 0;
     if (memory->most > 0 && grown > left) /* not beyond its own maximum */
@@ -43,8 +45,8 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Waits, for a while, until no call has it for itself, or, if `alone`, until no call is under way. With the lock, and may
- * let go of it meanwhile. */
+/* Waits, for a while, until no call has it for itself, or, if `alone`, until no call is under way. With the lock, and
+ * may let go of it meanwhile. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && memory->busy > 0)) {

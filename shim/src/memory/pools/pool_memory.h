@@ -17,14 +17,14 @@
 
 enum pool_state {
     POOL_LIVE,
-    POOL_LINGERING,   /* destroyed by the program while allocations of it were left: the hook does it when it is empty */
-    POOL_ENDING, /* the driver is being asked to destroy it: nobody else asks it for anything */
-    POOL_VACANT  /* nothing any more: its place in the list stays, for the next */
+    POOL_LINGERING, /* destroyed by the program while allocations of it were left: the hook does it when it is empty */
+    POOL_ENDING,    /* the driver is being asked to destroy it: nobody else asks it for anything */
+    POOL_VACANT     /* nothing any more: its place in the list stays, for the next */
 };
 
 enum pool_origin {
-    POOL_FOUND,   /* there without the program: a device's default pool, what it keeps for graphs */
-    POOL_MADE,    /* by the program */
+    POOL_FOUND,    /* there without the program: a device's default pool, what it keeps for graphs */
+    POOL_MADE,     /* by the program */
     POOL_ELSEWHERE /* of host memory, or of another process: nothing of it counts here */
 };
 
@@ -32,18 +32,18 @@ struct pool_memory {
     struct pool_memory *next;
     CUmemoryPool pool; /* NULL: what the device keeps for graphs */
     CUdevice device;
-    int place;         /* of its GPU; -1: none of the tenant's, or no GPU's memory */
+    int place; /* of its GPU; -1: none of the tenant's, or no GPU's memory */
     enum pool_origin origin;
     enum pool_state state;
     _Atomic uint32_t readers; /* of the driver's figures, without the lock */
-    uint32_t busy;     /* calls under way */
-    _Atomic uint32_t calls; /* calls begun and ended */
-    bool alone;        /* one call has it for itself: it has to make do with what is reserved */
-    bool awaited;      /* somebody waits for a call to end */
-    uint32_t trims;    /* of what the device keeps for graphs */
-    uint64_t counted;  /* bytes of credits in use for it */
-    uint64_t pending;  /* of these, what was reserved for calls under way */
-    uint64_t most;     /* that the program lets it grow to; 0: as the driver likes */
+    uint32_t busy;            /* calls under way */
+    _Atomic uint32_t calls;   /* calls begun and ended */
+    bool alone;               /* one call has it for itself: it has to make do with what is reserved */
+    bool awaited;             /* somebody waits for a call to end */
+    uint32_t trims;           /* of what the device keeps for graphs */
+    uint64_t counted;         /* bytes of credits in use for it */
+    uint64_t pending;         /* of these, what was reserved for calls under way */
+    uint64_t most;            /* that the program lets it grow to; 0: as the driver likes */
     uint64_t refused_until;
 };
 
@@ -78,7 +78,8 @@ enum pool_reuse {
 /* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: whether what it has already may
  * serve the call where nothing more is to be had. */
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse);
-/* After the call. False: it took more than there was; then the call is undone, if it can be, and pool_call_close follows.
+/* After the call. False: it took more than there was; then the call is undone, if it can be, and pool_call_close
+ * follows.
  */
 bool pool_call_end(struct pool_call *call);
 /* Counts what was taken, whatever the limit. */

@@ -32,12 +32,12 @@ static struct pool_memory *know(CUmemoryPool pool, CUdevice device, enum pool_or
     struct pool_memory *memory = known(pool, device);
     if (memory == NULL && (memory = fresh()) != NULL) {
         *memory = (struct pool_memory){.next = memory->next,
-                                    .pool = pool,
-                                    .device = device,
-                                    .place = place,
-                                    .origin = origin,
-                                    .most = most,
-                                    .calls = memory->calls + 1};
+                                       .pool = pool,
+                                       .device = device,
+                                       .place = place,
+                                       .origin = origin,
+                                       .most = most,
+                                       .calls = memory->calls + 1};
         if (pool == NULL)
             atomic_store(&memory_state()->graph_pools, true);
     }

@@ -21,16 +21,33 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     case CU_AD_FORMAT_UNSIGNED_INT32:
     case CU_AD_FORMAT_SIGNED_INT32:
     case CU_AD_FORMAT_FLOAT: return 32 * channels;
-    case 0xb0: return 12;                                             /* NV12 */
-    case 0x91: case 0x92: case 0x97: case 0x98: return 4;             /* BC1, BC4 */
-    case 0x93: case 0x94: case 0x95: case 0x96: case 0x99: case 0x9a: /* BC2, BC3, BC5 */
-    case 0x9b: case 0x9c: case 0x9d: case 0x9e: return 8;             /* BC6H, BC7 */
-    case 0xc0: case 0xc6: return 8;                                   /* normalized, 8 bits a channel */
-    case 0xc1: case 0xc7: return 16;
-    case 0xc2: case 0xc8: return 32;
-    case 0xc3: case 0xc9: return 16;                                  /* normalized, 16 bits a channel */
-    case 0xc4: case 0xca: return 32;
-    case 0xc5: case 0xcb: return 64;
+    case 0xb0: return 12; /* NV12 */
+    case 0x91:
+    case 0x92:
+    case 0x97:
+    case 0x98: return 4; /* BC1, BC4 */
+    case 0x93:
+    case 0x94:
+    case 0x95:
+    case 0x96:
+    case 0x99:
+    case 0x9a: /* BC2, BC3, BC5 */
+    case 0x9b:
+    case 0x9c:
+    case 0x9d:
+    case 0x9e: return 8; /* BC6H, BC7 */
+    case 0xc0:
+    case 0xc6: return 8; /* normalized, 8 bits a channel */
+    case 0xc1:
+    case 0xc7: return 16;
+    case 0xc2:
+    case 0xc8: return 32;
+    case 0xc3:
+    case 0xc9: return 16; /* normalized, 16 bits a channel */
+    case 0xc4:
+    case 0xca: return 32;
+    case 0xc5:
+    case 0xcb: return 64;
     default: return 64; /* the largest of the others */
     }
 }
@@ -74,16 +91,16 @@ static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRA
     return charge_begin(charge, context, place, array_bytes(array, levels));
 }
 
-#define CREATE(symbol, handle, array, levels, ...)                                                                 \
-    struct charge charge;                                                                                          \
-    CUresult result = begin(&charge, handle, array, levels);                                                       \
-    if (result != CUDA_SUCCESS)                                                                                    \
-        return result;                                                                                             \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                     \
-    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_ARRAY, result == CUDA_SUCCESS ? (uintptr_t) * (handle) : 0); \
+#define CREATE(symbol, handle, array, levels, ...)                                                                    \
+    struct charge charge;                                                                                             \
+    CUresult result = begin(&charge, handle, array, levels);                                                          \
+    if (result != CUDA_SUCCESS)                                                                                       \
+        return result;                                                                                                \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                        \
+    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_ARRAY, result == CUDA_SUCCESS ? (uintptr_t)*(handle) : 0); \
     return result
 
-#define WIDE(narrow)                                                        \
+#define WIDE(narrow)                                                             \
     const CUDA_ARRAY3D_DESCRIPTOR wide = {.Width = narrow ? narrow->Width : 0,   \
                                           .Height = narrow ? narrow->Height : 0, \
                                           .Format = narrow ? narrow->Format : 0, \
@@ -120,11 +137,11 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *handle, const CUDA_ARRA
     CUresult result = process_enter();                                                  \
     if (result != CUDA_SUCCESS)                                                         \
         return result;                                                                  \
-    struct allocation *allocation = uncharge_begin(ALLOCATION_ARRAY, (uintptr_t)array);          \
+    struct allocation *allocation = uncharge_begin(ALLOCATION_ARRAY, (uintptr_t)array); \
     result = HAS(symbol) ? DRIVER(symbol)(array) : CUDA_ERROR_NOT_FOUND;                \
-    if (allocation != NULL && result == CUDA_SUCCESS)                                      \
+    if (allocation != NULL && result == CUDA_SUCCESS)                                   \
         virtual_array_gone((CUarray)array);                                             \
-    uncharge_end(allocation, result == CUDA_SUCCESS);                                      \
+    uncharge_end(allocation, result == CUDA_SUCCESS);                                   \
     return result
 
 EXPORT CUresult cuArrayDestroy(CUarray array) {

@@ -97,16 +97,16 @@ static void end(int place, bool made, CUcontext context) {
         overhead_context_gone(place);
 }
 
-#define CREATE(symbol, context, device, ...)                                   \
-    CUresult result = process_enter();                                         \
-    if (result != CUDA_SUCCESS)                                                \
-        return result;                                                         \
-    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                      \
-        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);           \
-    int place = gpus_place(memory_state()->gpus, device);                        \
-    if (!begin(place))                                                         \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                       \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
+#define CREATE(symbol, context, device, ...)                                      \
+    CUresult result = process_enter();                                            \
+    if (result != CUDA_SUCCESS)                                                   \
+        return result;                                                            \
+    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                         \
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);              \
+    int place = gpus_place(memory_state()->gpus, device);                         \
+    if (!begin(place))                                                            \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                          \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;    \
     end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL); \
     return result
 
@@ -127,8 +127,7 @@ EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *paramete
     CREATE(cuCtxCreate_v3, context, device, context, parameters, count, flags, device);
 }
 
-EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags,
-                               CUdevice device) {
+EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device) {
     CREATE(cuCtxCreate_v4, context, device, context, parameters, flags, device);
 }
 
@@ -142,8 +141,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     if (!begin(place))
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = HAS(cuGreenCtxCreate) ? DRIVER(cuGreenCtxCreate)(green, resources, device, flags) : CUDA_ERROR_NOT_FOUND;
-    bool known = result == CUDA_SUCCESS && HAS(cuCtxFromGreenCtx) &&
-                 DRIVER(cuCtxFromGreenCtx)(&context, *green) == CUDA_SUCCESS;
+    bool known =
+        result == CUDA_SUCCESS && HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, *green) == CUDA_SUCCESS;
     end(place, known, context);
     return result;
 }

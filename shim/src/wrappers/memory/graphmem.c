@@ -46,7 +46,8 @@ void graphmem_destroyed(CUgraphExec exec) {
  * since. */
 static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enum pool_reuse *reuse) {
     memory_lock();
-    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
+    struct allocation *allocation =
+        allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
     uint64_t mark = allocation ? allocation->mark : 0, bytes = allocation ? allocation->bytes : 0;
     *reuse = mark == 0 ? REUSE_UNKNOWN : mark == memory->trims + 1ull ? REUSE_SURE : REUSE_LIKELY;
     memory_unlock();
@@ -55,7 +56,8 @@ static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enu
 
 static void note_launch(CUgraphExec exec, const struct pool_memory *memory, bool launched) {
     memory_lock();
-    struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
+    struct allocation *allocation =
+        allocations_find(&memory_state()->allocations, ALLOCATION_GRAPH, key_of(exec, memory->device));
     if (allocation != NULL)
         allocation->mark = launched ? memory->trims + 1ull : 0;
     memory_unlock();
@@ -93,12 +95,12 @@ void graphmem_end(struct graph_reservation *reservation, CUresult result) {
     reservation->count = 0;
 }
 
-#define ADD_NODE(symbol, allocates, device, ...)                                    \
-    CUresult result = process_enter();                                              \
-    if (result != CUDA_SUCCESS)                                                     \
-        return result;                                                              \
-    if (allocates)                                                                  \
-        graphmem_expect(device);                                                    \
+#define ADD_NODE(symbol, allocates, device, ...) \
+    CUresult result = process_enter();           \
+    if (result != CUDA_SUCCESS)                  \
+        return result;                           \
+    if (allocates)                               \
+        graphmem_expect(device);                 \
     return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND
 
 EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t count,
@@ -130,7 +132,7 @@ EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgrap
     if (result != CUDA_SUCCESS)                                                \
         return result;                                                         \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-    if (result == CUDA_SUCCESS && graph_pool_any())                        \
+    if (result == CUDA_SUCCESS && graph_pool_any())                            \
         graphmem_instantiated(*exec, graph);                                   \
     return result
 

@@ -31,12 +31,12 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     return charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
 }
 
-#define ALLOCATE(symbol, bytes, address, ...)                                                              \
-    struct charge charge;                                                                                  \
-    CUresult result = begin_linear(&charge, address, bytes);                                               \
-    if (result != CUDA_SUCCESS)                                                                            \
-        return result;                                                                                     \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                             \
+#define ALLOCATE(symbol, bytes, address, ...)                                                                \
+    struct charge charge;                                                                                    \
+    CUresult result = begin_linear(&charge, address, bytes);                                                 \
+    if (result != CUDA_SUCCESS)                                                                              \
+        return result;                                                                                       \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                               \
     charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0); \
     return result
 
@@ -76,12 +76,12 @@ static bool adjust(struct charge *charge, uint64_t bytes) {
     if (result != CUDA_SUCCESS)                                                                               \
         return result;                                                                                        \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                \
-    if (result == CUDA_SUCCESS && charge.allocation != NULL &&                                                   \
-        !adjust(&charge, memory_rounded((uint64_t) * (pitch) * (height), MEMORY_GRANULARITY))) {              \
+    if (result == CUDA_SUCCESS && charge.allocation != NULL &&                                                \
+        !adjust(&charge, memory_rounded((uint64_t)*(pitch) * (height), MEMORY_GRANULARITY))) {                \
         DRIVER(symbol_free)(*(address));                                                                      \
         result = CUDA_ERROR_OUT_OF_MEMORY;                                                                    \
     }                                                                                                         \
-    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);     \
+    charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);  \
     return result
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
@@ -96,13 +96,13 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
 }
 
 /* Also for what came from a pool: that is counted with the pool. */
-#define FREE(symbol, address)                                              \
-    CUresult result = process_enter();                                     \
-    if (result != CUDA_SUCCESS)                                            \
-        return result;                                                     \
-    struct allocation *allocation = uncharge_begin(ALLOCATION_LINEAR, address);     \
-    result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND; \
-    uncharge_end(allocation, result == CUDA_SUCCESS);                         \
+#define FREE(symbol, address)                                                   \
+    CUresult result = process_enter();                                          \
+    if (result != CUDA_SUCCESS)                                                 \
+        return result;                                                          \
+    struct allocation *allocation = uncharge_begin(ALLOCATION_LINEAR, address); \
+    result = HAS(symbol) ? DRIVER(symbol)(address) : CUDA_ERROR_NOT_FOUND;      \
+    uncharge_end(allocation, result == CUDA_SUCCESS);                           \
     return result
 
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {

@@ -143,8 +143,7 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     for (struct binding **link = binds.object ? &binds.object->bindings : NULL; link != NULL && *link != NULL;) {
         struct binding *binding = *link;
         bool elsewhere = binding->bound->place >= 0 && binding->bound->place != place;
-        if (elsewhere || binding->at < from || binding->bytes > size ||
-            binding->at - from > size - binding->bytes) {
+        if (elsewhere || binding->at < from || binding->bytes > size || binding->at - from > size - binding->bytes) {
             link = &binding->next;
             continue;
         }

@@ -71,7 +71,8 @@ static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
 }
 
 static bool put(int socket, struct shp_header *frame, uint16_t type, uint32_t size, uint32_t seq) {
-    *frame = (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
+    *frame =
+        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
     return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
@@ -114,7 +115,8 @@ static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t 
     return true;
 }
 
-/* For a process without a session: a connection for this one question, which does not count as one that uses the GPU. */
+/* For a process without a session: a connection for this one question, which does not count as one that uses the GPU.
+ */
 static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(directory);

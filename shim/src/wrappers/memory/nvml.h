@@ -1,8 +1,8 @@
 /* NVML's view of device memory: that of the tenant, as CUDA's.
  *
- * Guarantees: a program that never asks NVML for memory notices nothing; one that never calls CUDA, nvidia-smi say, does
- * not become a process that uses the GPU by asking. GPUs that are not the tenant's, or whose memory is not enforced, are
- * shown as the driver does.
+ * Guarantees: a program that never asks NVML for memory notices nothing; one that never calls CUDA, nvidia-smi say,
+ * does not become a process that uses the GPU by asking. GPUs that are not the tenant's, or whose memory is not
+ * enforced, are shown as the driver does.
  */
 #ifndef SHAREPOD_NVML_H
 #define SHAREPOD_NVML_H

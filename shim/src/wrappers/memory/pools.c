@@ -74,12 +74,12 @@ static CUresult end(struct pool_call *call, CUresult result, const CUdeviceptr *
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                                \
-    struct pool_call call;                                                            \
-    CUresult result = begin(&call, address, bytes, pool, stream, per_thread);      \
-    if (result != CUDA_SUCCESS)                                                      \
-        return result;                                                               \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;       \
+#define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                          \
+    struct pool_call call;                                                     \
+    CUresult result = begin(&call, address, bytes, pool, stream, per_thread);  \
+    if (result != CUDA_SUCCESS)                                                \
+        return result;                                                         \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     return end(&call, result, address, stream, per_thread)
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {

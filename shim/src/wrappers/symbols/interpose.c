@@ -29,9 +29,9 @@ __attribute__((visibility("hidden"), used)) void *interpose_real_dlsym, *interpo
 static const struct verdict undecided;
 
 static void *ask(const struct lookup *lookup, const char *symbol) {
-    return lookup->versioned ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol,
-                                                                                           lookup->version)
-                             : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
+    return lookup->versioned
+               ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol, lookup->version)
+               : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
 }
 
 /* NULL, with something for dlerror to say: programs print it without looking. */
@@ -108,10 +108,8 @@ static void *real(void **known, const char *name) {
 __attribute__((visibility("hidden"), used)) struct verdict interpose_dlsym(void *handle, const char *symbol,
                                                                            const char *unused, const void *caller) {
     (void)unused;
-    return decide(&(struct lookup){.handle = handle,
-                                   .symbol = symbol,
-                                   .caller = caller,
-                                   .real = real(&interpose_real_dlsym, "dlsym")});
+    return decide(&(struct lookup){
+        .handle = handle, .symbol = symbol, .caller = caller, .real = real(&interpose_real_dlsym, "dlsym")});
 }
 
 __attribute__((visibility("hidden"), used)) struct verdict interpose_dlvsym(void *handle, const char *symbol,
@@ -145,19 +143,19 @@ __attribute__((visibility("hidden"), used)) struct verdict interpose_dlvsym(void
             "  .cfi_endproc\n"                                          \
             ".size " #name ", .-" #name "\n.popsection")
 #elif defined(__aarch64__)
-#define TAIL(name)                                                                                                \
-    __asm__(".pushsection .text\n"                                                                                \
-            ".globl " #name "\n.type " #name ",%function\n" #name ":\n"                                           \
-            "  .cfi_startproc\n"                                                                                  \
-            "  hint #34\n" /* bti c */                                                                            \
+#define TAIL(name)                                                                                                  \
+    __asm__(".pushsection .text\n"                                                                                  \
+            ".globl " #name "\n.type " #name ",%function\n" #name ":\n"                                             \
+            "  .cfi_startproc\n"                                                                                    \
+            "  hint #34\n" /* bti c */                                                                              \
             "  stp x29, x30, [sp, #-48]!\n  .cfi_def_cfa_offset 48\n  .cfi_offset 29, -48\n  .cfi_offset 30, -40\n" \
-            "  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"                                       \
-            "  bl interpose_" #name "\n"                                                                          \
-            "  cbz x1, 1f\n"                                                                                      \
-            "  ldp x29, x30, [sp], #48\n  ret\n"                                                                  \
-            "1: ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                          \
-            "  adrp x16, interpose_real_" #name "\n  ldr x16, [x16, #:lo12:interpose_real_" #name "]\n  br x16\n" \
-            "  .cfi_endproc\n"                                                                                    \
+            "  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"                                         \
+            "  bl interpose_" #name "\n"                                                                            \
+            "  cbz x1, 1f\n"                                                                                        \
+            "  ldp x29, x30, [sp], #48\n  ret\n"                                                                    \
+            "1: ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                            \
+            "  adrp x16, interpose_real_" #name "\n  ldr x16, [x16, #:lo12:interpose_real_" #name "]\n  br x16\n"   \
+            "  .cfi_endproc\n"                                                                                      \
             ".size " #name ", .-" #name "\n.popsection")
 #endif
 

@@ -1,6 +1,6 @@
 /* Both forms of cuGetProcAddress: the driver answers first, by its own rules of versions and streams; then its function
- * is replaced by the hook's wrapper of that very function. A name that is gated never comes out under a pointer that the
- * hook does not know: it is not found.
+ * is replaced by the hook's wrapper of that very function. A name that is gated never comes out under a pointer that
+ * the hook does not know: it is not found.
  */
 #include "wrappers/symbols/resolve.h"
 

@@ -67,12 +67,12 @@ static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
     }
 }
 
-#define BEGIN(symbol, per_thread, parameters, ...)                                                     \
-    EXPORT CUresult symbol parameters {                                                                \
-        struct beginning beginning = begin(stream, per_thread);                                        \
-        if (beginning.refused != CUDA_SUCCESS)                                                         \
-            return beginning.refused;                                                                  \
-        return begun(&beginning, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND);    \
+#define BEGIN(symbol, per_thread, parameters, ...)                                                  \
+    EXPORT CUresult symbol parameters {                                                             \
+        struct beginning beginning = begin(stream, per_thread);                                     \
+        if (beginning.refused != CUDA_SUCCESS)                                                      \
+            return beginning.refused;                                                               \
+        return begun(&beginning, HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND); \
     }
 
 #define END(symbol, per_thread, parameters, ...)                                                            \

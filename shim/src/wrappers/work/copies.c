@@ -73,8 +73,8 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
 }
 
 /* Of any of the descriptors; without one the driver shall say what is wrong. */
-#define DESCRIBED(copy, stream, per_thread)                                                                       \
-    ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType,         \
+#define DESCRIBED(copy, stream, per_thread)                                                               \
+    ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType, \
                                          (copy)->srcDevice, stream, per_thread))
 
 EXPORT CUresult cuFabricCpyBatchAsync(size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags,
@@ -158,25 +158,25 @@ EXPORT CUresult cuMemcpy3DAsync_v2_ptsz(const CUDA_MEMCPY3D *pCopy, CUstream hSt
 EXPORT CUresult cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,
                                      unsigned long long flags, CUstream hStream) {
     PASSTHROUGH(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync, hStream, false, numOps, opList,
-            failIdx, flags, hStream);
+                failIdx, flags, hStream);
 }
 
 EXPORT CUresult cuMemcpy3DBatchAsync_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,
                                           unsigned long long flags, CUstream hStream) {
-    PASSTHROUGH(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_ptsz, hStream, true, numOps, opList,
-            failIdx, flags, hStream);
+    PASSTHROUGH(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_ptsz, hStream, true, numOps,
+                opList, failIdx, flags, hStream);
 }
 
 EXPORT CUresult cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
                                         CUstream hStream) {
-    PASSTHROUGH(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync_v2, hStream, false, numOps, opList,
-            flags, hStream);
+    PASSTHROUGH(operands_between(opList, numOps, hStream, false), cuMemcpy3DBatchAsync_v2, hStream, false, numOps,
+                opList, flags, hStream);
 }
 
 EXPORT CUresult cuMemcpy3DBatchAsync_v2_ptsz(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
                                              CUstream hStream) {
     PASSTHROUGH(operands_between(opList, numOps, hStream, true), cuMemcpy3DBatchAsync_v2_ptsz, hStream, true, numOps,
-            opList, flags, hStream);
+                opList, flags, hStream);
 }
 
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy) {
@@ -196,13 +196,14 @@ EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D_PEER *pCopy, CUstre
 }
 
 EXPORT CUresult cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream) {
-    PASSTHROUGH(operands_between(op, 1, hStream, false), cuMemcpy3DWithAttributesAsync, hStream, false, op, flags, hStream);
+    PASSTHROUGH(operands_between(op, 1, hStream, false), cuMemcpy3DWithAttributesAsync, hStream, false, op, flags,
+                hStream);
 }
 
 EXPORT CUresult cuMemcpy3DWithAttributesAsync_ptsz(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags,
                                                    CUstream hStream) {
     PASSTHROUGH(operands_between(op, 1, hStream, true), cuMemcpy3DWithAttributesAsync_ptsz, hStream, true, op, flags,
-            hStream);
+                hStream);
 }
 
 EXPORT CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream) {
@@ -245,27 +246,27 @@ EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t 
                                    CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
                                    CUstream hStream) {
     PASSTHROUGH(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync, hStream, false, dsts, srcs, sizes,
-            count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+                count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
 EXPORT CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
                                         CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
                                         CUstream hStream) {
-    PASSTHROUGH(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_ptsz, hStream, true, dsts, srcs, sizes,
-            count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
+    PASSTHROUGH(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_ptsz, hStream, true, dsts, srcs,
+                sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream);
 }
 
 EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
                                       CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream) {
-    PASSTHROUGH(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync_v2, hStream, false, dsts, srcs, sizes,
-            count, attrs, attrsIdxs, numAttrs, hStream);
+    PASSTHROUGH(batch_between(dsts, srcs, count, hStream, false), cuMemcpyBatchAsync_v2, hStream, false, dsts, srcs,
+                sizes, count, attrs, attrsIdxs, numAttrs, hStream);
 }
 
 EXPORT CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
                                            CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs,
                                            CUstream hStream) {
     PASSTHROUGH(batch_between(dsts, srcs, count, hStream, true), cuMemcpyBatchAsync_v2_ptsz, hStream, true, dsts, srcs,
-            sizes, count, attrs, attrsIdxs, numAttrs, hStream);
+                sizes, count, attrs, attrsIdxs, numAttrs, hStream);
 }
 
 EXPORT CUresult cuMemcpyDtoA(CUarray dstArray, unsigned int dstOffset, CUdeviceptr_v1 srcDevice,
@@ -319,23 +320,24 @@ EXPORT CUresult cuMemcpyPeer_ptds(CUdeviceptr dstDevice, CUcontext dstContext, C
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
                                   CUcontext srcContext, size_t ByteCount, CUstream hStream) {
-    PASSTHROUGH(true, cuMemcpyPeerAsync, hStream, false, dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream);
+    PASSTHROUGH(true, cuMemcpyPeerAsync, hStream, false, dstDevice, dstContext, srcDevice, srcContext, ByteCount,
+                hStream);
 }
 
 EXPORT CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
                                        CUcontext srcContext, size_t ByteCount, CUstream hStream) {
     PASSTHROUGH(true, cuMemcpyPeerAsync_ptsz, hStream, true, dstDevice, dstContext, srcDevice, srcContext, ByteCount,
-            hStream);
+                hStream);
 }
 
 EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr,
                                             CUstream hStream) {
     PASSTHROUGH(between(dst, src, hStream, false), cuMemcpyWithAttributesAsync, hStream, false, dst, src, size, attr,
-            hStream);
+                hStream);
 }
 
 EXPORT CUresult cuMemcpyWithAttributesAsync_ptsz(CUdeviceptr dst, CUdeviceptr src, size_t size,
                                                  CUmemcpyAttributes *attr, CUstream hStream) {
     PASSTHROUGH(between(dst, src, hStream, true), cuMemcpyWithAttributesAsync_ptsz, hStream, true, dst, src, size, attr,
-            hStream);
+                hStream);
 }

@@ -50,9 +50,8 @@ static void learn(struct known_graph *known) {
     CUstreamCaptureMode mode = own_calls_begin();
     CUresult result = DRIVER(cuEventQuery)(known->after);
     if (result == CUDA_SUCCESS)
-        result = HAS(cuEventElapsedTime_v2)
-                     ? DRIVER(cuEventElapsedTime_v2)(&milliseconds, known->before, known->after)
-                     : DRIVER(cuEventElapsedTime)(&milliseconds, known->before, known->after);
+        result = HAS(cuEventElapsedTime_v2) ? DRIVER(cuEventElapsedTime_v2)(&milliseconds, known->before, known->after)
+                                            : DRIVER(cuEventElapsedTime)(&milliseconds, known->before, known->after);
     own_calls_end(mode);
     if (result == CUDA_ERROR_NOT_READY)
         return;
@@ -198,22 +197,22 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
 }
 
 /* A graph may take memory when it is launched: that is reserved before the gate is entered. */
-#define LAUNCH_GRAPH(symbol, per_thread)                                              \
-    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {              \
-        struct slot *slot = passage_slot;                                                \
-        struct slot_stream *entry = enter_fast(slot, stream, per_thread);        \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {              \
-            if (entry != NULL)                                                        \
-                gate_retreat_fast(slot);                                              \
-            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);           \
-        }                                                                             \
-        CUresult result = DRIVER(symbol)(exec, stream);                               \
-        leave_fast(slot, entry);                                                 \
-        return result;                                                                \
-    }                                                                                 \
-    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                       \
+#define LAUNCH_GRAPH(symbol, per_thread)                                                      \
+    static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
+        struct slot *slot = passage_slot;                                                     \
+        struct slot_stream *entry = enter_fast(slot, stream, per_thread);                     \
+        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {                      \
+            if (entry != NULL)                                                                \
+                gate_retreat_fast(slot);                                                      \
+            return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
+        }                                                                                     \
+        CUresult result = DRIVER(symbol)(exec, stream);                                       \
+        leave_fast(slot, entry);                                                              \
+        return result;                                                                        \
+    }                                                                                         \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) {                               \
         return UNLIKELY(graph_pool_any()) ? launch_with_memory(launch_##symbol, exec, stream) \
-                                              : launch_##symbol(exec, stream);        \
+                                          : launch_##symbol(exec, stream);                    \
     }
 
 LAUNCH_GRAPH(cuGraphLaunch, false)
@@ -228,17 +227,16 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
     return HAS(cuGraphExecDestroy) ? DRIVER(cuGraphExecDestroy)(exec) : CUDA_ERROR_NOT_FOUND;
 }
 
-#define FORGETTING(symbol, parameters, ...)                                          \
-    EXPORT CUresult symbol parameters {                                              \
-        CUresult refused = process_enter();                                          \
-        if (refused != CUDA_SUCCESS)                                                 \
-            return refused;                                                          \
-        forget(exec);                                                                \
-        return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;     \
+#define FORGETTING(symbol, parameters, ...)                                      \
+    EXPORT CUresult symbol parameters {                                          \
+        CUresult refused = process_enter();                                      \
+        if (refused != CUDA_SUCCESS)                                             \
+            return refused;                                                      \
+        forget(exec);                                                            \
+        return HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     }
 
-FORGETTING(cuGraphExecUpdate,
-           (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *updated),
+FORGETTING(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *node, CUgraphExecUpdateResult *updated),
            exec, graph, node, updated)
 FORGETTING(cuGraphExecUpdate_v2, (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *updated), exec, graph,
            updated)

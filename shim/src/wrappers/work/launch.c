@@ -2,20 +2,20 @@
 #include "driver/entries.h"
 #include "wrappers/work/passthrough.h"
 
-#define THROUGH_GATE(symbol, stream, per_thread, ...)                                               \
-    struct slot *slot = passage_slot;                                                                  \
+#define THROUGH_GATE(symbol, stream, per_thread, ...)                                          \
+    struct slot *slot = passage_slot;                                                          \
     struct slot_stream *entry = enter_fast(slot, stream, per_thread);                          \
-    if (LIKELY(entry != NULL)) {                                                                    \
-        __typeof__(&symbol) driver = DRIVER(symbol);                                                \
-        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;      \
+    if (LIKELY(entry != NULL)) {                                                               \
+        __typeof__(&symbol) driver = DRIVER(symbol);                                           \
+        CUresult result = LIKELY(driver != NULL) ? driver(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
         leave_fast(slot, entry);                                                               \
-        return result;                                                                              \
-    }                                                                                               \
-    struct passage passage = enter_slowly(stream, per_thread);                                        \
-    if (passage.refused != CUDA_SUCCESS)                                                            \
-        return passage.refused;                                                                     \
-    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;             \
-    passage_leave(&passage);                                                                           \
+        return result;                                                                         \
+    }                                                                                          \
+    struct passage passage = enter_slowly(stream, per_thread);                                 \
+    if (passage.refused != CUDA_SUCCESS)                                                       \
+        return passage.refused;                                                                \
+    CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;        \
+    passage_leave(&passage);                                                                   \
     return result
 
 #define LAUNCH_KERNEL(symbol, per_thread)                                                                              \

@@ -21,8 +21,8 @@ EXPORT CUresult cuMemBatchDecompressAsync_ptsz(CUmemDecompressParams *paramsArra
 EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count,
                                                   CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs,
                                                   size_t numPrefetchLocs, unsigned long long flags, CUstream hStream) {
-    PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemDiscardAndPrefetchBatchAsync, hStream, false, dptrs, sizes,
-            count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
+    PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemDiscardAndPrefetchBatchAsync, hStream, false, dptrs,
+                sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
 }
 
 EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count,
@@ -30,7 +30,7 @@ EXPORT CUresult cuMemDiscardAndPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_
                                                        size_t numPrefetchLocs, unsigned long long flags,
                                                        CUstream hStream) {
     PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemDiscardAndPrefetchBatchAsync_ptsz, hStream, true, dptrs,
-            sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
+                sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
 }
 
 EXPORT CUresult cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream) {
@@ -44,25 +44,25 @@ EXPORT CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr devPtr, size_t count, CUdevi
 EXPORT CUresult cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
                                       CUstream hStream) {
     PASSTHROUGH(location.type == CU_MEM_LOCATION_TYPE_DEVICE, cuMemPrefetchAsync_v2, hStream, false, devPtr, count,
-            location, flags, hStream);
+                location, flags, hStream);
 }
 
 EXPORT CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags,
                                            CUstream hStream) {
     PASSTHROUGH(location.type == CU_MEM_LOCATION_TYPE_DEVICE, cuMemPrefetchAsync_v2_ptsz, hStream, true, devPtr, count,
-            location, flags, hStream);
+                location, flags, hStream);
 }
 
 EXPORT CUresult cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, CUmemLocation *prefetchLocs,
                                         size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags,
                                         CUstream hStream) {
     PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemPrefetchBatchAsync, hStream, false, dptrs, sizes, count,
-            prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
+                prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
 }
 
 EXPORT CUresult cuMemPrefetchBatchAsync_ptsz(CUdeviceptr *dptrs, size_t *sizes, size_t count,
                                              CUmemLocation *prefetchLocs, size_t *prefetchLocIdxs,
                                              size_t numPrefetchLocs, unsigned long long flags, CUstream hStream) {
-    PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemPrefetchBatchAsync_ptsz, hStream, true, dptrs, sizes, count,
-            prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
+    PASSTHROUGH(any_device(prefetchLocs, numPrefetchLocs), cuMemPrefetchBatchAsync_ptsz, hStream, true, dptrs, sizes,
+                count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags, hStream);
 }

@@ -1,11 +1,11 @@
 /* The queue of each device and the thread that moves it.
  *
  * Guarantees: operations of one process on one device run in the order in which they were submitted, whatever their
- * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream), but
- * an event waits for no more than it has to: what its own stream, and by the legacy stream's rules others, had before;
- * kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
- * slice and AHEAD_NS. Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not
- * delayed by a late wake-up of the thread.
+ * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream),
+ * but an event waits for no more than it has to: what its own stream, and by the legacy stream's rules others, had
+ * before; kernels of several processes take turns in slices; a process that dies takes back all of its queue but at
+ * most a slice and AHEAD_NS. Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is
+ * not delayed by a late wake-up of the thread.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +68,8 @@ static bool ordered(const struct stream *one, const struct stream *other) {
 /* When everything ends that work of this stream waits for, of what is on the timeline. */
 static uint64_t ordered_end(const struct stream *stream) {
     struct context *context = stream->context;
-    const struct stream *fixed[] = {&context->legacy, &context->per_thread}, *lists[] = {context->streams,
-                                                                                         context->destroyed};
+    const struct stream *fixed[] = {&context->legacy, &context->per_thread},
+                        *lists[] = {context->streams, context->destroyed};
     uint64_t end = stream->end;
     for (int i = 0; i < 2; i++) {
         if (ordered(stream, fixed[i]))

@@ -92,7 +92,7 @@ enum op_kind {
     OP_HANG,
     OP_EVENT,
     OP_WAIT,
-    OP_HOST, /* calls a function of the program */
+    OP_HOST,  /* calls a function of the program */
     OP_RETURN /* gives memory back */
 };
 
@@ -100,9 +100,9 @@ struct op {
     enum op_kind kind;
     struct stream *stream;
     struct event *event;
-    bool behind_all;               /* OP_EVENT: behind all work of the device, not only its stream's */
-    uint64_t generation;           /* OP_EVENT, OP_WAIT: which record of the event */
-    void (*call)(void *);          /* OP_HOST; OP_RETURN: with fake_lock */
+    bool behind_all;      /* OP_EVENT: behind all work of the device, not only its stream's */
+    uint64_t generation;  /* OP_EVENT, OP_WAIT: which record of the event */
+    void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
 };

@@ -77,8 +77,8 @@ bool fake_state_attach(void);
 bool fake_state_watch(void);
 /* In the child of a fork: forgets the parent's mapping and locks. */
 void fake_state_detach(void);
-/* The devices that FAKE_CUDA_VISIBLE and, of those, CUDA_VISIBLE_DEVICES let this process see, in their order; -1 beyond
- * the last. */
+/* The devices that FAKE_CUDA_VISIBLE and, of those, CUDA_VISIBLE_DEVICES let this process see, in their order; -1
+ * beyond the last. */
 int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
 const struct fake_client *fake_state_client(unsigned record);

@@ -19,7 +19,7 @@ struct array {
     struct context *context;
     int device;
     CUDA_ARRAY3D_DESCRIPTOR shape;
-    uint64_t bytes;    /* taken of the device */
+    uint64_t bytes;       /* taken of the device */
     struct array *levels; /* of a mipmapped array, or the array's planes */
     unsigned level_count;
     bool part; /* a level or a plane: ends with what it belongs to */

@@ -1,4 +1,5 @@
-/* The forms of CUDA 3.1 and before, whose addresses and sizes have 32 bits: memory below 4 GiB, and calls of today's form.
+/* The forms of CUDA 3.1 and before, whose addresses and sizes have 32 bits: memory below 4 GiB, and calls of today's
+ * form.
  */
 #include "memory/array.h"
 #include "memory/memory.h"

@@ -16,12 +16,10 @@ CUresult fake_memory_take(struct context *context, enum fake_kind kind, enum ran
     uint64_t rounded = fake_round(bytes, GRANULARITY);
     if (rounded < bytes || !fake_state_take(context->device, kind, rounded))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *out = fake_range_add((struct range){.bytes = rounded,
-                                         .asked = bytes,
-                                         .kind = range_kind,
-                                         .device = context->device,
-                                         .context = context},
-                          GRANULARITY, 0);
+    *out = fake_range_add(
+        (struct range){
+            .bytes = rounded, .asked = bytes, .kind = range_kind, .device = context->device, .context = context},
+        GRANULARITY, 0);
     return CUDA_SUCCESS;
 }
 
@@ -100,9 +98,9 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
     pthread_mutex_lock(&fake_lock);
     result = fake_unsafe_call();
     struct range *range = fake_range_at(address);
-    bool frees = range != NULL && (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED ||
-                                   range->kind == RANGE_POOL || range->kind == RANGE_GRAPH ||
-                                   range->kind == RANGE_EXTERNAL);
+    bool frees =
+        range != NULL && (range->kind == RANGE_LINEAR || range->kind == RANGE_MANAGED || range->kind == RANGE_POOL ||
+                          range->kind == RANGE_GRAPH || range->kind == RANGE_EXTERNAL);
     if (result == CUDA_SUCCESS && !frees)
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)

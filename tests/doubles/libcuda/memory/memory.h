@@ -5,8 +5,8 @@
 #include "memory/ranges.h"
 
 enum {
-    GRANULARITY = 512,                 /* of cuMemAlloc and what is like it */
-    PAGE_BYTES = 2 << 20,              /* of pools, graphs and virtual memory management */
+    GRANULARITY = 512,    /* of cuMemAlloc and what is like it */
+    PAGE_BYTES = 2 << 20, /* of pools, graphs and virtual memory management */
     ARRAY_GRANULARITY = 64 << 10,
 };
 

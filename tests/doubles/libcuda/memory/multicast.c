@@ -109,12 +109,12 @@ EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevi
 }
 
 /* With fake_lock. */
-static CUresult bind(CUmemGenericAllocationHandle handle, size_t at, struct physical *bound, size_t offset, size_t bytes,
-                     unsigned long long flags) {
+static CUresult bind(CUmemGenericAllocationHandle handle, size_t at, struct physical *bound, size_t offset,
+                     size_t bytes, unsigned long long flags) {
     const struct object *object = *find(fake_physical_held(handle));
-    if (object == NULL || bound == NULL || flags != 0 || bytes == 0 || bytes % PAGE_BYTES != 0 || at % PAGE_BYTES != 0 ||
-        offset > bound->bytes || bytes > bound->bytes - offset || at > object->physical->bytes ||
-        bytes > object->physical->bytes - at || !has(object, bound->device))
+    if (object == NULL || bound == NULL || flags != 0 || bytes == 0 || bytes % PAGE_BYTES != 0 ||
+        at % PAGE_BYTES != 0 || offset > bound->bytes || bytes > bound->bytes - offset ||
+        at > object->physical->bytes || bytes > object->physical->bytes - at || !has(object, bound->device))
         return CUDA_ERROR_INVALID_VALUE;
     if (object->count < object->wanted)
         return CUDA_ERROR_SYSTEM_NOT_READY; /* all devices have to be there first */

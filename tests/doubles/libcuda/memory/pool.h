@@ -6,7 +6,7 @@
 
 struct pool {
     unsigned magic;
-    int device; /* -1: of host memory, which nobody counts */
+    int device;          /* -1: of host memory, which nobody counts */
     bool destroyed, own; /* own: made by cuMemPoolCreate or imported */
     bool imported;       /* another process's: nothing is allocated from it here */
     uint64_t reserved, used, reserved_high, used_high;

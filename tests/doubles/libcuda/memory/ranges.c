@@ -13,9 +13,7 @@ static uint64_t next_id = 1;
 
 static int compare(const void *a, const void *b) {
     const struct range *left = a, *right = b;
-    return left->address + left->bytes <= right->address   ? -1
-           : left->address >= right->address + right->bytes ? 1
-                                                            : 0;
+    return left->address + left->bytes <= right->address ? -1 : left->address >= right->address + right->bytes ? 1 : 0;
 }
 
 static CUdeviceptr round_up(CUdeviceptr value, uint64_t alignment) {

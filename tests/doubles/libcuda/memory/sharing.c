@@ -104,8 +104,7 @@ void fake_sharing_of_context_gone(struct context *context) {
 
 static struct opened *open_handle(const struct shared *shared, struct context *context) {
     struct opened *opened = openings;
-    while (opened != NULL &&
-           (opened->range->context != context || memcmp(&opened->what, shared, sizeof *shared) != 0))
+    while (opened != NULL && (opened->range->context != context || memcmp(&opened->what, shared, sizeof *shared) != 0))
         opened = opened->next;
     if (opened == NULL) {
         struct range range = {.bytes = shared->bytes,
@@ -114,8 +113,7 @@ static struct opened *open_handle(const struct shared *shared, struct context *c
                               .device = shared->device,
                               .context = context};
         opened = malloc(sizeof *opened);
-        *opened = (struct opened){
-            .what = *shared, .range = fake_range_add(range, GRANULARITY, 0), .next = openings};
+        *opened = (struct opened){.what = *shared, .range = fake_range_add(range, GRANULARITY, 0), .next = openings};
         openings = opened;
     }
     opened->references++;

@@ -54,8 +54,7 @@ static bool valid(const CUarrayMapInfo *what) {
     bool maps = what->memOperationType == CU_MEM_OPERATION_TYPE_MAP;
     if (!mipmap && what->resourceType != CU_RESOURCE_TYPE_ARRAY)
         return false;
-    if (!fake_is(what->resource.array, mipmap ? MAGIC_MIPMAP : MAGIC_ARRAY) ||
-        !fake_array_maps(what->resource.array))
+    if (!fake_is(what->resource.array, mipmap ? MAGIC_MIPMAP : MAGIC_ARRAY) || !fake_array_maps(what->resource.array))
         return false;
     if (!maps)
         return what->memOperationType == CU_MEM_OPERATION_TYPE_UNMAP;

@@ -31,8 +31,7 @@ EXPORT CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t
 EXPORT CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
                                    CUmemcpyAttributes *attributes, size_t *firsts, size_t attribute_count,
                                    size_t *failed, CUstream stream) {
-    CUresult result =
-        cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, firsts, attribute_count, stream);
+    CUresult result = cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, firsts, attribute_count, stream);
     if (result != CUDA_SUCCESS && failed != NULL)
         *failed = SIZE_MAX; /* the call as a whole */
     return result;

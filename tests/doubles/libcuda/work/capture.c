@@ -237,8 +237,7 @@ static bool alike(const struct node *a, const struct node *b) {
 /* Compares with what the graph has. Lets go of fake_lock for the program's callback. */
 static CUresult recapture(struct capture *capture, const struct node *node) {
     struct node *before = capture->recaptured;
-    CUresult result = before != NULL && before->work.type == node->work.type ? CUDA_SUCCESS
-                                                                             : CUDA_ERROR_INVALID_VALUE;
+    CUresult result = before != NULL && before->work.type == node->work.type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     bool mismatch = result == CUDA_SUCCESS && !alike(before, node);
     if (mismatch && node->bytes > 0)
         result = CUDA_ERROR_INVALID_VALUE; /* memory nodes must be the same */

@@ -40,10 +40,9 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
 
 static void record(struct event *event, struct stream *stream, bool behind_all) {
     event->capture = NULL;
-    fake_submit(stream, (struct op){.kind = OP_EVENT,
-                                    .behind_all = behind_all,
-                                    .event = event,
-                                    .generation = ++event->recorded});
+    fake_submit(
+        stream,
+        (struct op){.kind = OP_EVENT, .behind_all = behind_all, .event = event, .generation = ++event->recorded});
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {

@@ -106,7 +106,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, unsigned long long
 }
 
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph handle, unsigned long long flags) {
-    return flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? CUDA_ERROR_INVALID_VALUE : instantiate(out, handle, flags, NULL);
+    return flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD ? CUDA_ERROR_INVALID_VALUE
+                                                      : instantiate(out, handle, flags, NULL);
 }
 
 EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *out, CUgraph handle, CUDA_GRAPH_INSTANTIATE_PARAMS *params) {
@@ -150,8 +151,8 @@ static CUresult update(CUgraphExec exec_handle, CUgraph handle, CUgraphExecUpdat
     if (!fake_is(exec, MAGIC_EXEC) || !fake_is(graph, MAGIC_GRAPH))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    *detail = exec->graph->count == graph->count ? CU_GRAPH_EXEC_UPDATE_SUCCESS
-                                                 : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    *detail =
+        exec->graph->count == graph->count ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
     struct node *old = exec->graph->first, *new = graph->first;
     for (; *detail == CU_GRAPH_EXEC_UPDATE_SUCCESS && new != NULL; old = old->next, new = new->next)
         if (old->work.type != new->work.type)

@@ -1,8 +1,8 @@
 /* Device memory that graphs allocate.
  *
- * An allocation node has its addresses from the beginning; once the graph has freed them, a later node of the graph may get
- * the same ones. An executable graph takes the pages of 2 MiB in which its allocations lie when it is first launched or
- * uploaded, and keeps them. When it is destroyed they stay reserved for the next graph of the device until
+ * An allocation node has its addresses from the beginning; once the graph has freed them, a later node of the graph may
+ * get the same ones. An executable graph takes the pages of 2 MiB in which its allocations lie when it is first
+ * launched or uploaded, and keeps them. When it is destroyed they stay reserved for the next graph of the device until
  * cuDeviceGraphMemTrim.
  */
 #include "work/graphmemory.h"
@@ -46,7 +46,8 @@ static size_t pages_of(const struct graph *graph, uint64_t *out, int *device) {
     for (const struct node *node = graph->first; node != NULL; node = node->next) {
         if (node->work.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
             *device = node->device;
-            for (uint64_t page = node->address / PAGE_BYTES; page * PAGE_BYTES < node->address + node->bytes; page++, count++)
+            for (uint64_t page = node->address / PAGE_BYTES; page * PAGE_BYTES < node->address + node->bytes;
+                 page++, count++)
                 if (out != NULL)
                     out[count] = page;
         }

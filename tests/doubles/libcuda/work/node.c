@@ -1,5 +1,5 @@
-/* Graph nodes that the program makes or asks for itself. Dependencies are not kept: nodes run in the order in which they
- * were added, which every program's dependencies allow. */
+/* Graph nodes that the program makes or asks for itself. Dependencies are not kept: nodes run in the order in which
+ * they were added, which every program's dependencies allow. */
 #include "work/graph.h"
 #include "work/graphmemory.h"
 #include "memory/memory.h"
@@ -86,8 +86,7 @@ EXPORT CUresult cuGraphAddNode(CUgraphNode *out, CUgraph graph, const CUgraphNod
     case CU_GRAPH_NODE_TYPE_EMPTY: return cuGraphAddEmptyNode(out, graph, dependencies, count);
     case CU_GRAPH_NODE_TYPE_GRAPH:
         return cuGraphAddChildGraphNode(out, graph, dependencies, count, params->graph.graph);
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-        return cuGraphAddMemFreeNode(out, graph, dependencies, count, params->free.dptr);
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuGraphAddMemFreeNode(out, graph, dependencies, count, params->free.dptr);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
         CUDA_MEM_ALLOC_NODE_PARAMS alloc = {.poolProps = params->alloc.poolProps, .bytesize = params->alloc.bytesize};
         CUresult result = cuGraphAddMemAllocNode(out, graph, dependencies, count, &alloc);

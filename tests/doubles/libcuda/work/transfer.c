@@ -267,8 +267,8 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c, CUstream stream, enum manner man
     if (c == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     return copy_box((struct side){c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray},
-                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray},
-                    c->WidthInBytes * c->Height, stream, manner);
+                    (struct side){c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray}, c->WidthInBytes * c->Height,
+                    stream, manner);
 }
 
 static CUresult copy_3d(const CUDA_MEMCPY3D *c, CUstream stream, enum manner manner) {

@@ -1,5 +1,5 @@
-/* A library preloaded before the hook that wraps dlsym itself, as tracers do: logs what the hook's cuGetProcAddress hands
- * out, one line each: name, version, flags, result, file and symbol. WITNESS_LOG names the log.
+/* A library preloaded before the hook that wraps dlsym itself, as tracers do: logs what the hook's cuGetProcAddress
+ * hands out, one line each: name, version, flags, result, file and symbol. WITNESS_LOG names the log.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

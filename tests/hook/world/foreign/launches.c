@@ -23,8 +23,7 @@ int main(int argc, char **argv) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     launch = argc == 2 && strcmp(argv[1], "dlsym") == 0 ? (__typeof__(launch))dlsym(driver, "cuLaunchKernel")
                                                         : cuLaunchKernel;
-    if (driver == NULL || launch == NULL || cuInit(0) != CUDA_SUCCESS ||
-        pthread_create(&thread, NULL, work, NULL) != 0)
+    if (driver == NULL || launch == NULL || cuInit(0) != CUDA_SUCCESS || pthread_create(&thread, NULL, work, NULL) != 0)
         return 1;
     while (read(0, line, sizeof line) > 0) {
         int length = sprintf(line, "%ld\n", (long)returned);

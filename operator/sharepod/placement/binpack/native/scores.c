@@ -36,17 +36,25 @@ struct state {
     float holes;
 };
 
-static int64_t at_least(int64_t least, int64_t value) { return value > least ? value : least; }
+static int64_t at_least(int64_t least, int64_t value) {
+    return value > least ? value : least;
+}
 
 /* Eight kinds at once; memory that holds some need not be aligned. */
 typedef float floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t masks __attribute__((vector_size(32)));
 
-static inline floats load(const float *from) { return *(const floats *)from; }
+static inline floats load(const float *from) {
+    return *(const floats *)from;
+}
 
-static inline floats all_of(float value) { return value + (floats){0}; }
+static inline floats all_of(float value) {
+    return value + (floats){0};
+}
 
-static inline floats where(masks holds, floats value) { return (floats)((masks)value & holds); }
+static inline floats where(masks holds, floats value) {
+    return (floats)((masks)value & holds);
+}
 
 static inline floats lesser(floats one, floats other) {
     masks less = one < other;
@@ -81,7 +89,9 @@ static inline floats fitting(floats thousandths, const float *per_thousandth) {
     return whole_part(thousandths * load(per_thousandth));
 }
 
-static inline floats and_a_half(float thousandths) { return all_of(thousandths + 0.5F); }
+static inline floats and_a_half(float thousandths) {
+    return all_of(thousandths + 0.5F);
+}
 
 static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
     float by_time = capacity->hole_worth[time];

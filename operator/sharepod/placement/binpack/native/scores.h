@@ -35,8 +35,8 @@ typedef struct {
  * multiple of eight; those that fill it up have no weight. How many of each kind fit into one
  * thousandth: `per_time` by time, `per_memory` (sizes x kinds) by memory, null where all memory is in proportion.
  * `weights` is of (models + 1) x kinds, `hole_worth` of 1001 by time, `hole_memory` (sizes x
- * 1001) by memory, null with `per_memory`: the lesser of the two counts. `held` (rows x (2 kinds + 1)) and `value` (rows) are what
- * `shp_hold` keeps of each row. */
+ * 1001) by memory, null with `per_memory`: the lesser of the two counts. `held` (rows x (2 kinds + 1)) and `value`
+ * (rows) are what `shp_hold` keeps of each row. */
 typedef struct {
     int64_t number;
     int64_t kinds;
@@ -87,14 +87,14 @@ typedef struct {
  * or has fewer than asked. */
 int64_t shp_passing(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells);
 
-/* Scores the rows that changed after `seen` anew, the lowest number where none fits. Returns what is left of `work`, that
- * is cells times kinds that are made anew: once it is used up, rows are only guessed. `scratch` has room for 3 x kinds
- * numbers, here and below. */
+/* Scores the rows that changed after `seen` anew, the lowest number where none fits. Returns what is left of `work`,
+ * that is cells times kinds that are made anew: once it is used up, rows are only guessed. `scratch` has room for 3 x
+ * kinds numbers, here and below. */
 int64_t shp_update(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t seen,
                    int64_t work, const shp_scores *scores, float *scratch, int64_t *cells);
 
-/* The best row, -1 where none has a place; the first of equals. What looks best is made anew until what is best was made
- * with the weights that hold, or the work is done: then the best of those that were. */
+/* The best row, -1 where none has a place; the first of equals. What looks best is made anew until what is best was
+ * made with the weights that hold, or the work is done: then the best of those that were. */
 int64_t shp_best(const shp_columns *columns, const shp_capacity *capacity, const shp_ask *ask, int64_t work,
                  const shp_scores *scores, float *scratch, int64_t *cells);
 
