@@ -1,4 +1,4 @@
-"""Builds `sharepod.protocol._wire`, the daemon's binding of the wire format, by cffi in API mode.
+"""Builds `sharepod.protocol._wire`, the agent's binding of the wire format, by cffi in API mode.
 
 The declarations are read from the header itself, and the C compiler compares each struct with it: a binding that
 drifted from `protocol.h` does not import. setuptools runs it (`cffi_modules` in setup.py); by hand: `python

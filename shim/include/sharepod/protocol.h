@@ -1,4 +1,4 @@
-/* The wire format between the hook (client, inside a tenant's process) and the agent (daemon, on the node).
+/* The wire format between the hook (client, inside a tenant's process) and the agent (on the node).
  *
  * One SOCK_SEQPACKET connection per process, on the tenant's own socket: the socket says which tenant it is; nothing a
  * client says about who it is exists in this protocol. Every frame is one packet of the fixed size of its type, in the
@@ -6,10 +6,10 @@
  * range closes the connection. All times are durations in nanoseconds, never points in time: a container may have a
  * time namespace of its own. All shares are integer thousandths of one GPU's time ("milli"). All sizes are bytes.
  *
- * A daemon speaks every version since 1. A client offers [version_min, version_max] in HELLO, the daemon picks one in
+ * An agent speaks every version since 1. A client offers [version_min, version_max] in HELLO, the agent picks one in
  * WELCOME. Fields are only ever added in place of `reserved`, or in a new type, with a new version.
  *
- * This file is compiled into the hook, and by cffi (API mode) into the daemon, which refuses a struct that drifted. It
+ * This file is compiled into the hook, and by cffi (API mode) into the agent, which refuses a struct that drifted. It
  * holds only what both parsers understand: enums, structs of fixed-width integers, and #defines of plain numbers.
  */
 #ifndef SHAREPOD_PROTOCOL_H
@@ -27,7 +27,7 @@
 #define SHP_HINTS_BYTES 4096
 
 enum shp_type {
-    /* client to daemon */
+    /* client to agent */
     SHP_HELLO = 1,   /* first frame */
     SHP_WANT = 2,    /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
     SHP_DRAINED = 3, /* gate closed and all GPU work of the grant finished: gives the token back */
@@ -37,7 +37,7 @@ enum shp_type {
     SHP_DRAINING =
         7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows; see SHP_GRANT_ANNOUNCE */
 
-    /* daemon to client */
+    /* agent to client */
     SHP_WELCOME = 64, /* answers HELLO; carries the hints page as SCM_RIGHTS */
     SHP_GRANT = 65,   /* the token: launches may pass until the quantum ends or REVOKE comes */
     SHP_REVOKE = 66,  /* close the gate, drain, answer DRAINED */
@@ -216,7 +216,7 @@ struct shp_refused {
     char text[SHP_TEXT_BYTES];
 };
 
-/* The hints page: a memfd that the daemon maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client
+/* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client
  * maps it read-only. Hints only: reading a stale one costs time, never correctness. After fork a child ignores it until
  * it has mapped its own. */
 struct shp_hints {
@@ -232,7 +232,7 @@ struct shp_hints {
  *
  * and, where it is known, at the end of the line " context <kib>", as shp_gpu.context_kib.
  *
- * It is what the hook goes by while there is no daemon. Lines beginning with anything but "gpu " are skipped. Where
+ * It is what the hook goes by while there is no agent. Lines beginning with anything but "gpu " are skipped. Where
  * there is no such file, and does not come, no CUDA call succeeds; where the file `fail-open` is beside it, all do,
  * with no share and no limit.
  */

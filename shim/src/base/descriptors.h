@@ -1,9 +1,9 @@
 /* The hook's own descriptors among the program's.
  *
- * A program may close any number, ours among them (daemons close all from 3 on), and open a file of its own under it.
- * Guarantees: what is kept here is used only while the number still stands for the very file that it stood for when it
- * was kept, and closed only then. Numbers are taken from where programs seldom look, so that they get the numbers that
- * they would get without the hook.
+ * A program may close any number, ours among them (background services close all from 3 on), and open a file of its own
+ * under it. Guarantees: what is kept here is used only while the number still stands for the very file that it stood
+ * for when it was kept, and closed only then. Numbers are taken from where programs seldom look, so that they get the
+ * numbers that they would get without the hook.
  */
 #ifndef SHAREPOD_DESCRIPTORS_H
 #define SHAREPOD_DESCRIPTORS_H

@@ -4,20 +4,20 @@
 #include "memory/state.h"
 
 #ifndef SHAREPOD_MEMORY_WAIT_MS
-#define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for a daemon that is away */
+#define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for an agent that is away */
 #endif
 
 /* Credits are asked for in multiples of this, so that small allocations seldom ask. */
 #define CREDIT_STEP (2ull << 20)
 #define CREDITS_IDLE_MOST (32ull << 20)
-#define RESERVE_MOST (1ull << 46) /* no GPU has as much: the daemon is not asked for it */
+#define RESERVE_MOST (1ull << 46) /* no GPU has as much: the agent is not asked for it */
 #define CREDITS_IDLE_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
 }
 
-/* Credits have moved; if some are idle the agent thread shall see to them in time. With the lock. */
+/* Credits have moved; if some are idle the hook thread shall see to them in time. With the lock. */
 static void moved(struct gpu *gpu) {
     gpu->moves++;
     if (gpu->credited > gpu->used && !gpu->watched) {
@@ -50,7 +50,7 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
     *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-    /* What is only counted is never refused: a daemon that is away hears of it when it is back. */
+    /* What is only counted is never refused: an agent that is away hears of it when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += *missing;
         taken = take(gpu, bytes);
@@ -107,7 +107,7 @@ static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
     if (!session_release(memory_state()->session, place, idle, 0))
-        gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the daemon has forgotten them anyway */
+        gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the agent has forgotten them anyway */
 }
 
 void credits_return(int place, uint64_t bytes) {
@@ -163,7 +163,7 @@ static bool recalled(void *of, const void *packet, int descriptor) {
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
         if (!session_release(memory->session, place, given, SHP_RELEASE_RECALLED))
-            gpu->credited += given; /* the daemon counts them still */
+            gpu->credited += given; /* the agent counts them still */
     }
     unlock(&gpus->lock);
     return gpu != NULL;

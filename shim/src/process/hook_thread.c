@@ -15,7 +15,7 @@ static void *run(void *argument) {
     sys_call(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0, 0);
     for (;;) {
         uint64_t now = sys_now();
-        session->hello_flags = thread->gate->fenced ? SHP_HELLO_NO_MEMBARRIER : 0;
+        session->hello_flags = thread->gate->no_membarrier ? SHP_HELLO_NO_MEMBARRIER : 0;
         session_step(session, now);
         uint64_t due = token_step(thread->token, now);
         uint64_t others[] = {session_deadline(session), pools_step(now), credits_step(now)};

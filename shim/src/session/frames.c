@@ -5,7 +5,7 @@
 
 #include "session/hints.h"
 
-/* Tells the daemon what this process holds from an earlier connection. With the locks of gpus and session. */
+/* Tells the agent what this process holds from an earlier connection. With the locks of gpus and session. */
 static bool hand_over(struct gpus *gpus) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -59,7 +59,7 @@ static bool welcome(void *of, const void *packet, int descriptor) {
     sys_wake_all(&session->ready);
     if (done) {
         session->backoff = 20 * SYS_MS;
-        session->shut = SESSION_OPEN;
+        session->admission = ADMITTED;
         if (session->said != SAID_NOTHING)
             sys_say("connected to the agent", NULL);
         session->said = SAID_NOTHING;
@@ -117,9 +117,9 @@ static bool refused(void *of, const void *packet, int descriptor) {
     if (session->said != SAID_REFUSED)
         sys_say("the agent refuses this process: ", text, NULL);
     session->said = SAID_REFUSED;
-    session->shut = frame->reason == SHP_REFUSED_RELEASING ? SESSION_RELEASING
-                    : frame->reason == SHP_REFUSED_FULL    ? SESSION_FULL
-                                                           : SESSION_OPEN;
+    session->admission = frame->reason == SHP_REFUSED_RELEASING ? RELEASING
+                         : frame->reason == SHP_REFUSED_FULL    ? TENANT_FULL
+                                                                : ADMITTED;
     session->backoff = SYS_SECOND;
     return false;
 }

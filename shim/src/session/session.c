@@ -14,13 +14,13 @@
 #define BACKOFF_LEAST (20 * SYS_MS)
 #define BACKOFF_MOST (250 * SYS_MS)
 #define GREETING_TIME (2 * SYS_SECOND)
-#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without a daemon goes on */
+#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without an agent goes on */
 #ifndef SHAREPOD_PING_MS
-#define SHAREPOD_PING_MS 5000 /* a daemon that is silent for this long while we wait is asked whether it lives */
+#define SHAREPOD_PING_MS 5000 /* an agent that is silent for this long while we wait is asked whether it lives */
 #endif
 
 #define LOOK SYS_SECOND     /* at the latest it is seen then that the program has closed our descriptors */
-#define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the agent thread */
+#define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the hook thread */
 
 #ifndef SHAREPOD_BUILD
 #define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
@@ -28,10 +28,10 @@
 
 /* Not in wiped memory: a child of fork closes them. Waking goes by a pipe: other than an eventfd's its file can be told
  * from what the program may have opened under that number. */
-static struct descriptor daemon_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
+static struct descriptor agent_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
-    descriptor_close(&daemon_socket);
+    descriptor_close(&agent_socket);
     descriptor_close(&wake_end);
     descriptor_close(&woken_end);
 }
@@ -70,12 +70,12 @@ static void fill(struct shp_header *header, uint16_t type, uint32_t size, uint32
 }
 
 bool session_put(const void *frame, uint32_t size) {
-    int socket = descriptor_number(&daemon_socket);
+    int socket = descriptor_number(&agent_socket);
     return socket >= 0 &&
            sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* With the lock of the session. A daemon that reads nothing any more is dropped by the ping. */
+/* With the lock of the session. An agent that reads nothing any more is dropped by the ping. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(frame, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
@@ -196,7 +196,7 @@ void session_answer(struct session *session, uint32_t seq, struct answer answer)
     unlock(&session->lock);
 }
 
-/* Processes that have lost the same daemon do not all come back to it at the same moment. */
+/* Processes that have lost the same agent do not all come back to it at the same moment. */
 static uint64_t spread(const struct session *session, uint64_t pause, uint64_t now) {
     uint64_t chance = (now ^ (uintptr_t)session) * 0x9e3779b97f4a7c15ull >> 32;
     return pause / 2 + chance % (pause / 2 + 1);
@@ -209,7 +209,7 @@ static void drop(struct session *session) {
     unlock(&session->gpus->lock);
     lock(&session->lock);
     atomic_store(&session->ready, 0);
-    descriptor_close(&daemon_socket);
+    descriptor_close(&agent_socket);
     for (int i = 0; i < SESSION_QUESTIONS; i++) {
         uint32_t waiting = 1;
         if (atomic_compare_exchange_strong(&session->questions[i].state, &waiting, 3))
@@ -238,7 +238,7 @@ static void greet(struct session *session) {
     frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    session_put(&frame, sizeof frame); /* a daemon that has closed already has said why: to be read next */
+    session_put(&frame, sizeof frame); /* an agent that has closed already has said why: to be read next */
 }
 
 static void say_once(struct session *session, enum session_said what, const char *text) {
@@ -249,20 +249,20 @@ static void say_once(struct session *session, enum session_said what, const char
 
 /* Launches wait for what this process lacks, so that lacking it is no way round the share. */
 static void exhausted(struct session *session) {
-    if (session->shut == SESSION_OPEN)
-        session->shut = SESSION_EXHAUSTED;
+    if (session->admission == ADMITTED)
+        session->admission = NO_SOCKET;
     say_once(session, SAID_EXHAUSTED, "too many open files here; launches wait until there is room for a socket");
     drop(session);
 }
 
 static void away(struct session *session) {
-    if (session->shut != SESSION_RELEASING)
-        session->shut = SESSION_OPEN;
+    if (session->admission != RELEASING)
+        session->admission = ADMITTED;
     say_once(session, SAID_AWAY, "going on by the file `limits`, trying again");
     drop(session);
 }
 
-static void connect_daemon(struct session *session, uint64_t now) {
+static void connect_agent(struct session *session, uint64_t now) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(session->directory);
     long socket = sys_call(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, 0, 0, 0);
@@ -270,14 +270,14 @@ static void connect_daemon(struct session *session, uint64_t now) {
         exhausted(session);
         return;
     }
-    if (socket < 0 || !descriptor_keep(&daemon_socket, (int)socket) ||
+    if (socket < 0 || !descriptor_keep(&agent_socket, (int)socket) ||
         length + sizeof "agent.sock" > sizeof address.sun_path) {
         away(session);
         return;
     }
     memcpy(address.sun_path, session->directory, length);
     memcpy(address.sun_path + length, "agent.sock", sizeof "agent.sock");
-    if (sys_call(SYS_connect, descriptor_number(&daemon_socket), (long)&address, sizeof address, 0, 0, 0) != 0) {
+    if (sys_call(SYS_connect, descriptor_number(&agent_socket), (long)&address, sizeof address, 0, 0, 0) != 0) {
         away(session);
         return;
     }
@@ -289,7 +289,7 @@ static void connect_daemon(struct session *session, uint64_t now) {
 
 void session_step(struct session *session, uint64_t now) {
     if (session->state == SESSION_DOWN && now >= session->next_attempt)
-        connect_daemon(session, now);
+        connect_agent(session, now);
     else if (session->state == SESSION_GREETING && now >= session->greeting_until)
         drop(session);
     else if (session->state == SESSION_READY && session->pinged > session->heard &&
@@ -359,9 +359,9 @@ static void receive(struct session *session) {
         char bytes[SHP_FRAME_MAX];
     } frame;
     for (;;) {
-        int descriptor = -1, socket = descriptor_number(&daemon_socket);
+        int descriptor = -1, socket = descriptor_number(&agent_socket);
         long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, &descriptor);
-        if (size == -ECONNRESET) /* what the daemon said before it closed comes behind that */
+        if (size == -ECONNRESET) /* what the agent said before it closed comes behind that */
             size = read_packet(socket, &frame, sizeof frame, &descriptor);
         if (size == -EAGAIN || size == -EINTR)
             return;
@@ -385,12 +385,12 @@ static void look_after_descriptors(struct session *session, uint64_t now) {
     session->looked = now;
     if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)
         make_wake();
-    if (session->state != SESSION_DOWN && descriptor_number(&daemon_socket) < 0)
+    if (session->state != SESSION_DOWN && descriptor_number(&agent_socket) < 0)
         drop(session);
 }
 
 void session_wait(struct session *session, uint64_t deadline) {
-    int woken = atomic_load(&woken_end.number), socket = atomic_load(&daemon_socket.number);
+    int woken = atomic_load(&woken_end.number), socket = atomic_load(&agent_socket.number);
     struct pollfd files[2] = {{.fd = woken, .events = POLLIN}, {.fd = socket, .events = POLLIN}};
     uint64_t now = sys_now(), look = now + (woken < 0 ? BLIND : LOOK);
     if (deadline > look)

@@ -1,6 +1,6 @@
-/* The connection to the daemon: one per process, made again whenever it is lost.
+/* The connection to the agent: one per process, made again whenever it is lost.
  *
- * Frames are received by the agent thread alone. Any thread may send, and may ask for memory and wait for the answer.
+ * Frames are received by the hook thread alone. Any thread may send, and may ask for memory and wait for the answer.
  */
 #ifndef SHAREPOD_SESSION_H
 #define SHAREPOD_SESSION_H
@@ -14,7 +14,7 @@
 #include "tenant/gpus.h"
 
 struct answer {
-    bool came; /* else there was no daemon, or it went away meanwhile */
+    bool came; /* else there was no agent, or it went away meanwhile */
     uint32_t status;
     uint64_t limit, used;
 };
@@ -30,12 +30,12 @@ struct question {
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
-/* Without a connection launches go on by the file `limits`, if the daemon is away; else they wait. */
-enum session_shut {
-    SESSION_OPEN,
-    SESSION_RELEASING, /* the tenant's reservation is ending: for good */
-    SESSION_FULL,      /* the tenant has too many processes connected: until the daemon takes this one, or is gone */
-    SESSION_EXHAUSTED  /* this process can open no socket: until it can */
+/* Without a connection launches go on by the file `limits`, if the agent is away; else they wait. */
+enum session_admission {
+    ADMITTED,
+    RELEASING,   /* the tenant's reservation is ending: for good */
+    TENANT_FULL, /* the tenant has too many processes connected: until the agent takes this one, or is gone */
+    NO_SOCKET    /* this process can open no socket: until it can */
 };
 
 /* What was last said on standard error about the connection. */
@@ -72,9 +72,9 @@ struct session {
     uint32_t hello_flags;     /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
-    enum session_state state; /* the agent thread's, as all below */
+    enum session_state state; /* the hook thread's, as all below */
     uint64_t next_attempt, backoff, greeting_until, patient_until, heard, pinged, looked;
-    enum session_shut shut;
+    enum session_admission admission;
     enum session_said said;
     uint32_t grace_ms, gpu_count;
     uint32_t seq;                  /* with the lock */
@@ -84,7 +84,7 @@ struct session {
 
 /* From any thread. */
 
-/* Makes the agent thread look at what has changed. */
+/* Makes the hook thread look at what has changed. */
 void session_wake(void);
 /* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most
  * `timeout` ns. */
@@ -95,7 +95,7 @@ bool session_release(struct session *session, int place, uint64_t bytes, uint32_
 /* Sends SHP_RESERVE of what the driver has taken already, if there is a connection. With the lock of struct gpus. */
 void session_grown(struct session *session, int place, uint64_t bytes);
 
-/* For the agent thread. */
+/* For the hook thread. */
 
 /* Before the thread runs: opens what session_wake needs; false: too many open files. */
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory);
@@ -103,7 +103,7 @@ bool session_prepare(struct session *session, struct gpus *gpus, const char *dir
 void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of);
 /* Hands an answer to the thread that waits for it, if there still is one. */
 void session_answer(struct session *session, uint32_t seq, struct answer answer);
-/* Connects if it is time to; drops a daemon that does not answer. */
+/* Connects if it is time to; drops an agent that does not answer. */
 void session_step(struct session *session, uint64_t now);
 /* When session_step has something to do next. */
 uint64_t session_deadline(const struct session *session);
@@ -113,7 +113,7 @@ void session_wait(struct session *session, uint64_t deadline);
 bool session_put(const void *frame, uint32_t size);
 /* Fills the header and sends; false without a connection. */
 bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size);
-/* Asks for any answer, to see whether the daemon lives. */
+/* Asks for any answer, to see whether the agent lives. */
 void session_ping(struct session *session, uint64_t now);
 bool session_contended(const struct session *session);
 

@@ -20,10 +20,10 @@ struct gpu {
     uint64_t memory;
     bool enforced;
     uint64_t context;  /* bytes that the first context of a process takes; 0: unknown */
-    uint64_t credited; /* bytes the daemon counts for this process */
+    uint64_t credited; /* bytes the agent counts for this process */
     uint64_t used;     /* of these, by what is held or under way */
-    bool tight;        /* the limit was lowered: nothing is kept idle until the daemon has granted something again */
-    bool watched;      /* the agent thread looks after idle credits */
+    bool tight;        /* the limit was lowered: nothing is kept idle until the agent has granted something again */
+    bool watched;      /* the hook thread looks after idle credits */
     uint32_t moves, moves_seen; /* reservations and returns */
     uint64_t idle_until;
 };
@@ -53,7 +53,7 @@ int gpus_place(struct gpus *gpus, CUdevice device);
 static inline bool gpus_ungated(const struct gpus *gpus) {
     return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
 }
-/* The least request of all GPUs, thousandths: what a gang runs at without a daemon. Without the lock. */
+/* The least request of all GPUs, thousandths: what a gang runs at without an agent. Without the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 
 #endif

@@ -1,4 +1,4 @@
-/* The file `limits` beside the hook: what the tenant was granted, for the time without a daemon. */
+/* The file `limits` beside the hook: what the tenant was granted, for the time without an agent. */
 #ifndef SHAREPOD_LIMITS_H
 #define SHAREPOD_LIMITS_H
 

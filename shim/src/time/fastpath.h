@@ -14,7 +14,7 @@
 
 /* The store of the slot before, the load of the gate after: in that order for the thread that closes. */
 FAST void gate_order(const struct gate *gate) {
-    if (UNLIKELY(atomic_load_explicit(&gate->fenced, memory_order_relaxed)))
+    if (UNLIKELY(atomic_load_explicit(&gate->no_membarrier, memory_order_relaxed)))
         atomic_thread_fence(memory_order_seq_cst);
     else
         atomic_signal_fence(memory_order_seq_cst);
@@ -53,8 +53,8 @@ FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *s
     gate_order(gate);
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
     struct slot_stream *entry = gate_remembered(slot, which);
-    if (LIKELY((word & GATE_OPEN) && entry->word == word && entry->stream == which.stream &&
-               (which.context == NULL || entry->context == which.context)))
+    if (LIKELY((word & GATE_OPEN) && entry->registered.gate_word == word && entry->registered.stream == which.stream &&
+               (which.context == NULL || entry->registered.context == which.context)))
         return entry;
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;
@@ -70,7 +70,7 @@ FAST void gate_retreat_fast(struct slot *slot) {
 FAST bool gate_leave_fast(struct slot *slot, const struct slot_stream *entry) {
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    return UNLIKELY(entry->metered);
+    return UNLIKELY(entry->registered.metered);
 }
 
 #endif

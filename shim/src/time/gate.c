@@ -14,7 +14,7 @@ static long membarrier(int command) {
 void gate_prepare(struct gate *gate, uint32_t slots) {
     atomic_store(&gate->slot_count, slots);
     atomic_store(&gate->closing, 1);
-    gate->fenced = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
+    gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
 /* Threads register their streams anew, and those that wait look again. */
@@ -39,7 +39,7 @@ bool gate_waking(struct gate *gate, bool forget) {
     for (uint32_t i = 0; i < count; i++) {
         struct slot *slot = &gate->slots[i];
         uint32_t waits = atomic_load(&slot->waits);
-        waking |= !forget && atomic_load(&slot->fenced) && sys_thread_lives(atomic_load(&slot->thread));
+        waking |= !forget && atomic_load(&slot->waits_for_fence) && sys_thread_lives(atomic_load(&slot->thread));
         if (waits == 0)
             continue;
         if (forget || !sys_thread_lives(atomic_load(&slot->thread)))
@@ -72,10 +72,10 @@ void gate_prolong(struct gate *gate, bool metered, uint64_t deadline) {
 
 void gate_close(struct gate *gate) {
     atomic_fetch_and(&gate->word, ~(uint32_t)(GATE_OPEN | GATE_METERED));
-    if (gate->fenced || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
+    if (gate->no_membarrier || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;
-    gate->fenced = true; /* forbidden since the start */
-    sys_sleep(SETTLE);   /* for once: launches that began without a fence are seen by then */
+    gate->no_membarrier = true; /* forbidden since the start */
+    sys_sleep(SETTLE);          /* for once: launches that began without a fence are seen by then */
 }
 
 void gate_set_captures(struct gate *gate, uint32_t captures) {

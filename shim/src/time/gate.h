@@ -27,51 +27,72 @@ enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE
  * ours), it is noticed with the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
-/* A stream that this thread launched into during the present opening; see meter.c. */
-struct slot_stream {
+/* Which stream a thread launched into, and under which word of the gate. First in struct slot_stream: the fast path
+ * reads nothing else. */
+struct stream_registration {
     CUstream stream; /* by its one name, see stream_named */
     CUcontext context;
-    uint32_t word; /* of the gate when it was registered; 0: to be registered again with the next launch */
+    uint32_t context_epoch; /* which context of that handle, see struct known_context: its events go with it */
+    uint32_t gate_word;     /* when the stream was registered; 0: to be registered again with the next launch */
     bool metered;
-    bool skipped;            /* the older fence was not waited for */
-    bool full;               /* what is launched is expected to last until the quantum ends */
-    bool bound;              /* the thread waited for the GPU when the opening ended */
-    bool taught;             /* `each` was learned in this opening */
-    bool exact;              /* the thread had to wait for the last fence: the work behind it began then */
-    bool late;               /* that fence had passed before the thread looked */
-    uint8_t fences;          /* recorded and not waited for, 0 to FENCES */
-    uint16_t window;         /* launches between two fences, at most */
-    uint16_t quota;          /* those until the next one */
-    uint16_t count;          /* launches since the last one */
-    uint16_t sizes[FENCES];  /* launches before each of the fences, since the one before it */
-    uint32_t unfinished;     /* launches behind the last fence that was waited for */
-    uint32_t opening;        /* the gate's closing to come, when the fences were recorded */
-    uint32_t born;           /* which context of that handle, see struct known_context: its events go with it */
-    uint32_t allowed, spare; /* launches without a wait after the last wait in vain; those left of them */
-    uint64_t waited;         /* when the last wait for a fence ended */
-    uint64_t fenced;         /* when the last fence was recorded, or the opening began */
-    uint64_t begun[FENCES];  /* the same, of the one before each of the fences: what is between began after that */
-    uint64_t each;           /* how long a launch occupies the GPU; 0: not known */
-    uint64_t ends;           /* when what is launched is expected to end */
-    CUevent events[FENCES];
-    uint64_t ahead; /* when the graphs launched in this opening are expected to end; see graphs.c */
-    uint64_t last;  /* how long the last of them is expected to take */
 };
+
+/* The bounded queue of a metered opening: the fences behind windows of launches, at most FENCES of them unfinished. All
+ * but the events, `size` and `free_launches` begins anew with each opening. */
+struct stream_window {
+    CUevent events[FENCES];
+    uint64_t begun_at[FENCES]; /* ns: when the fence before each was recorded; the launches between began after that */
+    uint64_t waited_at;        /* ns: when the last wait for a fence ended */
+    uint64_t fenced_at;        /* ns: when the last fence was recorded, or the opening began */
+    uint32_t opening;          /* the gate's closing to come, when the fences were recorded */
+    uint32_t unfinished;       /* launches behind the last fence that was waited for */
+    uint16_t free_launches;    /* how many pass without a wait after the last wait in vain */
+    uint16_t free_left;        /* those of them that are left */
+    uint16_t size;             /* launches between two fences, at most */
+    uint16_t quota;            /* launches until the next fence */
+    uint16_t count;            /* launches since the last fence */
+    uint16_t sizes[FENCES];    /* launches before each of the fences, since the one before it */
+    uint8_t fences;            /* recorded and not waited for, 0 to FENCES */
+    bool skipped;              /* the older fence was not waited for */
+    bool quantum_full;         /* what is launched is expected to last until the quantum ends */
+    bool blocked_at_close;     /* the thread waited for the GPU when the opening ended */
+    bool launch_ns_learned;    /* in this opening */
+    bool start_known;          /* the thread had to wait for the last fence: the work behind it began then */
+    bool seen_late;            /* the last fence had passed before the thread looked */
+};
+
+/* What was learned of the launches into the stream. */
+struct stream_estimate {
+    uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
+    uint64_t ends_at;       /* ns: when what is launched is expected to end */
+    uint64_t graphs_end_at; /* ns: when the graphs launched in this opening are expected to end; see graph_launch.c */
+    uint64_t last_graph_ns; /* how long the last of them is expected to take */
+};
+
+/* A stream that this thread launched into during the present opening; see meter.c. */
+struct slot_stream {
+    struct stream_registration registered;
+    struct stream_window window;
+    struct stream_estimate estimate;
+};
+
+_Static_assert(sizeof(struct slot_stream) == 144,
+               "the fast path finds an entry by a multiplication with 9 and a shift");
 
 struct slot {
     _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
     _Atomic int thread;
-    _Atomic uint32_t waits; /* which closing of the gate its thread waits out; 0: none */
-    _Atomic bool fenced;    /* its thread waits for a fence, and launches when that has passed */
-    _Atomic uint64_t ends;  /* when the metered work of this thread is expected to end */
+    _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
+    _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
+    _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
 } __attribute__((aligned(128)));
 
 struct gate {
     _Atomic uint32_t word;
-    _Atomic uint32_t captures; /* stream captures that are open; GATE_CAPTURING says that there are any */
-    _Atomic bool fenced;       /* no membarrier */
-    _Atomic uint32_t contexts; /* CONTEXTS_ */
+    _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
+    _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
+    _Atomic uint32_t contexts;  /* CONTEXTS_ */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
     _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
@@ -91,7 +112,7 @@ void gate_renew(struct gate *gate);
 /* How many stream captures are open. With the registry's lock. */
 void gate_set_captures(struct gate *gate, uint32_t captures);
 
-/* For the agent thread alone. */
+/* For the hook thread alone. */
 
 /* Before it runs. `slots`: those to be left alone, see passage.c. The gate is set up from the moment on that its word
  * is not 0. */

@@ -15,7 +15,7 @@ struct known_graph {
     CUgraphExec exec;  /* NULL: a free place */
     uint64_t duration; /* ns; 0: not measured yet */
     CUcontext context; /* of the events, and which of that handle */
-    uint32_t born;
+    uint32_t epoch;
     uint32_t launches;       /* metered ones */
     CUevent before, after;   /* around a launch; NULL: none yet, or a thread has them */
     bool measuring, pending; /* a thread is launching between them; they are recorded */

@@ -36,7 +36,8 @@ static uint64_t most(uint64_t a, uint64_t b) {
 
 /* How many launches more begin before the quantum ends. */
 static uint64_t fitting(const struct gate *gate, const struct slot_stream *entry, uint64_t now) {
-    uint64_t deadline = atomic_load(&gate->deadline), each = entry->each, begins = most(entry->ends, now);
+    uint64_t deadline = atomic_load(&gate->deadline), each = entry->estimate.launch_ns,
+             begins = most(entry->estimate.ends_at, now);
     if (deadline == SYS_NEVER || each == 0)
         return WINDOW_MOST;
     uint64_t left = deadline > begins ? deadline - begins : 0, margin = least(each / 16, MARGIN);
@@ -46,167 +47,171 @@ static uint64_t fitting(const struct gate *gate, const struct slot_stream *entry
 /* After a fence, or when an opening begins: how many launches pass until the next fence. True: none. */
 static bool plan(const struct gate *gate, struct slot_stream *entry, uint64_t now) {
     uint64_t fits = fitting(gate, entry, now);
-    entry->quota = (uint16_t)least(entry->window, fits > 0 ? fits : 1);
-    entry->full = fits == 0 && entry->allowed == 0;
-    if (entry->full)
-        entry->word = 0; /* the next launch looks whether it is so still */
-    return entry->full;
+    entry->window.quota = (uint16_t)least(entry->window.size, fits > 0 ? fits : 1);
+    entry->window.quantum_full = fits == 0 && entry->window.free_launches == 0;
+    if (entry->window.quantum_full)
+        entry->registered.gate_word = 0; /* the next launch looks whether it is so still */
+    return entry->window.quantum_full;
 }
 
 /* `sample`: how long a launch took, at most; `exact`: no less either. */
 static void learn(struct slot_stream *entry, uint64_t sample, bool exact) {
-    if (entry->each == 0)
-        entry->each = sample;
+    if (entry->estimate.launch_ns == 0)
+        entry->estimate.launch_ns = sample;
     else if (exact)
-        entry->each = (entry->each + sample) / 2;
+        entry->estimate.launch_ns = (entry->estimate.launch_ns + sample) / 2;
     else
-        entry->each = least(entry->each, sample);
-    entry->taught = true;
+        entry->estimate.launch_ns = least(entry->estimate.launch_ns, sample);
+    entry->window.launch_ns_learned = true;
 }
 
 void meter_begin(struct gate *gate, struct slot_stream *entry) {
     uint32_t opening = atomic_load(&gate->next_closing);
-    if (!entry->metered || entry->opening == opening)
+    if (!entry->registered.metered || entry->window.opening == opening)
         return;
     uint64_t now = sys_now(), drained = atomic_load(&gate->drained);
-    if (entry->bound && entry->unfinished > 0 && drained > entry->waited) {
-        uint64_t begun = entry->late ? entry->begun[0] : entry->waited;
-        learn(entry, (drained - begun) / entry->unfinished, !entry->late && !entry->taught);
+    if (entry->window.blocked_at_close && entry->window.unfinished > 0 && drained > entry->window.waited_at) {
+        uint64_t begun = entry->window.seen_late ? entry->window.begun_at[0] : entry->window.waited_at;
+        learn(entry, (drained - begun) / entry->window.unfinished,
+              !entry->window.seen_late && !entry->window.launch_ns_learned);
     }
-    entry->opening = opening;
-    entry->count = entry->fences = 0;
-    entry->unfinished = 0;
-    entry->skipped = entry->bound = entry->taught = entry->exact = entry->late = false;
-    entry->waited = entry->fenced = entry->ends = now;
+    entry->window.opening = opening;
+    entry->window.count = entry->window.fences = 0;
+    entry->window.unfinished = 0;
+    entry->window.skipped = entry->window.blocked_at_close = entry->window.launch_ns_learned =
+        entry->window.start_known = entry->window.seen_late = false;
+    entry->window.waited_at = entry->window.fenced_at = entry->estimate.ends_at = now;
     plan(gate, entry, now);
-    entry->full = false;
+    entry->window.quantum_full = false;
 }
 
 bool meter_holds_back(struct gate *gate, struct slot_stream *entry) {
-    if (!entry->full || entry->opening != atomic_load(&gate->next_closing))
+    if (!entry->window.quantum_full || entry->window.opening != atomic_load(&gate->next_closing))
         return false;
-    entry->bound = plan(gate, entry, sys_now());
-    return entry->bound;
+    entry->window.blocked_at_close = plan(gate, entry, sys_now());
+    return entry->window.blocked_at_close;
 }
 
 /* When the last of the thread's streams is expected to end. */
 static void foretell(struct slot *slot, const struct slot_stream *entry) {
-    uint64_t ends = entry->ends;
+    uint64_t ends = entry->estimate.ends_at;
     for (int i = 0; i < SLOT_STREAMS; i++)
-        if (slot->streams[i].opening == entry->opening)
-            ends = most(ends, slot->streams[i].ends);
-    atomic_store_explicit(&slot->ends, ends, memory_order_relaxed);
+        if (slot->streams[i].window.opening == entry->window.opening)
+            ends = most(ends, slot->streams[i].estimate.ends_at);
+    atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
 /* A window has finished, and one is left unfinished. `waited`: the thread had to wait for that. */
 static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uint64_t now) {
-    uint64_t full = (now - entry->waited) * entry->window / entry->sizes[0];
-    if (waited && entry->exact)
-        learn(entry, (now - entry->waited) / entry->sizes[0], true);
-    else if (waited || entry->each != 0)
-        learn(entry, (now - entry->begun[0]) / entry->sizes[0], false);
+    uint64_t full = (now - entry->window.waited_at) * entry->window.size / entry->window.sizes[0];
+    if (waited && entry->window.start_known)
+        learn(entry, (now - entry->window.waited_at) / entry->window.sizes[0], true);
+    else if (waited || entry->estimate.launch_ns != 0)
+        learn(entry, (now - entry->window.begun_at[0]) / entry->window.sizes[0], false);
     if (waited)
-        full = entry->each * entry->window;
-    while (full > WINDOW_LONG && entry->window > 1) {
-        entry->window /= 2;
+        full = entry->estimate.launch_ns * entry->window.size;
+    while (full > WINDOW_LONG && entry->window.size > 1) {
+        entry->window.size /= 2;
         full /= 2;
     }
-    if (full < WINDOW_SHORT && entry->window < WINDOW_MOST)
-        entry->window *= 2;
-    entry->waited = now;
-    entry->exact = waited;
-    entry->late = !waited;
-    uint64_t behind = now + entry->each * entry->sizes[1];
-    entry->ends = waited ? behind : least(entry->ends, behind);
+    if (full < WINDOW_SHORT && entry->window.size < WINDOW_MOST)
+        entry->window.size *= 2;
+    entry->window.waited_at = now;
+    entry->window.start_known = waited;
+    entry->window.seen_late = !waited;
+    uint64_t behind = now + entry->estimate.launch_ns * entry->window.sizes[1];
+    entry->estimate.ends_at = waited ? behind : least(entry->estimate.ends_at, behind);
     foretell(slot, entry);
-    entry->ahead = least(entry->ahead, now + entry->last * entry->sizes[1]);
+    entry->estimate.graphs_end_at =
+        least(entry->estimate.graphs_end_at, now + entry->estimate.last_graph_ns * entry->window.sizes[1]);
 }
 
 /* One more window is unfinished, behind those that are already. */
 static void expect(struct slot *slot, struct slot_stream *entry, uint64_t now) {
-    entry->ends = most(entry->ends, now) + entry->each * entry->count;
+    entry->estimate.ends_at = most(entry->estimate.ends_at, now) + entry->estimate.launch_ns * entry->window.count;
     foretell(slot, entry);
 }
 
 /* Whether the work before the older event has finished; not so if the wait reached one of its bounds. `waited`: it had
  * not at first. */
 static bool wait_for(const struct gate *gate, struct slot *slot, struct slot_stream *entry, bool *waited) {
-    CUevent event = entry->events[0];
+    CUevent event = entry->window.events[0];
     *waited = DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY;
     if (!*waited)
         return true;
     bool passed = false;
-    atomic_store_explicit(&slot->fenced, true, memory_order_relaxed);
-    uint64_t begun = sys_now(), since = 0, behind = entry->each * entry->sizes[1],
-             due = entry->ends > begun + behind ? entry->ends - behind : begun;
+    atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
+    uint64_t begun = sys_now(), since = 0, behind = entry->estimate.launch_ns * entry->window.sizes[1],
+             due = entry->estimate.ends_at > begun + behind ? entry->estimate.ends_at - behind : begun;
     do {
         if (since > PATIENCE)
-            entry->spare = entry->allowed = entry->allowed ? least(entry->allowed * 2ull, UINT16_MAX) : 1;
-        entry->bound = !(atomic_load(&gate->word) & GATE_OPEN);
-        if (since > PATIENCE || entry->bound)
+            entry->window.free_left = entry->window.free_launches =
+                entry->window.free_launches ? least(entry->window.free_launches * 2ull, UINT16_MAX) : 1;
+        entry->window.blocked_at_close = !(atomic_load(&gate->word) & GATE_OPEN);
+        if (since > PATIENCE || entry->window.blocked_at_close)
             break;
         uint64_t now = begun + since, off = now > due ? now - due : due - now;
         sys_sleep(off / 8 < POLL_LEAST ? POLL_LEAST : least(off / 8, POLL_MOST));
         since = sys_now() - begun;
         passed = DRIVER(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
     } while (!passed);
-    atomic_store_explicit(&slot->fenced, false, memory_order_relaxed);
+    atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
     return passed;
 }
 
 /* Behind what was launched since the last one. False: there is none. */
 static bool fence(struct slot_stream *entry, int place) {
-    CUevent *event = &entry->events[place];
+    CUevent *event = &entry->window.events[place];
     if (*event == NULL)
-        *event = event_make(entry->context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
-    if (*event == NULL || DRIVER(cuEventRecord)(*event, entry->stream) != CUDA_SUCCESS)
+        *event = event_make(entry->registered.context, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+    if (*event == NULL || DRIVER(cuEventRecord)(*event, entry->registered.stream) != CUDA_SUCCESS)
         return false;
-    entry->sizes[place] = entry->count;
-    entry->unfinished += entry->count;
-    entry->begun[place] = entry->fenced;
-    entry->fenced = sys_now();
+    entry->window.sizes[place] = entry->window.count;
+    entry->window.unfinished += entry->window.count;
+    entry->window.begun_at[place] = entry->window.fenced_at;
+    entry->window.fenced_at = sys_now();
     return true;
 }
 
 /* Two windows are unfinished: waits for the first. */
 static void wait_older(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
     bool waited;
-    entry->skipped = false;
+    entry->window.skipped = false;
     if (wait_for(gate, slot, entry, &waited)) {
         adapt(slot, entry, waited, sys_now());
-        CUevent older = entry->events[0];
-        entry->events[0] = entry->events[1];
-        entry->events[1] = older;
-        entry->unfinished -= least(entry->unfinished, entry->sizes[0]);
-        entry->sizes[0] = entry->sizes[1];
-        entry->begun[0] = entry->begun[1];
-        entry->allowed = 0;
-    } else if (entry->allowed > 0) {
-        entry->window = 1;
+        CUevent older = entry->window.events[0];
+        entry->window.events[0] = entry->window.events[1];
+        entry->window.events[1] = older;
+        entry->window.unfinished -= least(entry->window.unfinished, entry->window.sizes[0]);
+        entry->window.sizes[0] = entry->window.sizes[1];
+        entry->window.begun_at[0] = entry->window.begun_at[1];
+        entry->window.free_launches = 0;
+    } else if (entry->window.free_launches > 0) {
+        entry->window.size = 1;
     }
 }
 
 void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
-    if (entry->spare > 0) {
-        entry->spare--;
+    if (entry->window.free_left > 0) {
+        entry->window.free_left--;
         return;
     }
-    if (++entry->count < entry->quota)
+    if (++entry->window.count < entry->window.quota)
         return;
     CUstreamCaptureMode mode = own_calls_begin();
-    if (entry->skipped)
+    if (entry->window.skipped)
         wait_older(gate, slot, entry);
-    if (fence(entry, entry->fences)) {
-        expect(slot, entry, entry->fenced);
-        if (entry->fences == 0)
-            entry->fences = 1;
-        else if (plan(gate, entry, entry->fenced)) /* its thread is free until it launches again */
-            entry->skipped = true;
+    if (fence(entry, entry->window.fences)) {
+        expect(slot, entry, entry->window.fenced_at);
+        if (entry->window.fences == 0)
+            entry->window.fences = 1;
+        else if (plan(gate, entry, entry->window.fenced_at)) /* its thread is free until it launches again */
+            entry->window.skipped = true;
         else
             wait_older(gate, slot, entry);
         plan(gate, entry, sys_now());
     }
-    entry->count = 0;
+    entry->window.count = 0;
     own_calls_end(mode);
 }
 
@@ -214,7 +219,7 @@ uint64_t meter_expected_end(const struct gate *gate) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t ends = atomic_load_explicit(&gate->slots[i].ends, memory_order_relaxed);
+        uint64_t ends = atomic_load_explicit(&gate->slots[i].ends_at, memory_order_relaxed);
         end = ends > end ? ends : end;
     }
     return end;

@@ -14,7 +14,7 @@ bool meter_holds_back(struct gate *gate, struct slot_stream *entry);
 void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry);
 
 /* When what was launched under metered grants is expected to have finished, of sys_now: a guess from the last fences of
- * all threads; a time that has passed: nothing is known to be unfinished. For the agent thread. */
+ * all threads; a time that has passed: nothing is known to be unfinished. For the hook thread. */
 uint64_t meter_expected_end(const struct gate *gate);
 
 #endif

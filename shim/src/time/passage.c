@@ -49,7 +49,7 @@ static struct slot *claim_slot(struct gate *gate) {
             atomic_store(&slot->sequence, sequence + 1);
         atomic_store(&slot->waits, 0);
         for (int s = 0; s < SLOT_STREAMS; s++)
-            slot->streams[s].word = slot->streams[s].fences = 0;
+            slot->streams[s].registered.gate_word = slot->streams[s].window.fences = 0;
         return passage_slot = slot;
     }
     return passage_slot = NULL;
@@ -163,7 +163,7 @@ void passage_leave(struct passage *passage) {
     }
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    if (passage->stream->metered)
+    if (passage->stream->registered.metered)
         meter_launched(gate, slot, passage->stream);
 }
 

@@ -31,7 +31,7 @@ struct known_context *streams_note_context(struct streams *streams, CUcontext co
     if (place == NULL && rows_room(&streams->contexts, sizeof *place))
         place = streams_context(streams, streams->contexts.count++);
     if (place != NULL)
-        *place = (struct known_context){.context = context, .born = ++streams->births};
+        *place = (struct known_context){.context = context, .epoch = ++streams->epochs};
     return place;
 }
 
@@ -119,10 +119,10 @@ void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned
     gate_set_captures(gate, last);
 }
 
-void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count) {
+void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
     lock(&streams->lock);
     struct known_context *known = streams_find_context(streams, context);
-    bool alive = known != NULL && known->born == born;
+    bool alive = known != NULL && known->epoch == epoch;
     for (int i = 0; i < count; i++) {
         if (events[i] != NULL && alive)
             DRIVER(cuEventDestroy_v2)(events[i]);
@@ -135,38 +135,40 @@ bool streams_register(struct streams *streams, struct gate *gate, CUstream strea
                       struct slot_stream *entry) {
     CUcontext context = context_of_stream(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
-        entry->word = 0;
-        entry->metered = false;
+        entry->registered.gate_word = 0;
+        entry->registered.metered = false;
         return true;
     }
-    if (entry->word == word && entry->stream == stream && entry->context == context)
+    if (entry->registered.gate_word == word && entry->registered.stream == stream &&
+        entry->registered.context == context)
         return true;
     lock(&streams->lock);
     struct known_context *known = streams_note_context(streams, context);
     struct known_stream *known_stream =
         known != NULL ? note_stream(streams, context, stream_is_default(stream) ? NULL : stream) : NULL;
-    uint32_t born = known != NULL ? known->born : 0;
-    if (streams->births > 1)
+    uint32_t epoch = known != NULL ? known->epoch : 0;
+    if (streams->epochs > 1)
         atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
     if (known_stream != NULL)
         known->pending = known_stream->pending = true;
     unlock(&streams->lock);
     if (known_stream == NULL)
         return false;
-    if (entry->context != context || entry->born != born) {
-        streams_destroy_events(streams, entry->context, entry->born, entry->events, FENCES);
-        entry->count = entry->fences = 0;
-        entry->skipped = entry->full = entry->bound = false;
+    if (entry->registered.context != context || entry->registered.context_epoch != epoch) {
+        streams_destroy_events(streams, entry->registered.context, entry->registered.context_epoch,
+                               entry->window.events, FENCES);
+        entry->window.count = entry->window.fences = 0;
+        entry->window.skipped = entry->window.quantum_full = entry->window.blocked_at_close = false;
     } /* else they go on bounding the queue, whatever stream they were recorded on */
-    if (entry->stream != stream)
-        entry->each = 0; /* which was learned of another one */
-    if (entry->window == 0)
-        entry->window = entry->quota = 1;
-    entry->stream = stream;
-    entry->context = context;
-    entry->born = born;
-    entry->metered = (word & GATE_METERED) != 0;
-    entry->word =
+    if (entry->registered.stream != stream)
+        entry->estimate.launch_ns = 0; /* which was learned of another one */
+    if (entry->window.size == 0)
+        entry->window.size = entry->window.quota = 1;
+    entry->registered.stream = stream;
+    entry->registered.context = context;
+    entry->registered.context_epoch = epoch;
+    entry->registered.metered = (word & GATE_METERED) != 0;
+    entry->registered.gate_word =
         word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
     return true;
 }

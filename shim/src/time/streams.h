@@ -30,7 +30,7 @@ struct known_context {
     bool waiting;      /* `event` is recorded and not yet seen complete */
     bool ending;       /* the driver is destroying it, or about to: its handles are not to be used */
     bool skipped;      /* a drain began meanwhile */
-    uint32_t born;     /* tells it from an earlier context of the same handle; never 0 */
+    uint32_t epoch;    /* tells it from an earlier context of the same handle; never 0 */
     uint32_t attached; /* references that cuCtxAttach took */
 };
 
@@ -48,7 +48,7 @@ struct open_capture {
 
 struct streams {
     struct lock lock;
-    uint32_t births;               /* contexts ever noted */
+    uint32_t epochs;               /* contexts ever noted */
     struct rows contexts;          /* struct known_context */
     struct rows streams;           /* struct known_stream */
     struct rows captures;          /* struct open_capture, without gaps; as many as gate.captures says */
@@ -72,8 +72,8 @@ static inline struct open_capture *streams_capture(const struct streams *streams
  * of the gate. False: no memory. */
 bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
                       struct slot_stream *entry);
-/* Destroys events of the context that was born as `born`, unless it has ended: then they went with it. */
-void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t born, CUevent *events, int count);
+/* Destroys events of the context that was that has this epoch, unless it has ended: then they went with it. */
+void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
 
 /* All with the lock of the registry. */
 

@@ -10,7 +10,7 @@
 
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
 #define LOOK_ALONE (50 * SYS_MS)
-#define PERIOD (100 * SYS_MS) /* of the duty cycle without a daemon */
+#define PERIOD (100 * SYS_MS) /* of the duty cycle without an agent */
 #define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
 #define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
 #define AHEAD SYS_MS          /* of the end of the last work, the word of it: a hand-off takes about that */
@@ -105,7 +105,7 @@ static bool revoked(void *of, const void *frame, int descriptor) {
 
 static void connected(void *of) {
     struct token *token = of;
-    if (token->state == TOKEN_HELD) /* by the duty cycle: from now on the daemon says when */
+    if (token->state == TOKEN_HELD) /* by the duty cycle: from now on the agent says when */
         token->deadline = 0;
 }
 
@@ -137,13 +137,13 @@ static void follow_limits(struct token *token, uint64_t now) {
     unlock(&token->gpus->lock);
 }
 
-/* Without a daemon all processes of the tenant open in the same part of each period, so that ranks that wait for each
+/* Without an agent all processes of the tenant open in the same part of each period, so that ranks that wait for each
  * other never wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     follow_limits(token, now);
-    if (token->session->shut != SESSION_OPEN || !wanted(token))
+    if (token->session->admission != ADMITTED || !wanted(token))
         return SYS_NEVER;
-    if (now < token->session->patient_until) /* a daemon that lives answers at once */
+    if (now < token->session->patient_until) /* an agent that lives answers at once */
         return token->session->patient_until;
     uint64_t request = gpus_request(token->gpus);
     if (request == 0)
@@ -273,7 +273,7 @@ static uint64_t next_poll(const struct token *token, uint64_t now) {
     return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
-/* Without a daemon: what ran beyond the end of the window is made up for. */
+/* Without an agent: what ran beyond the end of the window is made up for. */
 static void run_over(struct token *token, uint64_t now) {
     if (now > token->window_end && token->window_end != 0)
         token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
@@ -298,7 +298,7 @@ static void finish(struct token *token, uint64_t now) {
     }
 }
 
-/* Overdue, with a thread at the gate: the work that is left may wait for it. Without a daemon the process goes by its
+/* Overdue, with a thread at the gate: the work that is left may wait for it. Without an agent the process goes by its
  * windows again; what is left stays registered, and is waited for by the next drain. */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))

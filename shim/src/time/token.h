@@ -1,6 +1,6 @@
-/* The token: when the gate is open. A state machine that the agent thread steps.
+/* The token: when the gate is open. A state machine that the hook thread steps.
  *
- * Guarantees: the gate is open only while a grant of the daemon is held or, without a daemon, in the part of each
+ * Guarantees: the gate is open only while a grant of the agent is held or, without an agent, in the part of each
  * period that is the tenant's request; DRAINED is sent once for each grant, after the gate was closed, no thread was
  * inside a launch (or the grace period had passed) and all work launched under it had finished. Where that takes longer
  * than the grace period while a thread waits at the gate, the token is asked for once more: what is unfinished may wait
@@ -27,7 +27,7 @@ struct token {
     struct gpus *gpus;
     const char *directory; /* of the file `limits` */
     enum token_state state;
-    bool local; /* by the file `limits`, no daemon */
+    bool local; /* by the file `limits`, no agent */
     bool metered;
     bool announce; /* DRAINING may be sent */
     bool idle;     /* given back because nothing was launched */
@@ -47,7 +47,7 @@ struct token {
     uint64_t announce_at;
     uint64_t next_poll;
     uint64_t drained_launches; /* that the recorded events are behind */
-    /* Without a daemon. */
+    /* Without an agent. */
     uint64_t phase, window_end, debt;
     uint64_t paid_window; /* the beginning of the last window that made up for debt */
     uint64_t next_limits; /* when the file is read again */

@@ -3,7 +3,7 @@
  * What counts is what is reserved of the device, used or not. Guarantees: before a call that may let it grow, as much
  * as it may grow by is reserved, or, where that is not to be had, the call is made only if what is reserved already
  * could serve it; afterwards the driver's own figure counts. What it shrinks by is noticed with the next call, when the
- * program asks how much is free, when the daemon wants credits back, and each POOL_LOOK_NS.
+ * program asks how much is free, when the agent wants credits back, and each POOL_LOOK_NS.
  */
 #ifndef SHAREPOD_POOL_MEMORY_H
 #define SHAREPOD_POOL_MEMORY_H
@@ -104,7 +104,7 @@ uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now);
 
 /* Looks at all of a GPU (-1: of every one); whether anything went back. */
 bool pools_refresh(int place);
-/* For the agent thread; when it wants to be called again. */
+/* For the hook thread; when it wants to be called again. */
 uint64_t pools_step(uint64_t now);
 
 #endif

@@ -1,6 +1,6 @@
-/* What contexts take beyond what calls ask for: their own overhead, as the daemon has learnt it, once for each process
+/* What contexts take beyond what calls ask for: their own overhead, as the agent has learnt it, once for each process
  * and GPU, from its first context there to the end of its last; and what cuCtxSetLimit makes them set aside. What
- * modules take is seen by the daemon alone.
+ * modules take is seen by the agent alone.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -12,7 +12,7 @@
 #include "wrappers/memory/linear.h"
 #include "wrappers/memory/virtual.h"
 
-enum { CONNECT_TIME_MS = 200 }; /* how long the first context waits to hear from the daemon what it takes */
+enum { CONNECT_TIME_MS = 200 }; /* how long the first context waits to hear from the agent what it takes */
 
 /* Counts a context that is about to be made. False: its overhead is not to be had. */
 static bool begin(int place) {

@@ -70,11 +70,11 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     memory_rename_context(context, departing(context));
     lock(&streams->lock);
     struct known_context *known = streams_find_context(streams, context);
-    uint32_t born = known != NULL ? known->born : 0;
+    uint32_t epoch = known != NULL ? known->epoch : 0;
     if (known != NULL)
         known->ending = true;
     unlock(&streams->lock);
-    return born;
+    return epoch;
 }
 
 static void forget_context(struct streams *streams, unsigned index) {
@@ -88,7 +88,7 @@ static void forget_context(struct streams *streams, unsigned index) {
 }
 
 /* After the driver's call. */
-static void settle(struct streams *streams, CUcontext context, uint32_t born, bool gone) {
+static void settle(struct streams *streams, CUcontext context, uint32_t epoch, bool gone) {
     if (context == NULL)
         return;
     if (gone)
@@ -98,7 +98,7 @@ static void settle(struct streams *streams, CUcontext context, uint32_t born, bo
     lock(&streams->lock);
     for (unsigned i = 0; i < streams->contexts.count; i++) {
         struct known_context *known = streams_context(streams, i);
-        if (known->context != context || known->born != born)
+        if (known->context != context || known->epoch != epoch)
             continue;
         if (gone)
             forget_context(streams, i);
@@ -113,9 +113,9 @@ static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext contex
     if (result != CUDA_SUCCESS || destroy == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct streams *streams = &the_process->streams;
-    uint32_t born = depart(streams, context);
+    uint32_t epoch = depart(streams, context);
     result = destroy(context);
-    settle(streams, context, born, result == CUDA_SUCCESS);
+    settle(streams, context, epoch, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -155,10 +155,10 @@ EXPORT CUresult cuCtxDetach(CUcontext context) {
     if (!last)
         known->attached--;
     unlock(&streams->lock);
-    uint32_t born = last ? depart(streams, context) : 0;
+    uint32_t epoch = last ? depart(streams, context) : 0;
     result = DRIVER(cuCtxDetach)(context);
     if (last) {
-        settle(streams, context, born, result == CUDA_SUCCESS);
+        settle(streams, context, epoch, result == CUDA_SUCCESS);
         return result;
     }
     lock(&streams->lock);
@@ -177,9 +177,9 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUcontext context = NULL;
     if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
         context = NULL;
-    uint32_t born = depart(streams, context);
+    uint32_t epoch = depart(streams, context);
     result = DRIVER(cuGreenCtxDestroy)(green);
-    settle(streams, context, born, result == CUDA_SUCCESS);
+    settle(streams, context, epoch, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -197,12 +197,12 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
         DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
         HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
                                           : DRIVER(cuDevicePrimaryCtxRelease)(device);
-    uint32_t born = depart(streams, context);
+    uint32_t epoch = depart(streams, context);
     result = end(device);
     bool gone = result == CUDA_SUCCESS;
     if (gone && context != NULL && !reset)
         gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
-    settle(streams, context, born, gone);
+    settle(streams, context, epoch, gone);
     return result;
 }
 

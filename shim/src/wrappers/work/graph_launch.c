@@ -16,7 +16,7 @@ enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 };
 struct measure {
     bool taken;
     CUcontext context;
-    uint32_t born;
+    uint32_t epoch;
     CUevent before, after;
 };
 
@@ -39,9 +39,9 @@ static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     return known;
 }
 
-static void destroy_events(CUcontext context, uint32_t born, CUevent before, CUevent after) {
+static void destroy_events(CUcontext context, uint32_t epoch, CUevent before, CUevent after) {
     CUevent events[] = {before, after};
-    streams_destroy_events(&the_process->streams, context, born, events, 2);
+    streams_destroy_events(&the_process->streams, context, epoch, events, 2);
 }
 
 /* With the lock: takes over what the events of an earlier launch say, if they have come. */
@@ -75,12 +75,13 @@ static uint64_t expected(struct graphs *graphs, CUgraphExec exec) {
 
 /* Whether it would be over by the end of the quantum, behind what the thread launched into that stream before. */
 static bool fits(const struct slot_stream *entry, uint64_t duration, uint64_t deadline) {
-    uint64_t now = sys_now(), begins = entry->ahead > now ? entry->ahead : now;
+    uint64_t now = sys_now(), begins = entry->estimate.graphs_end_at > now ? entry->estimate.graphs_end_at : now;
     return deadline == SYS_NEVER || begins + duration <= deadline;
 }
 
 static struct measure begin(struct graphs *graphs, CUgraphExec exec, const struct slot_stream *entry) {
-    struct measure measure = {.context = entry->context, .born = entry->born}, stale = {0};
+    struct measure measure = {.context = entry->registered.context, .epoch = entry->registered.context_epoch},
+                   stale = {0};
     if (!HAS(cuEventElapsedTime) && !HAS(cuEventElapsedTime_v2))
         return measure;
     lock(&graphs->lock);
@@ -88,19 +89,21 @@ static struct measure begin(struct graphs *graphs, CUgraphExec exec, const struc
     if (known != NULL && !known->measuring && !known->pending &&
         (known->launches < MEASURED_AT_FIRST || known->launches % MEASURED_EACH == 0)) {
         known->measuring = measure.taken = true;
-        struct measure *to = known->context == entry->context && known->born == entry->born ? &measure : &stale;
+        struct measure *to =
+            known->context == entry->registered.context && known->epoch == entry->registered.context_epoch ? &measure
+                                                                                                           : &stale;
         to->before = known->before;
         to->after = known->after;
         stale.context = known->context;
-        stale.born = known->born;
-        known->context = entry->context;
-        known->born = entry->born;
+        stale.epoch = known->epoch;
+        known->context = entry->registered.context;
+        known->epoch = entry->registered.context_epoch;
         known->before = known->after = NULL;
     }
     if (known != NULL)
         known->launches++;
     unlock(&graphs->lock);
-    destroy_events(stale.context, stale.born, stale.before, stale.after);
+    destroy_events(stale.context, stale.epoch, stale.before, stale.after);
     return measure;
 }
 
@@ -116,7 +119,8 @@ static bool record(CUevent *event, const struct measure *measure, CUstream strea
 static void finish(struct graphs *graphs, CUgraphExec exec, const struct measure *measure, bool recorded) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec);
-    bool kept = known != NULL && known->measuring && known->context == measure->context && known->born == measure->born;
+    bool kept =
+        known != NULL && known->measuring && known->context == measure->context && known->epoch == measure->epoch;
     if (kept) {
         known->before = measure->before;
         known->after = measure->after;
@@ -125,7 +129,7 @@ static void finish(struct graphs *graphs, CUgraphExec exec, const struct measure
     }
     unlock(&graphs->lock);
     if (!kept)
-        destroy_events(measure->context, measure->born, measure->before, measure->after);
+        destroy_events(measure->context, measure->epoch, measure->before, measure->after);
 }
 
 /* The graph has ended, or is another one: what was learned of it is void. */
@@ -138,7 +142,7 @@ static void forget(CUgraphExec exec) {
         *known = (struct known_graph){0};
     }
     unlock(&graphs->lock);
-    destroy_events(gone.context, gone.born, gone.before, gone.after);
+    destroy_events(gone.context, gone.epoch, gone.before, gone.after);
 }
 
 typedef CUresult (*launch_call)(CUgraphExec, CUstream);
@@ -156,8 +160,9 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
         finish(graphs, exec, &measure, recorded);
     if (duration > 0) {
         uint64_t now = sys_now();
-        entry->last = duration;
-        entry->ahead = (entry->ahead > now ? entry->ahead : now) + duration;
+        entry->estimate.last_graph_ns = duration;
+        entry->estimate.graphs_end_at =
+            (entry->estimate.graphs_end_at > now ? entry->estimate.graphs_end_at : now) + duration;
     }
     passage_leave(passage);
     return result;
@@ -169,14 +174,14 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         struct passage passage = enter(stream, per_thread);
         if (passage.refused != CUDA_SUCCESS)
             return passage.refused;
-        if (launch == NULL || passage.gate == NULL || passage.stream == NULL || !passage.stream->metered) {
+        if (launch == NULL || passage.gate == NULL || passage.stream == NULL || !passage.stream->registered.metered) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             passage_leave(&passage);
             return result;
         }
         struct gate *gate = &the_process->gate;
         if (passage.waited)
-            passage.stream->ahead = 0;
+            passage.stream->estimate.graphs_end_at = 0;
         uint32_t closing = atomic_load(&gate->next_closing);
         uint64_t deadline = atomic_load(&gate->deadline), duration = expected(&the_process->graphs, exec);
         if (deferred || passage.waited || duration == 0 || fits(passage.stream, duration, deadline))
@@ -201,7 +206,7 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
     static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
         struct slot *slot = passage_slot;                                                     \
         struct slot_stream *entry = enter_fast(slot, stream, per_thread);                     \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->metered)) {                      \
+        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->registered.metered)) {           \
             if (entry != NULL)                                                                \
                 gate_retreat_fast(slot);                                                      \
             return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
