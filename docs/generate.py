@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import Metric
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
-from sharepod.agent.settings import Settings as AgentSettings
+from sharepod.agent.settings import AgentSettings
 from sharepod.controller import metrics
 from sharepod.controller.settings import OperatorSettings
 

@@ -16,7 +16,7 @@ import yaml
 from harness.api import Api, Object
 from harness.cluster import Cluster
 from harness.installation import MANIFESTS, NAMESPACE, await_in_force
-from sharepod.agent.settings import Settings as AgentSettings
+from sharepod.agent.settings import AgentSettings
 from sharepod.api.dialects import effective
 from sharepod.api.pod import PodSettings, build_pod
 from sharepod.controller.settings import OperatorSettings

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
-from sharepod.agent.sockets.refusals import Refusal
+from sharepod.agent.sockets.refusals import ClientRefusal
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
 
 LIMIT = 4 * GI
@@ -44,7 +44,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
         errors: list[str] = []
         add = served["bad"].refusals.add
 
-        def noted(why: Refusal, *, pid: int, error: str | None = None) -> None:
+        def noted(why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
             errors.append(error or "")
             add(why, pid=pid, error=error)
 

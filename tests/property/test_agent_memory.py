@@ -9,9 +9,9 @@ from sharepod.agent.shares.memory_ledger import (
     CLAIM_MAX,
     DECIDED_AT_ONCE,
     RETURN_NS,
-    Action,
     Credited,
     LedgerError,
+    MemoryAction,
     MemoryLedger,
     RecallFrom,
 )
@@ -19,11 +19,11 @@ from sharepod.agent.shares.memory_ledger import (
 RECALL = 50
 
 
-def answers(actions: list[Action]) -> list[tuple[object, int]]:
+def answers(actions: list[MemoryAction]) -> list[tuple[object, int]]:
     return [(action.client, action.bytes) for action in actions if isinstance(action, Credited)]
 
 
-def recalls(actions: list[Action]) -> list[tuple[object, int]]:
+def recalls(actions: list[MemoryAction]) -> list[tuple[object, int]]:
     return [(action.client, action.bytes) for action in actions if isinstance(action, RecallFrom)]
 
 
@@ -66,7 +66,7 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
     owing: set[str] = set()
     now = seq = 0
 
-    def note(actions: list[Action]) -> None:
+    def note(actions: list[MemoryAction]) -> None:
         for action in actions:
             if isinstance(action, Credited):
                 name = waiting.pop(action.seq)

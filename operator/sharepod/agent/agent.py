@@ -21,10 +21,10 @@ import structlog
 
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
-from sharepod.agent.tenants.tenants import Tenants
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
-from .settings import Settings
+from .settings import AgentSettings
 
 if TYPE_CHECKING:
     from sharepod.agent.kubelet.plugin_pods import (
@@ -46,7 +46,7 @@ tenant's."""
 
 
 @dataclass(frozen=True)
-class Facts:
+class AgentFacts:
     """What the agent knows now; the parts of GPUNode's status that it can fill."""
 
     gpus: tuple[Gpu, ...]
@@ -54,7 +54,7 @@ class Facts:
     simulated: bool
     agent_version: str
 
-    def without_usage(self) -> Facts:
+    def without_usage(self) -> AgentFacts:
         """The same with all that moves by itself (`memory`, `held_milli`) zeroed: compare these to see whether to
         report at once."""
         still = tuple(row.model_copy(update={"memory": 0, "held_milli": 0}) for row in self.tenants)
@@ -68,13 +68,13 @@ class Agent:
     `residue` and `owner_of` may be replaced before or after `start`.
     """
 
-    def __init__(self, settings: Settings, inventory: Inventory) -> None:
+    def __init__(self, settings: AgentSettings, inventory: Inventory) -> None:
         self.settings = settings
         self.inventory = inventory
         self.changed = asyncio.Event()
         self.residue: Residue = lambda tenant_id: None
         self.owner_of: OwnerOf = lambda pid: None
-        self.tenants = Tenants(settings, changed=self._compare_soon)
+        self.tenants = TenantRegistry(settings, changed=self._compare_soon)
         self.plugin_pods: Mapping[str, PluginPod] = {}
         """By UUID, pods that have a GPU of their own from NVIDIA's device plugin."""
         self.plugin_pod_utilization = UtilizationMeter()
@@ -84,7 +84,7 @@ class Agent:
         """By UUID, processes of nobody's that use the GPU."""
         self._read_at: float | None = None
         self._failure: str | None = None
-        self._last: Facts | None = None
+        self._last: AgentFacts | None = None
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
         self._under_way = False
@@ -123,9 +123,9 @@ class Agent:
         """These have GPUs of their own now."""
         self.plugin_pods = pods
 
-    def facts(self) -> Facts:
+    def facts(self) -> AgentFacts:
         """What is known now. Cheap: no I/O."""
-        return Facts(
+        return AgentFacts(
             gpus=self._gpus(),
             tenants=self.tenants.status(),
             simulated=self.inventory.simulated,

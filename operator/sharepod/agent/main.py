@@ -26,7 +26,7 @@ from sharepod.tasks import Supervisor, TaskEndedError
 
 from . import standalone
 from .agent import Agent, agent_version
-from .settings import ENV_PREFIX, Mode, Settings
+from .settings import ENV_PREFIX, AgentMode, AgentSettings
 from .standalone import TenantsFileError
 
 log = structlog.get_logger(__name__)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.config:
         os.environ[f"{ENV_PREFIX}CONFIG"] = arguments.config
     try:
-        settings = Settings()
+        settings = AgentSettings()
     except ValidationError as error:
         print(f"sharepod-agent: wrong settings: {error}", file=sys.stderr)
         return 2
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def inventory_of(settings: Settings) -> Inventory:
+def inventory_of(settings: AgentSettings) -> Inventory:
     """Simulated if the settings name a file, NVML otherwise."""
     if settings.inventory_file is not None:
         return SimulatedInventory(settings.inventory_file, settings.xids_tolerated)
@@ -67,7 +67,7 @@ def inventory_of(settings: Settings) -> Inventory:
     )
 
 
-async def run(settings: Settings) -> int:
+async def run(settings: AgentSettings) -> int:
     """One agent, from start to a signal."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
@@ -110,7 +110,7 @@ async def run(settings: Settings) -> int:
 
 
 async def _drive(agent: Agent, again: asyncio.Event) -> None:
-    if agent.settings.mode is Mode.STANDALONE:
+    if agent.settings.mode is AgentMode.STANDALONE:
         await standalone.run(agent, again)
         return
     from sharepod.agent.cluster import run as cluster_run

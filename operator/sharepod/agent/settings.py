@@ -30,14 +30,14 @@ def _absolute(path: Path) -> Path:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
-class Mode(StrEnum):
+class AgentMode(StrEnum):
     CLUSTER = "cluster"
     """Tenants come from this node's GPUNode; pods get their volumes through CSI."""
     STANDALONE = "standalone"
     """No Kubernetes: tenants come from `tenants_file`."""
 
 
-class Settings(BaseSettings):
+class AgentSettings(BaseSettings):
     """Settings of one agent."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     node_name: str = "localhost"
     """Name of the Node this agent runs on, and of its GPUNode. The DaemonSet sets it from `spec.nodeName`."""
 
-    mode: Mode = Mode.CLUSTER
+    mode: AgentMode = AgentMode.CLUSTER
     """`cluster` or `standalone`."""
 
     state_dir: AbsolutePath = Path("/var/lib/sharepod")
@@ -154,7 +154,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"quantum_min_ms {self.quantum_min_ms} is more than quantum_max_ms {self.quantum_max_ms}; lower it"
             )
-        if self.mode is Mode.STANDALONE and self.tenants_file is None:
+        if self.mode is AgentMode.STANDALONE and self.tenants_file is None:
             raise ValueError("mode standalone has no cluster to learn its tenants from; set tenants_file")
         return self
 

@@ -28,14 +28,14 @@ class TenantsFileError(Exception):
     """The file cannot be read or is not valid. The message says where."""
 
 
-class _File(Model):
+class _TenantsFile(Model):
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)]
 
 
 def load(path: Path) -> tuple[Tenant, ...]:
     """The rows of a file. Raises `TenantsFileError`."""
     try:
-        file = _File.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        file = _TenantsFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise TenantsFileError(f"cannot read the tenants file {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from sharepod import protocol
 from sharepod.agent.devices.inventory import Process, Reading
-from sharepod.agent.settings import Mode, Settings
-from sharepod.agent.tenants.tenants import Tenants
+from sharepod.agent.settings import AgentMode, AgentSettings
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Tenant
 
 GPU0 = "GPU-00000000-0000-0000-0000-000000000000"
@@ -24,13 +24,13 @@ TIMEOUT_S = 10.0
 F = TypeVar("F", bound=protocol.AgentFrame)
 
 
-def settings_in(directory: Path, **changes: Any) -> Settings:
+def settings_in(directory: Path, **changes: Any) -> AgentSettings:
     """Settings of an agent whose state is all under `directory`."""
     hook = directory / "hook.so"
     if not hook.exists():
         hook.write_bytes(b"not really a hook")
     values: dict[str, Any] = {
-        "mode": Mode.STANDALONE,
+        "mode": AgentMode.STANDALONE,
         "state_dir": directory / "state",
         "hook_file": hook,
         "inventory_file": directory / "inventory.yaml",
@@ -39,7 +39,7 @@ def settings_in(directory: Path, **changes: Any) -> Settings:
         "http_bind": "127.0.0.1",
         "http_port": 0,
     }
-    return Settings(**(values | changes))
+    return AgentSettings(**(values | changes))
 
 
 def row(tenant_id: str, request: int = 500, limit: int = 1000, **changes: Any) -> Tenant:
@@ -65,9 +65,9 @@ def reading(*processes: Process) -> Reading:
 
 
 @asynccontextmanager
-async def tenants_with(settings: Settings, rows: Sequence[Tenant]) -> AsyncIterator[Tenants]:
+async def tenants_with(settings: AgentSettings, rows: Sequence[Tenant]) -> AsyncIterator[TenantRegistry]:
     """Started, with these rows in force; closed at the end."""
-    tenants = Tenants(settings, changed=lambda: None)
+    tenants = TenantRegistry(settings, changed=lambda: None)
     await tenants.start()
     try:
         await tenants.apply(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from sharepod.agent.settings import Mode, Settings
+from sharepod.agent.settings import AgentMode, AgentSettings
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,12 @@ def test_environment_beats_the_file_and_arguments_beat_both(tmp_path: Path, monk
     file.write_text("node_name: from-file\ngrace_ms: 500\nquantum_max_ms: 50\n")
     monkeypatch.setenv("SHAREPOD_AGENT_CONFIG", str(file))
     monkeypatch.setenv("SHAREPOD_AGENT_NODE_NAME", "from-env")
-    settings = Settings(quantum_max_ms=60)
+    settings = AgentSettings(quantum_max_ms=60)
     assert (settings.node_name, settings.grace_ms, settings.quantum_max_ms) == ("from-env", 500, 60)
 
 
 def test_the_scheduler_is_set_in_nanoseconds() -> None:
-    config = Settings(quantum_min_ms=2, grace_ms=250).timeshare()
+    config = AgentSettings(quantum_min_ms=2, grace_ms=250).timeshare()
     assert (config.quantum_min_ns, config.grace_ns) == (2_000_000, 250_000_000)
 
 
@@ -45,7 +45,7 @@ def test_the_scheduler_is_set_in_nanoseconds() -> None:
 )
 def test_wrong_settings_are_refused_by_name(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        Settings(**changes)  # type: ignore[arg-type]
+        AgentSettings(**changes)  # type: ignore[arg-type]
 
 
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,21 +53,21 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path, monkeypatch: pyte
     file.write_text("grace: 500\n")
     monkeypatch.setenv("SHAREPOD_AGENT_CONFIG", str(file))
     with pytest.raises(ValidationError, match="grace"):
-        Settings()
+        AgentSettings()
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHAREPOD_AGENT_CONFIG", str(tmp_path / "none.yaml"))
     with pytest.raises(ValidationError, match="is not a file"):
-        Settings()
+        AgentSettings()
 
 
 def test_every_field_is_documented() -> None:
-    source = inspect.getsource(Settings)
-    for name in Settings.model_fields:
+    source = inspect.getsource(AgentSettings)
+    for name in AgentSettings.model_fields:
         after = source.split(f"    {name}:", 1)[1].split("\n", 1)[1].lstrip()
         assert after.startswith('"""'), f"{name} has no docstring"
 
 
 def test_the_default_is_the_cluster() -> None:
-    assert Settings().mode is Mode.CLUSTER
+    assert AgentSettings().mode is AgentMode.CLUSTER

@@ -74,7 +74,7 @@ async def run(agent: Agent) -> None:
                 volumes=volumes,
                 ledger=ledger,
                 directory=agent.tenants.directory,
-                trouble=agent.tenants.trouble,
+                trouble=agent.tenants.unservable,
                 get_pod=pod_getter(api),
             )
             kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)

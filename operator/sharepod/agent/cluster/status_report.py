@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from sharepod.agent.agent import Facts
+from sharepod.agent.agent import AgentFacts
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Tenant
 from sharepod.api.units import format_fraction
 from sharepod.kube import JSON_PATCH, ApiError, Connection, Json, UnavailableError, backoff
@@ -48,7 +48,7 @@ class Readiness:
 class _Written:
     uid: str
     status: Json
-    facts: Facts
+    facts: AgentFacts
     usage_at: float
 
 
@@ -61,7 +61,7 @@ class StatusReport:
         *,
         node: str,
         ledger: LedgerWatch,
-        facts: Callable[[], Facts],
+        facts: Callable[[], AgentFacts],
         readiness: Callable[[], Readiness],
         woken: asyncio.Event,
     ) -> None:
@@ -146,7 +146,7 @@ class StatusReport:
             async with asyncio.timeout(LOOK_EVERY_S):
                 await self._woken.wait()
 
-    def _status(self, facts: Facts, server: Mapping[str, Any]) -> Json:
+    def _status(self, facts: AgentFacts, server: Mapping[str, Any]) -> Json:
         readiness = self._readiness()
         before: Mapping[str, Any] = next(
             (c for c in server.get("conditions") or () if c.get("type") == CONDITION_AGENT_READY), {}

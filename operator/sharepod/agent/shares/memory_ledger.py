@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
-Client = Hashable
+ClientKey = Hashable
 """One process's connection."""
 
 
@@ -31,7 +31,7 @@ class LedgerError(Exception):
 class Credited:
     """Answer the request: these bytes are its own; 0: refused, over the limit."""
 
-    client: Client
+    client: ClientKey
     seq: int
     bytes: int
 
@@ -40,11 +40,11 @@ class Credited:
 class RecallFrom:
     """Ask the client to give back up to so many bytes that it does not use."""
 
-    client: Client
+    client: ClientKey
     bytes: int
 
 
-Action = Credited | RecallFrom
+MemoryAction = Credited | RecallFrom
 
 PENDING_MAX = 64
 """Requests of one client that may wait at once; a hook has one per thread that allocates."""
@@ -63,14 +63,14 @@ _SUM_MAX = 1 << 62
 
 @dataclass(eq=False)
 class _Pending:
-    client: Client
+    client: ClientKey
     seq: int
     bytes: int
     deadline: int | None = None
     """When it is decided at the latest; None: nobody was asked yet."""
-    asked: dict[Client, int] = field(default_factory=dict)
+    asked: dict[ClientKey, int] = field(default_factory=dict)
     """Siblings that were asked, and which of their answers is awaited."""
-    later: set[Client] = field(default_factory=set)
+    later: set[ClientKey] = field(default_factory=set)
     """Siblings that are to be asked once they have answered what another request asked of them."""
     dropped: bool = False
     """Its client has gone."""
@@ -87,16 +87,16 @@ class MemoryLedger:
         self.refused = 0
         """Requests refused so far, but for those ahead of need."""
         self._recall_ns = recall_ns
-        self._credits: dict[Client, int] = {}
+        self._credits: dict[ClientKey, int] = {}
         self._left: dict[int, int] = {}
         self._left_lately: set[int] = set()
-        self._handed: dict[Client, int] = {}
+        self._handed: dict[ClientKey, int] = {}
         self._tracked = self._peak = 0
         self._untracked = 0
         self._pending: deque[_Pending] = deque()
-        self._waiting: dict[Client, list[_Pending]] = {}
-        self._asked: dict[Client, int] = {}
-        self._answered: dict[Client, int] = {}
+        self._waiting: dict[ClientKey, list[_Pending]] = {}
+        self._asked: dict[ClientKey, int] = {}
+        self._answered: dict[ClientKey, int] = {}
 
     @property
     def tracked(self) -> int:
@@ -108,11 +108,11 @@ class MemoryLedger:
         """What counts against the limit: credits, and what the driver uses beyond them (contexts)."""
         return self.tracked + self._untracked
 
-    def credit(self, client: Client) -> int:
+    def credit(self, client: ClientKey) -> int:
         """What one client has."""
         return self._credits.get(client, 0)
 
-    def used_without(self, client: Client, idle: int) -> int:
+    def used_without(self, client: ClientKey, idle: int) -> int:
         """`used`, less what this client has but does not use."""
         return self.used - min(idle, self.credit(client))
 
@@ -130,12 +130,12 @@ class MemoryLedger:
             self._peak -= size
         self._untracked = max(0, driver_bytes - self._peak)
 
-    def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[Action]:
+    def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[MemoryAction]:
         """From now on. Nothing is taken back; a lower limit refuses what comes."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
-    def handover(self, now: int, client: Client, size: int, pid: int | None = None) -> list[Action]:
+    def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
         """Credits what a process has already, known from before this ledger or from an earlier connection of `pid`,
         whatever the limit. Who waits may now have somebody to ask. Raises `LedgerError` for more than any GPU has."""
         handed = self._handed.get(client, 0) + size
@@ -154,7 +154,7 @@ class MemoryLedger:
         self._add(client, size)
         return self.expire(now)
 
-    def grow(self, client: Client, size: int) -> None:
+    def grow(self, client: ClientKey, size: int) -> None:
         """Credits what the driver took for a client without a call that could have been refused, whatever the limit.
         Raises `LedgerError` for more than any GPU has."""
         if self.credit(client) + size > CLAIM_MAX or self._tracked + size > _SUM_MAX:
@@ -163,7 +163,7 @@ class MemoryLedger:
         self._untracked = max(0, self._untracked - size)
         self._add(client, size)
 
-    def reserve(self, now: int, client: Client, seq: int, size: int, *, ahead: bool = False) -> list[Action]:
+    def reserve(self, now: int, client: ClientKey, seq: int, size: int, *, ahead: bool = False) -> list[MemoryAction]:
         """A client asks for more; `ahead`: more than it needs, so that nobody is asked for it. Raises `LedgerError` if
         it has too many requests waiting, or asks for more than any GPU has."""
         if size > CLAIM_MAX:
@@ -178,7 +178,7 @@ class MemoryLedger:
         self._pending.append(pending)
         return self.expire(now)
 
-    def release(self, now: int, client: Client, size: int, *, recalled: bool) -> list[Action]:
+    def release(self, now: int, client: ClientKey, size: int, *, recalled: bool) -> list[MemoryAction]:
         """A client gives back; `recalled`: that was its answer to a recall. Raises `LedgerError` if it does not have
         as much."""
         credit = self.credit(client)
@@ -195,12 +195,12 @@ class MemoryLedger:
             self._credits[client] = credit - size
         return self.expire(now)
 
-    def vanish(self, now: int, client: Client) -> list[Action]:
+    def vanish(self, now: int, client: ClientKey) -> list[MemoryAction]:
         """A client has exited, and all that it had is free."""
         self._tracked -= self._credits.pop(client, 0)
         return self._forget(now, client)
 
-    def disconnect(self, now: int, client: Client, pid: int) -> list[Action]:
+    def disconnect(self, now: int, client: ClientKey, pid: int) -> list[MemoryAction]:
         """A client's connection is gone, but its process is not: what it had is kept in the name of `pid`."""
         credit = self._credits.pop(client, 0)
         if credit:
@@ -224,18 +224,18 @@ class MemoryLedger:
         """What is kept in the name of a process whose connection is gone."""
         return self._left.get(pid, 0)
 
-    def declared(self, now: int, pid: int) -> list[Action]:
+    def declared(self, now: int, pid: int) -> list[MemoryAction]:
         """The process has said on a new connection all that it holds: what else was kept for it is free."""
         return self.exited(now, pid)
 
-    def exited(self, now: int, pid: int) -> list[Action]:
+    def exited(self, now: int, pid: int) -> list[MemoryAction]:
         """The process has ended: what was kept for it is free."""
         self._tracked -= self._left.pop(pid, 0)
         return self.expire(now)
 
-    def expire(self, now: int) -> list[Action]:
+    def expire(self, now: int) -> list[MemoryAction]:
         """Decides what can be decided at `now`, or the first of it where that is much."""
-        actions: list[Action] = []
+        actions: list[MemoryAction] = []
         decided = 0
         while self._pending and decided < DECIDED_AT_ONCE:
             head = self._pending[0]
@@ -267,13 +267,13 @@ class MemoryLedger:
 
     # ---- inside
 
-    def _add(self, client: Client, size: int) -> None:
+    def _add(self, client: ClientKey, size: int) -> None:
         if size:
             self._credits[client] = self.credit(client) + size
             self._tracked += size
             self._peak = max(self._peak, self._tracked)
 
-    def _forget(self, now: int, client: Client) -> list[Action]:
+    def _forget(self, now: int, client: ClientKey) -> list[MemoryAction]:
         for kept in (self._asked, self._answered, self._handed):
             kept.pop(client, None)
         for pending in self._waiting.pop(client, ()):
@@ -283,10 +283,10 @@ class MemoryLedger:
             self._pending[0].later.discard(client)
         return self.expire(now)
 
-    def _owes_answer(self, client: Client) -> bool:
+    def _owes_answer(self, client: ClientKey) -> bool:
         return self._answered.get(client, 0) < self._asked.get(client, 0)
 
-    def _may_yet_fit(self, now: int, head: _Pending, actions: list[Action]) -> bool:
+    def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
         """Whether siblings, asked now or before, have still to answer, or what is kept for lost connections may go."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
@@ -306,7 +306,7 @@ class MemoryLedger:
         answers_due = any(self._answered.get(client, 0) < answer for client, answer in head.asked.items())
         return answers_due or bool(self._left)
 
-    def _ask(self, head: _Pending, client: Client, actions: list[Action]) -> None:
+    def _ask(self, head: _Pending, client: ClientKey, actions: list[MemoryAction]) -> None:
         if self._owes_answer(client):
             head.later.add(client)
         else:

@@ -17,7 +17,7 @@ from sharepod.agent.state.handover import Handover, Inheritance
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError
 
-from .memory_ledger import Action, Credited, LedgerError, MemoryLedger, RecallFrom
+from .memory_ledger import Credited, LedgerError, MemoryAction, MemoryLedger, RecallFrom
 
 
 class MemoryClient(Protocol):
@@ -195,7 +195,7 @@ class TenantMemory:
     def _keep(self, index: int, pid: int) -> None:
         self._handover.keep(pid, index, self._credited[index][pid] + self._ledgers[index].kept(pid))
 
-    def _carry_out(self, index: int, actions: list[Action]) -> None:
+    def _carry_out(self, index: int, actions: list[MemoryAction]) -> None:
         for action in actions:
             client = cast(MemoryClient, action.client)  # who else would have asked this ledger
             if isinstance(action, Credited):

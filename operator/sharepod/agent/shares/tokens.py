@@ -53,7 +53,7 @@ class _Token:
     wanting: set[TokenClient] = field(default_factory=set)
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Processes that were told of a grant and have not drained, and the grant that each was told of last."""
-    unheard: set[int] = field(default_factory=set)
+    disconnected: set[int] = field(default_factory=set)
     """Pids that have not drained either, and have lost the connection on which they would say so."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
     """Of those that have not drained, when the last work of each is expected to have ended, where it said so."""
@@ -121,10 +121,10 @@ class Tokens:
             self._hint_neighbours(tenant_id)
             self._pump()
 
-    def attend(self, tenant_id: str, *, present: bool) -> None:
+    def set_connected(self, tenant_id: str, *, connected: bool) -> None:
         """Whether any process of the tenant is connected."""
         if tenant_id in self._tokens:
-            self._scheduler.set_present(self._clock(), tenant_id, present=present)
+            self._scheduler.set_present(self._clock(), tenant_id, present=connected)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
@@ -135,7 +135,7 @@ class Tokens:
             return
         now = self._clock()
         token.ending[client] = now + frame.expected_ns
-        if not token.unheard and token.ending.keys() >= token.undrained.keys():
+        if not token.disconnected and token.ending.keys() >= token.undrained.keys():
             self._scheduler.draining(now, tenant_id, expected_ns=max(token.ending.values()) - now)
             self._pump()
 
@@ -143,20 +143,20 @@ class Tokens:
         """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
         ours."""
         token = self._tokens[tenant_id]
-        unheard = client.pid in token.unheard
-        told = token.undrained.get(client, token.grant_id if unheard else None)
+        disconnected = client.pid in token.disconnected
+        told = token.undrained.get(client, token.grant_id if disconnected else None)
         if told is None or frame.grant_id != told:
             if frame.wanting:
                 self.want(tenant_id, client)
             return
         token.undrained.pop(client, None)
         token.ending.pop(client, None)
-        token.unheard.discard(client.pid)
+        token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
         self._maybe_drained(tenant_id, token)
 
-    def vanished(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
+    def connection_lost(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
         """A connection is gone. With it goes what its process held, unless that is still `alive`."""
         token = self._tokens.get(tenant_id)
         if token is None:
@@ -166,7 +166,7 @@ class Tokens:
             del token.undrained[client]
             token.ending.pop(client, None)
             if alive:
-                token.unheard.add(client.pid)
+                token.disconnected.add(client.pid)
             self._maybe_drained(tenant_id, token)
         elif not token.wanting and (token.grant_id is None or self._scheduler.preempted(tenant_id)):
             token.wanted_at = None
@@ -176,8 +176,8 @@ class Tokens:
     def exited(self, tenant_id: str, pid: int) -> None:
         """A process has ended: nothing of it is on a GPU."""
         token = self._tokens.get(tenant_id)
-        if token is not None and pid in token.unheard:
-            token.unheard.discard(pid)
+        if token is not None and pid in token.disconnected:
+            token.disconnected.discard(pid)
             self._maybe_drained(tenant_id, token)
 
     def usage(self, tenant_id: str) -> TimeUsage:
@@ -205,7 +205,7 @@ class Tokens:
         self._timer = self._sweep = None
 
     def _maybe_drained(self, tenant_id: str, token: _Token) -> None:
-        if token.undrained or token.unheard:
+        if token.undrained or token.disconnected:
             return
         now = self._clock()
         token.grant_id = None
@@ -241,7 +241,7 @@ class Tokens:
                     client.send(protocol.Revoke(action.grant_id))
             elif isinstance(action, Preemption):
                 log.warning("holder is overdue and was overtaken", tenant=action.tenant, grant=action.grant_id)
-                if token.unheard:
+                if token.disconnected:
                     given_up.append(action.tenant)
         due = self._scheduler.next_deadline()
         if self._timer is not None:
@@ -252,7 +252,7 @@ class Tokens:
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
-            token.unheard.clear()
+            token.disconnected.clear()
             self._maybe_drained(tenant_id, token)
         return granted
 

@@ -19,7 +19,7 @@ from sharepod import protocol
 from sharepod.protocol import ProtocolError, RefusedReason
 
 from .inbox import Inbox
-from .refusals import Refusal
+from .refusals import ClientRefusal
 
 log = structlog.get_logger(__name__)
 
@@ -38,19 +38,19 @@ class Service(Protocol):
     @property
     def hints_fd(self) -> int: ...
 
-    def welcomed(self, client: Connection) -> None: ...
+    def on_hello(self, client: HookConnection) -> None: ...
 
-    def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None: ...
+    def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None: ...
 
-    def handle(self, client: Connection, frame: protocol.ClientFrame) -> None: ...
+    def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None: ...
 
 
-class Connection:
+class HookConnection:
     """From accept to close. `pid`: of the process that connected, as the kernel says. `closed` is called once, from
     the loop. Takes over `sock`, but where it raises `OSError`."""
 
     def __init__(
-        self, sock: socket.socket, pid: int, service: Service, inbox: Inbox, closed: Callable[[Connection], None]
+        self, sock: socket.socket, pid: int, service: Service, inbox: Inbox, closed: Callable[[HookConnection], None]
     ) -> None:
         self.pid = pid
         self.greeted = False
@@ -58,7 +58,7 @@ class Connection:
         """It uses no GPU: it may ask what the tenant uses, and nothing else."""
         self.handover_open = True
         """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
-        self.unbroken = self.most_unbroken = 0
+        self.streak = self.longest_streak = 0
         """Frames that were handled since its socket was last found empty; the most that this has been lately."""
         self._inbox = inbox
         self._sock = sock
@@ -108,7 +108,7 @@ class Connection:
         try:
             self._sock.sendmsg([packet], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
-            self._service.complain(Refusal.UNREAD, pid=self.pid)
+            self._service.record_refusal(ClientRefusal.UNREAD, pid=self.pid)
             self.close()
         except OSError as error:
             log.debug("client is gone", pid=self.pid, error=error.strerror)
@@ -120,32 +120,32 @@ class Connection:
             # Without room for ancillary bytes the kernel drops descriptors that a client sends.
             packet = self._sock.recv(protocol.FRAME_MAX + 1)
         except (BlockingIOError, InterruptedError):
-            self.unbroken = 0
+            self.streak = 0
             return False
         except OSError:
             packet = b""
-        self.unbroken += 1
-        self.most_unbroken = max(self.most_unbroken, self.unbroken)
+        self.streak += 1
+        self.longest_streak = max(self.longest_streak, self.streak)
         if not packet:
             self.close()
             return False
-        why = Refusal.MALFORMED
+        why = ClientRefusal.MALFORMED
         try:
             frame = protocol.parse_client(packet)
-            why = Refusal.OUT_OF_PLACE
+            why = ClientRefusal.OUT_OF_PLACE
             self._handle(frame)
         except ProtocolError as error:
-            self._service.complain(why, pid=self.pid, error=str(error))
+            self._service.record_refusal(why, pid=self.pid, error=str(error))
             self.close()
         except Exception as error:
             # A frame that nobody thought of must not become one more traceback each time it is sent.
-            self._service.complain(why, pid=self.pid, error=repr(error))
+            self._service.record_refusal(why, pid=self.pid, error=repr(error))
             self.close()
         return True
 
     def _late(self) -> None:
         if not self.greeted:
-            self._service.complain(Refusal.SILENT, pid=self.pid)
+            self._service.record_refusal(ClientRefusal.SILENT, pid=self.pid)
             self.close()
 
     def _handle(self, frame: protocol.ClientFrame) -> None:
@@ -171,4 +171,4 @@ class Connection:
         self._version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
         self._send(protocol.encode(welcome, version=version), fd=self._service.hints_fd)
-        self._service.welcomed(self)
+        self._service.on_hello(self)

@@ -14,7 +14,7 @@ _LOUD_S = 5.0
 """Who has sent too much shares with others who do, for so long."""
 
 
-class Attention:
+class FrameBudget:
     """One for all tenants of a node. `per_s`: frames that one tenant may have handled in a second."""
 
     def __init__(self, per_s: float) -> None:
@@ -30,7 +30,7 @@ class Attention:
         self._here += 1
         return loop.time() + _TURN_S / max(self._here, self._before)
 
-    def share_of(self, now: float, tenant_id: str) -> float:
+    def throttled_rate(self, now: float, tenant_id: str) -> float:
         """The tenant sends too much: frames that it may have handled in a second from now on."""
         self._loud[tenant_id] = now
         self._loud = {loud: at for loud, at in self._loud.items() if now - at < _LOUD_S}

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from sharepod.rate_limit import RateLimiter
 
-from .frame_budget import Attention
+from .frame_budget import FrameBudget
 
 FRAMES_A_TURN = 32
 """Frames that are handled before other tenants get their turn."""
@@ -26,20 +26,20 @@ _FRAME_S = 25e-6
 """A frame that takes the agent longer counts as several."""
 _CHARGED_S = 0.005
 """Of what seems to have taken longer, the rest was some other program's doing."""
-_HASTE_PAUSE_S = 0.1
+_THROTTLE_PAUSE_S = 0.1
 """So long nothing is read of a tenant that sends too much."""
 _FLOOD_S = 1.0
 """Who sends most of what is too much for so long is told of."""
-_AT_ONCE = 128
+_STREAK_MAX = 128
 """More frames than any hook has on the way at once; no more than fit into a socket."""
 
 
 class Sender(Protocol):
     """A client's connection."""
 
-    unbroken: int
+    streak: int
     """Frames that were handled since its socket was last found empty."""
-    most_unbroken: int
+    longest_streak: int
     """The most that this has been lately."""
 
     def fileno(self) -> int: ...
@@ -50,21 +50,21 @@ class Sender(Protocol):
 
 
 class Inbox:
-    """`flooded` is given who floods it."""
+    """`on_flood` is given who floods it."""
 
     def __init__(
-        self, tenant_id: str, attention: Attention, *, per_s: float, flooded: Callable[[Sender], None]
+        self, tenant_id: str, budget: FrameBudget, *, per_s: float, on_flood: Callable[[Sender], None]
     ) -> None:
         self.throttled = 0
         """How often its clients had to wait because they sent too much."""
         self._tenant_id = tenant_id
-        self._attention = attention
-        self._flooded = flooded
+        self._budget = budget
+        self._on_flood = on_flood
         self._loop = asyncio.get_running_loop()
         self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=_BURST_S * per_s)
         self._senders: dict[int, Sender] = {}
-        self._held_back: asyncio.TimerHandle | None = None
-        self._flooded_since = self._flooded_at = -math.inf
+        self._paused: asyncio.TimerHandle | None = None
+        self._over_since = self._resumed_at = -math.inf
         self._epoll = select.epoll()
         self._loop.add_reader(self._epoll.fileno(), self._turn)
 
@@ -82,9 +82,9 @@ class Inbox:
         """Reads nothing any more."""
         if self._epoll.closed:
             return
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._held_back = None
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
         else:
             self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
@@ -96,14 +96,14 @@ class Inbox:
 
     def _turn(self) -> None:
         begun = now = self._loop.time()
-        until, frames = self._attention.begin_turn(), 0
+        until, frames = self._budget.begin_turn(), 0
         ready = self._epoll.poll(0, FRAMES_A_TURN)
         for fd, _events in ready:
             sender = self._senders.get(fd)
             if sender is None:
                 continue
             if not self._limiter.take(now):
-                self._hold_back(now)
+                self._throttle(now)
                 break
             # Who has more to say comes last in the next turn. Two at least: the second shows who has not.
             handled = sender.read(max(2, FRAMES_A_TURN // len(ready)), until)
@@ -114,28 +114,28 @@ class Inbox:
                 break
         self._limiter.charge(max(0.0, min(now - begun, _CHARGED_S) / _FRAME_S - frames))
 
-    def _hold_back(self, now: float) -> None:
+    def _throttle(self, now: float) -> None:
         """Reads nothing of the tenant's clients for a moment."""
-        if self._held_back is not None or self._epoll.closed:
+        if self._paused is not None or self._epoll.closed:
             return
         self.throttled += 1
-        self._limiter.set_rate(now, self._attention.share_of(now, self._tenant_id))
-        if now - self._flooded_at > _FLOOD_S:
-            self._listen_anew(now)
-        elif now - self._flooded_since > _FLOOD_S:
-            loudest = max(self._senders.values(), key=lambda sender: sender.most_unbroken)
-            if loudest.most_unbroken > _AT_ONCE:
-                self._flooded(loudest)
-            self._listen_anew(now)
+        self._limiter.set_rate(now, self._budget.throttled_rate(now, self._tenant_id))
+        if now - self._resumed_at > _FLOOD_S:
+            self._reset_streaks(now)
+        elif now - self._over_since > _FLOOD_S:
+            loudest = max(self._senders.values(), key=lambda sender: sender.longest_streak)
+            if loudest.longest_streak > _STREAK_MAX:
+                self._on_flood(loudest)
+            self._reset_streaks(now)
         self._loop.remove_reader(self._epoll.fileno())
-        self._held_back = self._loop.call_later(_HASTE_PAUSE_S, self._go_on)
+        self._paused = self._loop.call_later(_THROTTLE_PAUSE_S, self._resume)
 
-    def _listen_anew(self, now: float) -> None:
-        self._flooded_since = now
+    def _reset_streaks(self, now: float) -> None:
+        self._over_since = now
         for sender in self._senders.values():
-            sender.most_unbroken = 0
+            sender.longest_streak = 0
 
-    def _go_on(self) -> None:
-        self._held_back = None
-        self._flooded_at = self._loop.time()
+    def _resume(self) -> None:
+        self._paused = None
+        self._resumed_at = self._loop.time()
         self._loop.add_reader(self._epoll.fileno(), self._turn)

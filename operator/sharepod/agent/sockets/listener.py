@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 _BATCH = 4
 """Connections that are taken before other tenants get their turn."""
 _EXHAUSTED_PAUSE_S = 1.0
-_HASTE_PAUSE_S = 0.1
+_THROTTLE_PAUSE_S = 0.1
 
 
 class Listener:
@@ -29,7 +29,7 @@ class Listener:
     def __init__(
         self, sock: socket.socket, whose: str, admit: Callable[[socket.socket], None], *, per_s: float, burst: float
     ) -> None:
-        self.held_back = 0
+        self.throttled = 0
         """How often connecting had to wait."""
         self._sock = sock
         self._whose = whose
@@ -38,7 +38,7 @@ class Listener:
         self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=burst)
         self._paused: asyncio.TimerHandle | None = None
         self._exhausted_logged = False
-        self._haste_logged = False
+        self._throttle_logged = False
         self._open = True
         self._loop.add_reader(sock.fileno(), self._accept)
 
@@ -58,7 +58,7 @@ class Listener:
             if not self._open:
                 return
             if not self._limiter.take(self._loop.time()):
-                self._hasty()
+                self._throttle()
                 return
             try:
                 sock, _address = self._sock.accept()
@@ -75,12 +75,12 @@ class Listener:
                 return
             self._exhausted_logged = False
 
-    def _hasty(self) -> None:
-        self.held_back += 1
-        if not self._haste_logged:
+    def _throttle(self) -> None:
+        self.throttled += 1
+        if not self._throttle_logged:
             log.warning("processes connect too often, they have to wait", to=self._whose)
-            self._haste_logged = True
-        self._pause(_HASTE_PAUSE_S)
+            self._throttle_logged = True
+        self._pause(_THROTTLE_PAUSE_S)
 
     def _exhausted(self, error: OSError) -> None:
         if not self._exhausted_logged:
@@ -91,9 +91,9 @@ class Listener:
     def _pause(self, seconds: float) -> None:
         if self._open and self._paused is None:
             self._loop.remove_reader(self._sock.fileno())
-            self._paused = self._loop.call_later(seconds, self._go_on)
+            self._paused = self._loop.call_later(seconds, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._paused = None
         if self._open:
             self._loop.add_reader(self._sock.fileno(), self._accept)

@@ -48,7 +48,7 @@ def peer_pid(sock: socket.socket) -> int:
     return pid
 
 
-class Processes:
+class PeerProcesses:
     """Of one tenant. `exited` is called with the pid of each that ends."""
 
     def __init__(self, exited: Callable[[int], None]) -> None:

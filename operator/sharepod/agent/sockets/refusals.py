@@ -13,7 +13,7 @@ log = structlog.get_logger(__name__)
 _EVERY_S = 10.0
 
 
-class Refusal(StrEnum):
+class ClientRefusal(StrEnum):
     """What a client did, as metrics name it."""
 
     MALFORMED = "malformed"
@@ -30,17 +30,17 @@ class Refusal(StrEnum):
     """Its tenant has as many connected as may be."""
 
 
-class Refusals:
+class RefusalLog:
     """`clock`: seconds that never go back."""
 
     def __init__(self, tenant_id: str, clock: Callable[[], float]) -> None:
-        self.counts: Counter[Refusal] = Counter()
+        self.counts: Counter[ClientRefusal] = Counter()
         self._tenant_id = tenant_id
         self._clock = clock
         self._said_at: float | None = None
         self._unsaid = 0
 
-    def add(self, why: Refusal, *, pid: int, error: str | None = None) -> None:
+    def add(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
         """One more."""
         self.counts[why] += 1
         now = self._clock()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sharepod.agent.agent import Agent, Facts
-from sharepod.agent.sockets.refusals import Refusal
+from sharepod.agent.agent import Agent, AgentFacts
+from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.served import ServedTenant
 from sharepod.api.gpunode import Health, Mode, Tenant, TenantState
 
@@ -123,7 +123,7 @@ class AgentCollector(Collector):
         sheet.add("agent_inventory_simulated", (), int(facts.simulated))
         sheet.add("agent_build_info", (facts.agent_version,), 1)
         refusals = tenants.refusals
-        for why in Refusal:
+        for why in ClientRefusal:
             sheet.add("agent_frames_refused", (why.value,), refusals[why])
         hand_offs = tenants.hand_offs
         sheet.add_histogram("agent_hand_off_seconds", (), hand_offs.buckets(), hand_offs.sum_ns / 1e9)
@@ -146,7 +146,7 @@ class AgentCollector(Collector):
         self._native(sheet, facts)
         return sheet.families.values()
 
-    def _gpus(self, sheet: _Sheet, facts: Facts, rows: Sequence[Tenant]) -> None:
+    def _gpus(self, sheet: _Sheet, facts: AgentFacts, rows: Sequence[Tenant]) -> None:
         reading = self._agent.reading
         for gpu in facts.gpus:
             labels = (gpu.uuid, str(gpu.index))
@@ -208,7 +208,7 @@ class AgentCollector(Collector):
             sheet.add("tenant_memory_gap_bytes", each, gaps[uuid])
             sheet.add("tenant_denied_allocations", each, denied[uuid])
 
-    def _native(self, sheet: _Sheet, facts: Facts) -> None:
+    def _native(self, sheet: _Sheet, facts: AgentFacts) -> None:
         processes = self._agent.reading.processes
         counted: dict[tuple[str, ...], int] = {}
         for gpu in facts.gpus:

@@ -16,17 +16,27 @@ from .served import ServedTenant
 
 @dataclass
 class Entry:
-    """A row in force. `served` None: nothing is served (Exclusive, refused, or not servable); then `trouble` may say
-    why."""
+    """A row in force and the tenant's runtime state."""
 
     row: Tenant
     watch: FindingRules
     served: ServedTenant | None = None
+    """None for an Exclusive tenant, a row that cannot be served, a row that was Releasing when the agent started."""
     directory: Path | None = None
-    trouble: str | None = None
+    """The directory that the tenant's pod mounts; None where there is none to publish."""
+    unservable: str | None = None
+    """Why the row cannot be served; None where it can."""
+    left_behind: str | None = None
+    """What the last reading still found of a tenant that is being released; None where nothing was found or read."""
     drained: bool = False
+    """Nothing of the released tenant is left. Never reset."""
     seen: TenantProcesses = field(default_factory=TenantProcesses)
-    """What the last reading showed of it."""
+    """What the last reading showed of the tenant's processes."""
+
+    @property
+    def settled(self) -> bool:
+        """True if applying the same row again would change nothing."""
+        return bool(self.directory is not None or self.unservable or self.left_behind or self.drained)
 
     @property
     def serving(self) -> ServedTenant | None:

@@ -30,7 +30,7 @@ Residue = Callable[[str], str | None]
 OwnerOf = Callable[[int], str | None]
 
 
-class _Kept(BaseModel):
+class _KeptFindings(BaseModel):
     """What stood of each tenant, by id."""
 
     model_config = ConfigDict(extra="ignore")
@@ -116,16 +116,16 @@ class Observer:
             if self._contexts.changed:
                 await asyncio.to_thread(self._contexts.save)
             if findings:
-                await asyncio.to_thread(self._save_findings, _Kept(findings=self._findings))
+                await asyncio.to_thread(self._save_findings, _KeptFindings(findings=self._findings))
         except OSError as error:
             log.warning("cannot keep what was found out for the next agent", error=str(error))
 
-    def _save_findings(self, kept: _Kept) -> None:
+    def _save_findings(self, kept: _KeptFindings) -> None:
         files.replace(self._findings_file, kept.model_dump_json().encode())
 
     def _load_findings(self) -> None:
         try:
-            self._findings = _Kept.model_validate_json(self._findings_file.read_bytes()).findings
+            self._findings = _KeptFindings.model_validate_json(self._findings_file.read_bytes()).findings
         except (OSError, ValidationError):
             self._findings = {}
 
@@ -186,6 +186,6 @@ def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
     if left is None:
         entry.drained = True
         log.info("tenant is drained", tenant=entry.row.id)
-    elif left != entry.trouble:
+    elif left != entry.left_behind:
         log.info("tenant is not drained yet", tenant=entry.row.id, left=left)
-    entry.trouble = left
+    entry.left_behind = left

@@ -19,15 +19,15 @@ from uuid import UUID
 import structlog
 
 from sharepod import protocol
-from sharepod.agent.settings import Settings
+from sharepod.agent.settings import AgentSettings
 from sharepod.agent.shares.tenant_memory import TenantMemory
 from sharepod.agent.shares.tokens import Tokens
-from sharepod.agent.sockets.connection import Connection
-from sharepod.agent.sockets.frame_budget import Attention
+from sharepod.agent.sockets.connection import HookConnection
+from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.inbox import Inbox, Sender
 from sharepod.agent.sockets.listener import Listener
-from sharepod.agent.sockets.peers import EXHAUSTED, Processes, peer_of, peer_pid
-from sharepod.agent.sockets.refusals import Refusal, Refusals
+from sharepod.agent.sockets.peers import EXHAUSTED, PeerProcesses, peer_of, peer_pid
+from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor, start_time
 from sharepod.api.gpunode import MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
@@ -47,16 +47,16 @@ class ServedTenant:
         row: Tenant,
         listener: socket.socket,
         tokens: Tokens,
-        settings: Settings,
+        settings: AgentSettings,
         changed: Callable[[], None],
         *,
-        attention: Attention,
+        budget: FrameBudget,
         handover: Handover,
         left: Inheritance,
     ) -> None:
         """`left`: what an earlier agent left of the tenant. Raises `OSError` where its processes cannot be watched."""
         self.row = row
-        self.processes = Processes(self._exited)
+        self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
         """Whether any hook has connected, be it to an earlier agent."""
         self._hooked: set[int] = set()
@@ -65,19 +65,19 @@ class ServedTenant:
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
-        self._connections: set[Connection] = set()
-        self._users: set[Connection] = set()
+        self._connections: set[HookConnection] = set()
+        self._users: set[HookConnection] = set()
         """Of these, those that have said hello and may use a GPU."""
-        self._lost: deque[Connection] = deque()
+        self._lost: deque[HookConnection] = deque()
         """Those that are closed, of which nobody else knows it yet."""
         self.context_kib: Callable[[str], int] = lambda uuid: 0
         """By UUID, what each process's context takes; 0: not known."""
         self._untold: set[int] = set()
         """Pids that were told nothing of it, and so reserve nothing for it."""
         self._handover = handover
-        self._attention = attention
+        self._budget = budget
         self._loop = asyncio.get_running_loop()
-        self.refusals = Refusals(row.id, self._loop.time)
+        self.refusals = RefusalLog(row.id, self._loop.time)
         """Why its clients were closed."""
         try:
             for survivor in left.survivors:
@@ -87,7 +87,7 @@ class ServedTenant:
             self.processes.close()
             raise
         try:
-            self._inbox = Inbox(row.id, attention, per_s=settings.frames_per_s, flooded=self._close_loudest)
+            self._inbox = Inbox(row.id, budget, per_s=settings.frames_per_s, on_flood=self._disconnect_flooder)
         except OSError:
             self.processes.close()
             self._hints.close()
@@ -196,13 +196,13 @@ class ServedTenant:
         """The page to pass on."""
         return self._hints.fd
 
-    def welcomed(self, client: Connection) -> None:
+    def on_hello(self, client: HookConnection) -> None:
         """A hook has connected."""
         if client.observes:
             return
         self._users.add(client)
         if len(self._users) == 1:
-            self._tokens.attend(self.row.id, present=True)
+            self._tokens.set_connected(self.row.id, connected=True)
         if not any(self.context_kib(gpu) for gpu in self.row.gpus):
             self._untold.add(client.pid)
         if not self.greeted_ever:
@@ -214,11 +214,11 @@ class ServedTenant:
         log.debug("client connected", tenant=self.row.id, pid=client.pid)
         self._changed()
 
-    def complain(self, why: Refusal, *, pid: int, error: str | None = None) -> None:
+    def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
         """A client is being closed."""
         self.refusals.add(why, pid=pid, error=error)
 
-    def handle(self, client: Connection, frame: protocol.ClientFrame) -> None:
+    def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
         """A frame of a client that has said hello. Raises `ProtocolError`."""
         if (
             client.handover_open
@@ -271,9 +271,11 @@ class ServedTenant:
     def _set_contended(self, contended: bool) -> None:
         self._hints.contended = contended
 
-    def _close_loudest(self, client: Sender) -> None:
-        assert isinstance(client, Connection)
-        self.complain(Refusal.FLOOD, pid=client.pid, error=f"{client.most_unbroken} frames without a pause")
+    def _disconnect_flooder(self, client: Sender) -> None:
+        assert isinstance(client, HookConnection)
+        self.record_refusal(
+            ClientRefusal.FLOOD, pid=client.pid, error=f"{client.longest_streak} frames without a pause"
+        )
         client.close()
 
     def _admit(self, sock: socket.socket) -> None:
@@ -289,7 +291,7 @@ class ServedTenant:
         pid, pidfd = peer_of(sock)
         if pidfd is not None:
             self.processes.add(pid, pidfd)
-        client = Connection(sock, pid, self, self._inbox, self._gone)
+        client = HookConnection(sock, pid, self, self._inbox, self._gone)
         self._connections.add(client)
 
     def _turn_away(self, sock: socket.socket) -> None:
@@ -299,7 +301,7 @@ class ServedTenant:
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
         )
-        self.complain(Refusal.FULL, pid=peer_pid(sock), error=text)
+        self.record_refusal(ClientRefusal.FULL, pid=peer_pid(sock), error=text)
         with contextlib.suppress(OSError):  # it need not be there any more
             sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()
@@ -313,14 +315,14 @@ class ServedTenant:
         self.memory.exited(pid)
         self._changed()
 
-    def _gone(self, client: Connection) -> None:
+    def _gone(self, client: HookConnection) -> None:
         """Its connection is closed. What follows of it is done in slices: a thousand may close at once."""
         self._lost.append(client)
         if len(self._lost) == 1:
             self._let_go()
 
     def _let_go(self) -> None:
-        begun, until = self._loop.time(), self._attention.begin_turn()
+        begun, until = self._loop.time(), self._budget.begin_turn()
         while self._lost:
             self._forget(self._lost[0])
             self._lost.popleft()
@@ -330,16 +332,16 @@ class ServedTenant:
         if self._lost:
             self._loop.call_soon(self._let_go)
 
-    def _forget(self, client: Connection) -> None:
+    def _forget(self, client: HookConnection) -> None:
         if client not in self._connections:
             return
         self._connections.discard(client)
         alive = client.pid in self.processes
-        self._tokens.vanished(self.row.id, client, alive=alive)
+        self._tokens.connection_lost(self.row.id, client, alive=alive)
         if client in self._users:
             self._users.discard(client)
             if not self._users:
-                self._tokens.attend(self.row.id, present=False)
+                self._tokens.set_connected(self.row.id, connected=False)
         self.memory.gone(client, alive=alive)
         self._changed()
 

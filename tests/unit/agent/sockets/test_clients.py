@@ -16,22 +16,22 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from sharepod import protocol
-from sharepod.agent.settings import Settings
+from sharepod.agent.settings import AgentSettings
 from sharepod.agent.sockets import connection, listener
-from sharepod.agent.sockets.connection import Connection
-from sharepod.agent.tenants.tenants import Tenants
+from sharepod.agent.sockets.connection import HookConnection
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import MemoryIsolation, TenantState
 from structlog.testing import capture_logs
 from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> AgentSettings:
     return settings_in(tmp_path)
 
 
 @pytest_asyncio.fixture
-async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+async def tenants(settings: AgentSettings) -> AsyncIterator[TenantRegistry]:
     async with tenants_with(settings, [row("a", 400, 700), row("b", 600)]) as tenants:
         yield tenants
 
@@ -41,7 +41,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: Tenants) -> None:
+async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     [terms] = client.welcome.gpus if client.welcome else ()
     assert (terms.request_milli, terms.limit_milli, terms.memory, terms.enforced) == (400, 700, 4 * GI, True)
@@ -49,7 +49,7 @@ async def test_a_hook_is_told_what_its_tenant_was_granted(tenants: Tenants) -> N
     client.close()
 
 
-async def test_the_hints_page_tells_of_contention(tenants: Tenants) -> None:
+async def test_the_hints_page_tells_of_contention(tenants: TenantRegistry) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     assert a.hints_fd is not None
     with mmap.mmap(a.hints_fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
@@ -60,7 +60,7 @@ async def test_the_hints_page_tells_of_contention(tenants: Tenants) -> None:
     b.close()
 
 
-async def test_one_token_goes_round(tenants: Tenants) -> None:
+async def test_one_token_goes_round(tenants: TenantRegistry) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     grant = await a.granted()
     assert grant.metered
@@ -75,7 +75,9 @@ async def test_one_token_goes_round(tenants: Tenants) -> None:
     b.close()
 
 
-async def test_the_next_is_granted_before_the_last_work_of_all_the_holders_processes_ends(tenants: Tenants) -> None:
+async def test_the_next_is_granted_before_the_last_work_of_all_the_holders_processes_ends(
+    tenants: TenantRegistry,
+) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     sibling = await Client.connect(tenants.directory("a"))
     grant = await a.granted()
@@ -97,7 +99,7 @@ async def test_the_next_is_granted_before_the_last_work_of_all_the_holders_proce
         client.close()
 
 
-async def test_a_holder_without_quantum_gets_one_when_another_wants(tenants: Tenants) -> None:
+async def test_a_holder_without_quantum_gets_one_when_another_wants(tenants: TenantRegistry) -> None:
     a, b = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("b"))
     grant = await b.granted()
     assert grant.quantum_ns == 0
@@ -109,7 +111,7 @@ async def test_a_holder_without_quantum_gets_one_when_another_wants(tenants: Ten
     b.close()
 
 
-async def test_processes_of_one_tenant_share_the_token(tenants: Tenants) -> None:
+async def test_processes_of_one_tenant_share_the_token(tenants: TenantRegistry) -> None:
     first, second = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("b"))
     other = await Client.connect(tenants.directory("a"))
     grant = await first.granted()
@@ -135,7 +137,7 @@ HOLDER = (
 """A process that holds all of its tenant's memory, and the token."""
 
 
-async def test_a_holder_that_dies_gives_the_token_and_its_bytes_back_at_once(tenants: Tenants) -> None:
+async def test_a_holder_that_dies_gives_the_token_and_its_bytes_back_at_once(tenants: TenantRegistry) -> None:
     sibling = await Client.connect(tenants.directory("b"))
     holder = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", HOLDER, f"{tenants.directory('b')}/agent.sock"],
@@ -198,7 +200,7 @@ async def test_a_holder_whose_connection_is_lost_is_overtaken_and_can_be_granted
 
 
 async def test_without_descriptors_accepting_pauses_and_goes_on_later(
-    tenants: Tenants, monkeypatch: pytest.MonkeyPatch
+    tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = await Client.connect(tenants.directory("b"))
     monkeypatch.setattr(listener, "_EXHAUSTED_PAUSE_S", 0.1)
@@ -218,13 +220,13 @@ async def test_without_descriptors_accepting_pauses_and_goes_on_later(
     good.close()
 
 
-async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenants: Tenants) -> None:
+async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenants: TenantRegistry) -> None:
     [flooded] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
     clients = [await Client.connect(tenants.directory("a")) for _ in range(8)]
     taken: list[int] = []
     handle = flooded.handle
 
-    def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+    def counted(client: HookConnection, frame: protocol.ClientFrame) -> None:
         taken[-1] += 1
         handle(client, frame)
 
@@ -240,14 +242,14 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
         client.close()
 
 
-async def test_a_client_that_says_nothing_is_closed(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_says_nothing_is_closed(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_HELLO_WITHIN_S", 0.05)
     mute = await Client.connect(tenants.directory("a"), hello=False)
     assert await mute.ends()
     mute.close()
 
 
-async def test_clients_that_break_the_protocol_do_not_fill_the_log(tenants: Tenants) -> None:
+async def test_clients_that_break_the_protocol_do_not_fill_the_log(tenants: TenantRegistry) -> None:
     with capture_logs() as lines:
         for _ in range(20):
             bad = await Client.connect(tenants.directory("a"))
@@ -258,7 +260,9 @@ async def test_clients_that_break_the_protocol_do_not_fill_the_log(tenants: Tena
 
 
 @pytest.mark.parametrize("frame", [protocol.Want(1), protocol.MemInfo(1, 0), protocol.Release(0, 0)])
-async def test_nothing_is_handed_over_after_any_other_frame(tenants: Tenants, frame: protocol.ClientFrame) -> None:
+async def test_nothing_is_handed_over_after_any_other_frame(
+    tenants: TenantRegistry, frame: protocol.ClientFrame
+) -> None:
     client = await Client.connect(tenants.directory("a"))
     client.send(frame)
     client.send(protocol.Reserve(1, 0, 1 * GI, handover=True))
@@ -267,7 +271,7 @@ async def test_nothing_is_handed_over_after_any_other_frame(tenants: Tenants, fr
     client.close()
 
 
-async def test_handovers_are_bounded_in_sum(tenants: Tenants) -> None:
+async def test_handovers_are_bounded_in_sum(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     assert await client.reserve(1 << 47, handover=True) == 1 << 47
     client.send(protocol.Reserve(2, 0, 1, handover=True))
@@ -275,7 +279,9 @@ async def test_handovers_are_bounded_in_sum(tenants: Tenants) -> None:
     client.close()
 
 
-async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_its_socket(tenants: Tenants) -> None:
+async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_its_socket(
+    tenants: TenantRegistry,
+) -> None:
     directory = tenants.directory("b")
     program = (
         "import os,socket,sys,time;from sharepod import protocol as p;"
@@ -302,7 +308,9 @@ async def test_a_process_that_dies_gives_the_token_back_although_a_child_keeps_i
         await asyncio.to_thread(parent.communicate)
 
 
-async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_credits(tenants: Tenants) -> None:
+async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_credits(
+    tenants: TenantRegistry,
+) -> None:
     first, second = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
     assert await first.reserve(3 * GI) == 3 * GI
     second.send(protocol.Reserve(9, 0, 2 * GI))
@@ -320,7 +328,7 @@ async def test_memory_is_refused_beyond_the_limit_and_never_for_a_siblings_idle_
     second.close()
 
 
-async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(tenants: Tenants) -> None:
+async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     assert await client.reserve(5 * GI, handover=True) == 5 * GI, "it is in use, whatever the limit"
     assert await client.reserve(1) == 0
@@ -329,7 +337,7 @@ async def test_what_a_process_held_before_the_agent_restarted_is_declared_anew(t
     client.close()
 
 
-async def test_changed_terms_reach_the_clients_and_the_file(tenants: Tenants) -> None:
+async def test_changed_terms_reach_the_clients_and_the_file(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     await tenants.apply([row("a", 300, 800, memory=2 * GI, memory_isolation=MemoryIsolation.NONE), row("b", 600)])
     limits = await client.expect(protocol.Limits)
@@ -341,7 +349,7 @@ async def test_changed_terms_reach_the_clients_and_the_file(tenants: Tenants) ->
     client.close()
 
 
-async def test_a_tenant_that_is_being_released_is_refused(tenants: Tenants) -> None:
+async def test_a_tenant_that_is_being_released_is_refused(tenants: TenantRegistry) -> None:
     holder, other = await Client.connect(tenants.directory("b")), await Client.connect(tenants.directory("a"))
     directory = tenants.directory("b")
     await holder.granted()
@@ -358,7 +366,7 @@ async def test_a_tenant_that_is_being_released_is_refused(tenants: Tenants) -> N
     other.close()
 
 
-async def test_a_gang_has_one_token_for_all_its_gpus(settings: Settings) -> None:
+async def test_a_gang_has_one_token_for_all_its_gpus(settings: AgentSettings) -> None:
     rows = [row("gang", 500, gpus=(GPU0, GPU1)), row("single", 500, gpus=(GPU1,))]
     async with tenants_with(settings, rows) as tenants:
         gang, single = (
@@ -390,7 +398,9 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
-async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(tenants: Tenants, packet: bytes) -> None:
+async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(
+    tenants: TenantRegistry, packet: bytes
+) -> None:
     good, bad = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
     bad.send_raw(packet)
     assert await bad.ends()
@@ -399,14 +409,14 @@ async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(ten
     bad.close()
 
 
-async def test_nothing_is_answered_before_hello(tenants: Tenants) -> None:
+async def test_nothing_is_answered_before_hello(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"), hello=False)
     client.send(protocol.Want(1))
     assert await client.ends()
     client.close()
 
 
-async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenants) -> None:
+async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"), hello=False)
     client.send(protocol.Hello(protocol.VERSION_MAX + 1, protocol.VERSION_MAX + 3))
     refused = await client.expect(protocol.Refused)
@@ -416,7 +426,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenan
     client.close()
 
 
-async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None:
+async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) -> None:
     good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
     [deafened] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
     asked = 0
@@ -435,7 +445,7 @@ async def test_a_client_that_does_not_read_is_given_up(tenants: Tenants) -> None
     deaf.close()
 
 
-async def test_descriptors_that_a_client_sends_are_dropped(tenants: Tenants) -> None:
+async def test_descriptors_that_a_client_sends_are_dropped(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("b"))
     before = open_descriptors()
     for _ in range(20):
@@ -462,7 +472,7 @@ async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
             client.close()
 
 
-async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: Settings) -> None:
+async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("a")]) as tenants:
         directory = tenants.directory("a")
         assert directory is not None
@@ -477,7 +487,7 @@ async def test_an_agent_that_starts_again_takes_over_at_the_same_path(settings: 
     old.close()
 
 
-async def test_usage_and_processes_are_reported(tenants: Tenants) -> None:
+async def test_usage_and_processes_are_reported(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("b"))
     await client.reserve(1 * GI)
     grant = await client.granted()

@@ -13,25 +13,25 @@ from statistics import median
 import pytest
 from harness import floods
 from sharepod import protocol
-from sharepod.agent.sockets.connection import Connection
-from sharepod.agent.sockets.refusals import Refusal
+from sharepod.agent.sockets.connection import HookConnection
+from sharepod.agent.sockets.refusals import ClientRefusal
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.served import ServedTenant
-from sharepod.agent.tenants.tenants import Tenants
 from unit.agent.client import Client, row, settings_in, tenants_with, until
 
 REFUSED = {
-    "frames": Refusal.FLOOD,
-    "questions": Refusal.UNREAD,
-    "garbage": Refusal.MALFORMED,
+    "frames": ClientRefusal.FLOOD,
+    "questions": ClientRefusal.UNREAD,
+    "garbage": ClientRefusal.MALFORMED,
     "connects": None,
-    "mute": Refusal.SILENT,
+    "mute": ClientRefusal.SILENT,
     "stolen": None,
     "crowd": None,
 }
 
 
 @asynccontextmanager
-async def flooding(tenants: Tenants, how: str) -> AsyncIterator[None]:
+async def flooding(tenants: TenantRegistry, how: str) -> AsyncIterator[None]:
     there = tenants.directory("bad")
     assert there is not None
     program = await asyncio.create_subprocess_exec(*floods.command(how), cwd=there, stdout=asyncio.subprocess.PIPE)
@@ -101,7 +101,7 @@ async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_p
 
 
 async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharepod.agent.sockets.inbox._AT_ONCE", 1 << 30)  # nobody is disconnected for it
+    monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)  # nobody is disconnected for it
     settings = settings_in(tmp_path, frames_per_s=1000)
     names = ["a", "b", "c", "d"]
     async with tenants_with(settings, [row(name, 250) for name in names]) as tenants:
@@ -110,7 +110,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
         def counting(served: ServedTenant) -> None:
             handle = served.handle
 
-            def counted(client: Connection, frame: protocol.ClientFrame) -> None:
+            def counted(client: HookConnection, frame: protocol.ClientFrame) -> None:
                 nonlocal handled
                 handled += 1
                 handle(client, frame)
@@ -140,7 +140,7 @@ async def test_a_thousand_that_are_lost_at_once_are_let_go_in_turns(tmp_path: Pa
         crowd = [await Client.connect(tenants.directory("a")) for _ in range(200)]
         slow, let_go = served.memory.gone, 0
 
-        def gone(client: Connection, *, alive: bool) -> None:
+        def gone(client: HookConnection, *, alive: bool) -> None:
             nonlocal let_go
             let_go += 1
             time.sleep(0.001)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import NOTHING_INHERITED, Handover, read, start_time
-from sharepod.agent.tenants.tenants import Tenants
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.timeshare import Account, AccountSnapshot, Parameters
 from sharepod.timeshare.account import Charge
 from structlog.testing import capture_logs
@@ -146,7 +146,7 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
         f"s.send(protocol.encode(protocol.Reserve(1, 0, {3 * GI}))); s.recv(2000)\n"
         "print('has it', flush=True); input()\n"
     )
-    first = Tenants(given_settings, changed=lambda: None)
+    first = TenantRegistry(given_settings, changed=lambda: None)
     await first.start()
     await first.apply(rows)
     there = first.directory("a")

@@ -16,11 +16,11 @@ import structlog
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution
 from sharepod.agent.findings.utilization import UtilizationMeter
-from sharepod.agent.settings import Settings
+from sharepod.agent.settings import AgentSettings
 from sharepod.agent.shares.histogram import Histogram
 from sharepod.agent.shares.tokens import Tokens
-from sharepod.agent.sockets.frame_budget import Attention
-from sharepod.agent.sockets.refusals import Refusal
+from sharepod.agent.sockets.frame_budget import FrameBudget
+from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import Handover
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
@@ -38,16 +38,16 @@ _CHECKPOINT_S = 0.2
 _RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
 
 
-class Tenants:
+class TenantRegistry:
     """`start`, then `apply` whenever the ledger changed. `changed` is called when `status` may have become
     different."""
 
-    def __init__(self, settings: Settings, *, changed: Callable[[], None]) -> None:
+    def __init__(self, settings: AgentSettings, *, changed: Callable[[], None]) -> None:
         self._settings = settings
         self._changed = changed
         self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open)
         self._tokens = Tokens(settings.timeshare())
-        self._attention = Attention(settings.frames_per_s)
+        self._budget = FrameBudget(settings.frames_per_s)
         self._entries: dict[str, Entry] = {}
         self._leftovers: set[str] = set()
         self._applying = asyncio.Lock()
@@ -55,7 +55,7 @@ class Tenants:
         self._known = False
         self._observer = Observer(settings.state_dir, settings.watch(), self._tokens.usage)
         self._checkpointing: asyncio.TimerHandle | None = None
-        self._refusals: Counter[Refusal] = Counter()
+        self._refusals: Counter[ClientRefusal] = Counter()
         """By tenants that are gone."""
 
     async def start(self) -> None:
@@ -126,10 +126,10 @@ class Tenants:
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.row
 
-    def trouble(self, tenant_id: str) -> str | None:
-        """Why a row cannot be served, or None."""
+    def unservable(self, tenant_id: str) -> str | None:
+        """Return why a row cannot be served, or None."""
         entry = self._entries.get(tenant_id)
-        return None if entry is None else entry.trouble
+        return None if entry is None else entry.unservable
 
     def rows(self) -> tuple[Tenant, ...]:
         """Those in force, in whatever state, in the ledger's order."""
@@ -196,7 +196,7 @@ class Tenants:
         return self._tokens.hand_offs
 
     @property
-    def refusals(self) -> Counter[Refusal]:
+    def refusals(self) -> Counter[ClientRefusal]:
         """How often a client was closed for what it sent, or did not send."""
         return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
 
@@ -225,17 +225,17 @@ class Tenants:
 
     async def _apply_row(self, row: Tenant) -> None:
         entry = self._entries.get(row.id)
-        if entry is not None and entry.row == row and (entry.directory is not None or entry.trouble or entry.drained):
+        if entry is not None and entry.row == row and entry.settled:
             return
         if entry is not None and (entry.row.gpus, entry.row.mode) != (row.gpus, row.mode):
             log.error("a tenant moved in the ledger; its clients have to connect anew", tenant=row.id)
             self._close(entry)
             entry = None
-        trouble = not_servable(row)
-        if trouble is not None:
-            if entry is None or entry.trouble != trouble:
-                log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=trouble)
-            self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), trouble=trouble)
+        unservable = not_servable(row)
+        if unservable is not None:
+            if entry is None or entry.unservable != unservable:
+                log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=unservable)
+            self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), unservable=unservable)
         elif row.state is TenantState.RELEASING:
             await self._release(row, entry)
         elif entry is None or entry.directory is None:
@@ -270,7 +270,7 @@ class Tenants:
                 self._tokens,
                 self._settings,
                 self._changed,
-                attention=self._attention,
+                budget=self._budget,
                 handover=handover,
                 left=left,
             )

@@ -13,29 +13,29 @@ import pytest
 import pytest_asyncio
 from sharepod import protocol
 from sharepod.agent.devices.inventory import Process
-from sharepod.agent.settings import Settings
+from sharepod.agent.settings import AgentSettings
 from sharepod.agent.state.directory import StateDir, StateDirError
-from sharepod.agent.tenants.tenants import Tenants
+from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
 from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> AgentSettings:
     return settings_in(tmp_path)
 
 
 @pytest_asyncio.fixture
-async def tenants(settings: Settings) -> AsyncIterator[Tenants]:
+async def tenants(settings: AgentSettings) -> AsyncIterator[TenantRegistry]:
     async with tenants_with(settings, [row("a", 400, 700)]) as tenants:
         yield tenants
 
 
-def observe(tenants: Tenants, *processes: Process, residue: str | None = None, owner: str | None = None) -> None:
+def observe(tenants: TenantRegistry, *processes: Process, residue: str | None = None, owner: str | None = None) -> None:
     tenants.observe(reading(*processes), residue=lambda _: residue, owner_of=lambda _: owner)
 
 
-def status_of(tenants: Tenants, tenant_id: str) -> TenantStatus:
+def status_of(tenants: TenantRegistry, tenant_id: str) -> TenantStatus:
     return next(status for status in tenants.status() if status.id == tenant_id)
 
 
@@ -45,7 +45,7 @@ async def directory_goes(directory: Path) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenants: Tenants) -> None:
+async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenants: TenantRegistry) -> None:
     directory = tenants.directory("a")
     assert directory is not None
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -60,8 +60,10 @@ async def test_a_tenants_directory_is_what_its_pod_needs_and_nothing_else(tenant
     assert (directory / "limits").read_text() == f"gpu {GPU0} request 400 limit 700 memory {4 * GI} enforced 1\n"
 
 
-async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with_the_tenant(settings: Settings) -> None:
-    def marked(tenants: Tenants) -> bool:
+async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with_the_tenant(
+    settings: AgentSettings,
+) -> None:
+    def marked(tenants: TenantRegistry) -> bool:
         directory = tenants.directory("a")
         assert directory is not None
         return (directory / "fail-open").exists()
@@ -81,7 +83,7 @@ async def test_leave_to_go_on_without_limits_is_the_administrators_and_ends_with
         assert not marked(tenants)
 
 
-async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: Settings) -> None:
+async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
         directory = tenants.directory("whole")
         assert directory is not None
@@ -89,8 +91,8 @@ async def test_an_exclusive_tenant_gets_no_hook_and_no_socket(settings: Settings
         assert (directory / "ld.so.preload").read_bytes() == b""
 
 
-async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: Settings) -> None:
-    def pinned(tenants: Tenants) -> tuple[int, ...]:
+async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: AgentSettings) -> None:
+    def pinned(tenants: TenantRegistry) -> tuple[int, ...]:
         directory = tenants.directory("a")
         assert directory is not None
         return tuple(
@@ -103,7 +105,9 @@ async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: Sett
         assert pinned(tenants) == before
 
 
-async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobody_has_it(settings: Settings) -> None:
+async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobody_has_it(
+    settings: AgentSettings,
+) -> None:
     hooks = settings.state_dir / "hooks"
     async with tenants_with(settings, [row("a")]) as tenants:
         directory = tenants.directory("a")
@@ -120,7 +124,7 @@ async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobod
             assert len(list(hooks.iterdir())) == 1
 
 
-async def test_a_damaged_hook_is_put_right_at_the_start(settings: Settings) -> None:
+async def test_a_damaged_hook_is_put_right_at_the_start(settings: AgentSettings) -> None:
     async with tenants_with(settings, []):
         [installed] = (settings.state_dir / "hooks").iterdir()
     installed.write_bytes(b"half")
@@ -128,13 +132,13 @@ async def test_a_damaged_hook_is_put_right_at_the_start(settings: Settings) -> N
         assert installed.read_bytes() == settings.hook_file.read_bytes()
 
 
-async def test_a_hook_that_was_not_built_is_said_so(settings: Settings) -> None:
+async def test_a_hook_that_was_not_built_is_said_so(settings: AgentSettings) -> None:
     settings.hook_file.unlink()
     with pytest.raises(StateDirError, match="make shim"):
-        await Tenants(settings, changed=lambda: None).start()
+        await TenantRegistry(settings, changed=lambda: None).start()
 
 
-async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenants) -> None:
+async def test_drained_needs_no_process_no_client_and_no_residue(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     assert tenants.directory("a") is None
@@ -145,7 +149,7 @@ async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenant
     client.close()
 
 
-async def test_residue_keeps_a_tenant_from_being_drained(tenants: Tenants) -> None:
+async def test_residue_keeps_a_tenant_from_being_drained(tenants: TenantRegistry) -> None:
     releasing = row("a", 400, 700, state=TenantState.RELEASING)
     await tenants.apply([releasing])
     assert not status_of(tenants, "a").drained, "nobody has looked yet"
@@ -159,7 +163,7 @@ async def test_residue_keeps_a_tenant_from_being_drained(tenants: Tenants) -> No
     assert status_of(tenants, "a").drained, "once seen it stays so"
 
 
-async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: Tenants) -> None:
+async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: TenantRegistry) -> None:
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
@@ -167,7 +171,9 @@ async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(te
     assert status_of(tenants, "a").drained
 
 
-async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(tenants: Tenants) -> None:
+async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(
+    tenants: TenantRegistry,
+) -> None:
     observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     blind = replace(reading(), unread=frozenset({GPU0}))
     tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
@@ -175,13 +181,13 @@ async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
-    assert "cannot be read" in (tenants.trouble("a") or "")
+    assert "cannot be read" in (tenants._entries["a"].left_behind or "")
     observe(tenants)
     assert status_of(tenants, "a").drained
 
 
 async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = StateDir.create
 
@@ -202,7 +208,7 @@ async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
         (await Client.connect(tenants.directory("bad"))).close()
 
 
-async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: Tenants) -> None:
+async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_left(tenants: TenantRegistry) -> None:
     directory = tenants.directory("a")
     assert directory is not None
     await tenants.apply([])
@@ -214,7 +220,7 @@ async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_le
     await directory_goes(directory)
 
 
-async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_removed(settings: Settings) -> None:
+async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_removed(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("old"), row("kept")]) as tenants:
         old, kept = tenants.directory("old"), tenants.directory("kept")
     assert old is not None
@@ -225,7 +231,7 @@ async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_rem
         assert kept.exists()
 
 
-async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has_one(tenants: Tenants) -> None:
+async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has_one(tenants: TenantRegistry) -> None:
     for _ in range(20):
         await tenants.apply([])
         observe(tenants)
@@ -244,23 +250,23 @@ async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has
         (row("a", 600, 500), "more than limitMilli"),
     ],
 )
-async def test_a_row_that_cannot_be_served_harms_no_other(settings: Settings, bad: Tenant, words: str) -> None:
+async def test_a_row_that_cannot_be_served_harms_no_other(settings: AgentSettings, bad: Tenant, words: str) -> None:
     async with tenants_with(settings, [bad, row("good")]) as tenants:
         assert tenants.directory(bad.id) is None
-        assert words in (tenants.trouble(bad.id) or "")
+        assert words in (tenants.unservable(bad.id) or "")
         client = await Client.connect(tenants.directory("good"))
         client.close()
         assert [status.id for status in tenants.status()] == [bad.id, "good"]
 
 
-async def test_a_row_that_was_mended_is_served(settings: Settings) -> None:
+async def test_a_row_that_was_mended_is_served(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
         await tenants.apply([row("a", 500, 500)])
         client = await Client.connect(tenants.directory("a"))
         client.close()
 
 
-async def test_a_bad_row_can_still_be_released(settings: Settings) -> None:
+async def test_a_bad_row_can_still_be_released(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
         await tenants.apply([row("a", 600, 500, state=TenantState.RELEASING)])
         observe(tenants)
@@ -310,12 +316,12 @@ async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_pat
         assert status_of(tenants, "a").findings == ()
 
 
-async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: Tenants) -> None:
+async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: TenantRegistry) -> None:
     observe(tenants, Process(4242, GPU0, GI), owner="a")
     assert status_of(tenants, "a").enforced is None
 
 
-async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: Tenants) -> None:
+async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     observe(tenants)
     assert status_of(tenants, "a").enforced is True
@@ -326,7 +332,7 @@ async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(t
     client.close()
 
 
-async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: Settings) -> None:
+async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
         for _ in range(2):
             tenants.observe(
@@ -349,7 +355,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
         assert "3072 MiB" in finding.message
 
 
-async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants) -> None:
+async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantRegistry) -> None:
     observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     assert status_of(tenants, "a").memory == 3 * GI
     client = await Client.connect(tenants.directory("a"))
@@ -358,7 +364,7 @@ async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: Tenants
     client.close()
 
 
-async def test_a_process_of_nobodys_is_known_as_such(settings: Settings) -> None:
+async def test_a_process_of_nobodys_is_known_as_such(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
         seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
         attribution = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
