@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.agent.sockets.refusals import ClientRefusal
-from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
+from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, row, served_in, settings_in, tenants_with
 
 LIMIT = 4 * GI
 sizes = st.one_of(st.integers(1, LIMIT), st.sampled_from([1, LIMIT, LIMIT + 1, 1 << 47, (1 << 63) - 1]))
@@ -40,7 +40,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
     """Three processes' connections; None closes one."""
     rows = [row("bad", 500, gpus=(GPU0, GPU1), memory=LIMIT), row("good", 500, gpus=(GPU0, GPU1), memory=LIMIT)]
     async with tenants_with(settings_in(directory, recall_ms=1, grace_ms=50), rows) as tenants:
-        served = {each.row.id: each for each in tenants.served()}
+        served = {each.row.id: each for each in served_in(tenants)}
         errors: list[str] = []
         add = served["bad"].refusals.add
 
@@ -72,7 +72,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
                 await asyncio.sleep(0.001)
         assert not [error for error in errors if UNEXPECTED.match(error)], errors
         served["bad"]._exited(os.getpid())
-        assert set(tenants.memory_used("bad").values()) == {0}
+        assert set(memory_used(tenants, "bad").values()) == {0}
         good = await Client.connect(tenants.directory("good"))
         assert await good.reserve(LIMIT) == LIMIT
         good.send(protocol.Want(3))

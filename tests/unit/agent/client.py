@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,8 @@ from sharepod import protocol
 from sharepod.agent.devices.inventory import Process, Reading
 from sharepod.agent.settings import AgentMode, AgentSettings
 from sharepod.agent.tenants.registry import TenantRegistry
+from sharepod.agent.tenants.served import ServedTenant
+from sharepod.agent.tenants.view import TenantView
 from sharepod.api.gpunode import Gpu, Tenant
 
 GPU0 = "GPU-00000000-0000-0000-0000-000000000000"
@@ -74,6 +76,21 @@ async def tenants_with(settings: AgentSettings, rows: Sequence[Tenant]) -> Async
         yield tenants
     finally:
         await tenants.close()
+
+
+def view_of(tenants: TenantRegistry, tenant_id: str) -> TenantView:
+    """What readers see of one tenant."""
+    return next(view for view in tenants.views() if view.row.id == tenant_id)
+
+
+def memory_used(tenants: TenantRegistry, tenant_id: str) -> Mapping[str, int]:
+    """Bytes that one tenant uses, by UUID."""
+    return view_of(tenants, tenant_id).memory_used
+
+
+def served_in(tenants: TenantRegistry) -> list[ServedTenant]:
+    """The runtimes of the tenants that are being served."""
+    return [entry.serving for entry in tenants._entries.values() if entry.serving is not None]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from sharepod.agent.agent import Agent, AgentFacts
 from sharepod.agent.sockets.refusals import ClientRefusal
-from sharepod.agent.tenants.served import ServedTenant
+from sharepod.agent.tenants.view import ShareView, TenantView
 from sharepod.api.gpunode import Health, Mode, Tenant, TenantState
 
 _TENANT = ("tenant", "namespace", "pod", "mode")
@@ -127,22 +127,21 @@ class AgentCollector(Collector):
             sheet.add("agent_frames_refused", (why.value,), refusals[why])
         hand_offs = tenants.hand_offs
         sheet.add_histogram("agent_hand_off_seconds", (), hand_offs.buckets(), hand_offs.sum_ns / 1e9)
-        rows = tenants.rows()
-        self._gpus(sheet, facts, rows)
-        served = {each.row.id: each for each in tenants.served()}
-        statuses = {status.id: status for status in facts.tenants}
-        for row in rows:
+        views = tuple(tenants.views())
+        self._gpus(sheet, facts, [view.row for view in views])
+        for view in views:
+            row = view.row
             if row.state is not TenantState.RESERVED:
                 continue
             labels = (row.id, row.namespace, row.pod_name, row.mode.value)
-            status = statuses[row.id]
-            sheet.add("tenant_processes", labels, status.processes)
-            self._asked(sheet, labels, row)
-            self._measured(sheet, labels, row)
-            if row.id in served:
-                if status.enforced is not None:
-                    sheet.add("tenant_enforced", labels, int(status.enforced))
-                self._shared(sheet, labels, served[row.id])
+            sheet.add("tenant_processes", labels, view.processes)
+            self._reserved(sheet, labels, row)
+            self._measured(sheet, labels, view)
+            share = view.share()
+            if share is not None:
+                if view.enforced is not None:
+                    sheet.add("tenant_enforced", labels, int(view.enforced))
+                self._shared(sheet, labels, row, share)
         self._native(sheet, facts)
         return sheet.families.values()
 
@@ -158,27 +157,28 @@ class AgentCollector(Collector):
             sheet.add("gpu_healthy", labels, int(gpu.health is Health.HEALTHY))
             sheet.add("gpu_shareable", labels, int(gpu.shareable))
             sheet.add("gpu_foreign_processes", labels, len(self._agent.foreign.get(gpu.uuid, ())))
-            busy = self._agent.tenants.busy.ratio(("", gpu.uuid))
+            busy = self._agent.tenants.gpu_busy_ratio(gpu.uuid)
             if busy is not None:
                 sheet.add("gpu_busy_ratio", labels, busy)
             for xid, count in sorted(reading.xids.get(gpu.uuid, {}).items()):
                 sheet.add("gpu_xids", (*labels, str(xid)), count)
 
     @staticmethod
-    def _asked(sheet: _Sheet, labels: tuple[str, ...], row: Tenant) -> None:
+    def _reserved(sheet: _Sheet, labels: tuple[str, ...], row: Tenant) -> None:
+        """Add what the ledger reserves for a tenant."""
         for uuid in row.gpus:
             sheet.add("tenant_request_ratio", (*labels, uuid), row.request_milli / 1000)
             sheet.add("tenant_limit_ratio", (*labels, uuid), row.limit_milli / 1000)
             sheet.add("tenant_memory_limit_bytes", (*labels, uuid), row.memory)
 
-    def _measured(self, sheet: _Sheet, labels: tuple[str, ...], row: Tenant) -> None:
-        """What is there of every tenant, by token and allocations or by NVML."""
-        tenants = self._agent.tenants
-        for uuid, used in tenants.memory_used(row.id).items():
+    @staticmethod
+    def _measured(sheet: _Sheet, labels: tuple[str, ...], view: TenantView) -> None:
+        """Add what is measured of every tenant, by token and allocations or by NVML."""
+        for uuid, used in view.memory_used.items():
             sheet.add("tenant_memory_used_bytes", (*labels, uuid), used)
-        for uuid in row.gpus:
-            ratio, busy = tenants.usage_ratio(row.id, uuid), tenants.busy.ratio((row.id, uuid))
-            seconds = tenants.busy.seconds((row.id, uuid)) if row.mode is Mode.EXCLUSIVE else None
+        for uuid in view.row.gpus:
+            ratio, busy = view.usage_ratio(uuid), view.busy_ratio(uuid)
+            seconds = view.busy_seconds(uuid) if view.row.mode is Mode.EXCLUSIVE else None
             if ratio is not None:
                 sheet.add("tenant_usage_ratio", (*labels, uuid), ratio)
             if busy is not None:
@@ -186,27 +186,23 @@ class AgentCollector(Collector):
             if seconds is not None:
                 sheet.add("tenant_held_seconds", (*labels, uuid), seconds)
 
-    def _shared(self, sheet: _Sheet, labels: tuple[str, ...], served: ServedTenant) -> None:
-        """What only sharing has."""
-        tenants, row = self._agent.tenants, served.row
-        usage = tenants.usage(row.id)
-        if usage is None:
-            return
-        waits = tenants.waits(row.id)
-        sheet.add_histogram("tenant_wait_seconds", labels, waits.buckets(), waits.sum_ns / 1e9)
-        sheet.add("tenant_throttled", labels, served.throttled)
-        sheet.add("tenant_unhooked_processes", labels, len(tenants.unhooked(row.id)))
-        gaps, denied = served.memory.gaps(), served.memory.denied()
+    @staticmethod
+    def _shared(sheet: _Sheet, labels: tuple[str, ...], row: Tenant, share: ShareView) -> None:
+        """Add what only sharing has."""
+        usage = share.usage
+        sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
+        sheet.add("tenant_throttled", labels, share.throttled)
+        sheet.add("tenant_unhooked_processes", labels, len(share.unhooked))
         for uuid in row.gpus:
             each = (*labels, uuid)
             sheet.add("tenant_held_seconds", each, usage.held_ns / 1e9)
-            sheet.add("tenant_waited_seconds", each, tenants.waited_ns(row.id) / 1e9)
+            sheet.add("tenant_waited_seconds", each, share.waited_ns / 1e9)
             sheet.add("tenant_borrowed_seconds", each, usage.borrowed_ns / 1e9)
             sheet.add("tenant_overuse_seconds", each, usage.late_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)
             sheet.add("tenant_grants", each, usage.grants)
-            sheet.add("tenant_memory_gap_bytes", each, gaps[uuid])
-            sheet.add("tenant_denied_allocations", each, denied[uuid])
+            sheet.add("tenant_memory_gap_bytes", each, share.memory_gaps[uuid])
+            sheet.add("tenant_denied_allocations", each, share.denied_allocations[uuid])
 
     def _native(self, sheet: _Sheet, facts: AgentFacts) -> None:
         processes = self._agent.reading.processes

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
 
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution
-from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.shares.histogram import Histogram
 from sharepod.agent.shares.tokens import Tokens
@@ -24,11 +23,11 @@ from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import Handover
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
-from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, limits_text, not_servable
 from .observer import Observer, OwnerOf, Residue
 from .served import ServedTenant
+from .view import TenantView
 
 log = structlog.get_logger(__name__)
 
@@ -106,11 +105,6 @@ class TenantRegistry:
             raise OSError(first.errno, words, first.filename) from first
 
     @property
-    def busy(self) -> UtilizationMeter:
-        """How long tenants and GPUs were busy, as the driver says."""
-        return self._observer.busy
-
-    @property
     def known(self) -> bool:
         """Whether the node's ledger has been applied since the start."""
         return self._known
@@ -121,74 +115,23 @@ class TenantRegistry:
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.directory
 
-    def row(self, tenant_id: str) -> Tenant | None:
-        """The row in force, in whatever state."""
-        entry = self._entries.get(tenant_id)
-        return None if entry is None else entry.row
-
     def unservable(self, tenant_id: str) -> str | None:
         """Return why a row cannot be served, or None."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.unservable
 
-    def rows(self) -> tuple[Tenant, ...]:
-        """Those in force, in whatever state, in the ledger's order."""
-        return tuple(entry.row for entry in self._entries.values())
-
-    def unhooked(self, tenant_id: str) -> frozenset[int]:
-        """Processes of a tenant that use a GPU without the hook."""
-        entry = self._entries.get(tenant_id)
-        return entry.watch.unhooked if entry is not None else frozenset()
+    def views(self) -> Iterator[TenantView]:
+        """Yield one view per row in force, in the ledger's order."""
+        busy = self._observer.busy
+        return (TenantView.of(entry, self._tokens, busy) for entry in self._entries.values())
 
     def status(self) -> tuple[TenantStatus, ...]:
-        """One entry per row in force, in the ledger's order."""
-        return tuple(
-            TenantStatus(
-                id=entry.row.id,
-                processes=len(entry.processes),
-                memory=max(self.memory_used(entry.row.id).values(), default=0),
-                held_milli=round(
-                    max((self.usage_ratio(entry.row.id, uuid) or 0.0 for uuid in entry.row.gpus), default=0.0) * 1000
-                ),
-                connected=entry.served is not None and entry.served.greeted_ever,
-                enforced=entry.enforced,
-                findings=entry.watch.findings if entry.serving is not None else (),
-                drained=entry.drained,
-            )
-            for entry in self._entries.values()
-        )
+        """Return one entry per row in force, in the ledger's order."""
+        return tuple(view.status() for view in self.views())
 
-    def usage(self, tenant_id: str) -> TimeUsage | None:
-        """Token time of a tenant that is being served."""
-        entry = self._entries.get(tenant_id)
-        if entry is None or entry.serving is None:
-            return None
-        return self._tokens.usage(tenant_id)
-
-    def usage_ratio(self, tenant_id: str, uuid: str) -> float | None:
-        """The part of the last 10 s that it held a GPU; of an Exclusive tenant, that the GPU was busy. None where
-        nobody knows."""
-        usage = self.usage(tenant_id)
-        return usage.held_milli / 1000 if usage is not None else self.busy.ratio((tenant_id, uuid))
-
-    def memory_used(self, tenant_id: str) -> dict[str, int]:
-        """Bytes in use by UUID; of an Exclusive tenant, those that the driver tells of. Nothing once it is released."""
-        entry = self._entries.get(tenant_id)
-        if entry is None or entry.row.state is TenantState.RELEASING:
-            return {}
-        if entry.served is not None:
-            return entry.served.memory.used()
-        if entry.row.mode is not Mode.EXCLUSIVE:
-            return {}
-        return {uuid: sum(entry.seen.memory.get(uuid, {}).values()) for uuid in entry.row.gpus}
-
-    def waits(self, tenant_id: str) -> Histogram:
-        """How long a tenant that is being served waited for each grant."""
-        return self._tokens.waits(tenant_id)
-
-    def waited_ns(self, tenant_id: str) -> int:
-        """How long it waited in all, up to now."""
-        return self._tokens.waited_ns(tenant_id)
+    def gpu_busy_ratio(self, uuid: str) -> float | None:
+        """Return the part of the last 10 s in which any kernel ran on a GPU, by the driver. None if not known."""
+        return self._observer.busy.ratio(("", uuid))
 
     @property
     def hand_offs(self) -> Histogram:
@@ -199,10 +142,6 @@ class TenantRegistry:
     def refusals(self) -> Counter[ClientRefusal]:
         """How often a client was closed for what it sent, or did not send."""
         return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
-
-    def served(self) -> tuple[ServedTenant, ...]:
-        """Those that are being served."""
-        return tuple(entry.serving for entry in self._entries.values() if entry.serving is not None)
 
     def know_models(self, reading: Reading) -> None:
         """What GPUs there are. Before the first client comes: it is told what its contexts take."""

@@ -22,7 +22,19 @@ from sharepod.agent.sockets.connection import HookConnection
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import MemoryIsolation, TenantState
 from structlog.testing import capture_logs
-from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
+from unit.agent.client import (
+    GI,
+    GPU0,
+    GPU1,
+    Client,
+    memory_used,
+    reading,
+    row,
+    served_in,
+    settings_in,
+    tenants_with,
+    until,
+)
 
 
 @pytest.fixture
@@ -171,10 +183,10 @@ async def test_a_lost_connection_of_a_living_process_frees_neither_memory_nor_to
         await b.told_to_end()
         b.close()
         assert await a.nothing_comes(0.1)
-        assert tenants.memory_used("b")[GPU0] == 4 * GI
+        assert memory_used(tenants, "b")[GPU0] == 4 * GI
         again = await Client.connect(tenants.directory("b"))
         assert await again.reserve(3 * GI, handover=True) == 3 * GI
-        assert tenants.memory_used("b")[GPU0] == 4 * GI, "it may have more to declare"
+        assert memory_used(tenants, "b")[GPU0] == 4 * GI, "it may have more to declare"
         assert await again.reserve(1 * GI + 1) == 0, "that was all of it"
         assert await again.reserve(1 * GI) == 1 * GI
         again.send(protocol.Drained(grant.grant_id))
@@ -221,7 +233,7 @@ async def test_without_descriptors_accepting_pauses_and_goes_on_later(
 
 
 async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenants: TenantRegistry) -> None:
-    [flooded] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
+    [flooded] = [tenant for tenant in served_in(tenants) if tenant.row.id == "a"]
     clients = [await Client.connect(tenants.directory("a")) for _ in range(8)]
     taken: list[int] = []
     handle = flooded.handle
@@ -428,7 +440,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenan
 
 async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) -> None:
     good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
-    [deafened] = [tenant for tenant in tenants.served() if tenant.row.id == "a"]
+    [deafened] = [tenant for tenant in served_in(tenants) if tenant.row.id == "a"]
     asked = 0
     while deafened.connected == 2:
         try:
@@ -465,7 +477,7 @@ async def test_connections_of_one_tenant_are_bounded(tmp_path: Path) -> None:
         assert "connections_max" in refused.text
         assert await extra.ends()
         clients[0].close()
-        [tenant] = tenants.served()
+        [tenant] = served_in(tenants)
         await until(lambda: tenant.connected == 1)
         again = await Client.connect(tenants.directory("a"))
         for client in (*clients, extra, again):

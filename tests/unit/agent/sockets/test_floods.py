@@ -17,7 +17,7 @@ from sharepod.agent.sockets.connection import HookConnection
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.served import ServedTenant
-from unit.agent.client import Client, row, settings_in, tenants_with, until
+from unit.agent.client import Client, row, served_in, settings_in, tenants_with, until
 
 REFUSED = {
     "frames": ClientRefusal.FLOOD,
@@ -74,7 +74,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
                     await answer_times(honest, 10)
             late = await Client.connect(tenants.directory("good"))
         assert tenants.directory("good") is not None
-        [served] = [each for each in tenants.served() if each.row.id == "good"]
+        [served] = [each for each in served_in(tenants) if each.row.id == "good"]
         assert served.connected == 2
         assert not served.refusals.counts
         # The flood is a process of its own: where processors are scarce, everything is slower by that.
@@ -86,7 +86,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
 async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, frames_per_s=500)
     async with tenants_with(settings, [row("a")]) as tenants:
-        [served] = tenants.served()
+        [served] = served_in(tenants)
         greedy, honest = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
         begin = time.monotonic()
         for seq in range(1, 701):
@@ -117,7 +117,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
 
             served.handle = counted  # type: ignore[method-assign]
 
-        for served in tenants.served():
+        for served in served_in(tenants):
             counting(served)
         clients = [await Client.connect(tenants.directory(name)) for name in names]
         nothing, begin = protocol.encode(protocol.Drained(99, False)), time.monotonic()
@@ -126,7 +126,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
                 with contextlib.suppress(BlockingIOError, ConnectionError):
                     client.send_raw(nothing)
             await asyncio.sleep(0)
-        assert all(served.throttled for served in tenants.served())
+        assert all(served.throttled for served in served_in(tenants))
         # What each has saved up, what one of them may have, and what the last turns take beyond it.
         assert 1000 <= handled <= 4 * 250 + 1.5 * 1000 * elapsed
         for client in clients:
@@ -136,7 +136,7 @@ async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkey
 async def test_a_thousand_that_are_lost_at_once_are_let_go_in_turns(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path), [row("a"), row("b")]) as tenants:
         honest = await Client.connect(tenants.directory("b"))
-        [served] = [each for each in tenants.served() if each.row.id == "a"]
+        [served] = [each for each in served_in(tenants) if each.row.id == "a"]
         crowd = [await Client.connect(tenants.directory("a")) for _ in range(200)]
         slow, let_go = served.memory.gone, 0
 

@@ -21,7 +21,7 @@ from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.timeshare import Account, AccountSnapshot, Parameters
 from sharepod.timeshare.account import Charge
 from structlog.testing import capture_logs
-from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, tenants_with
+from unit.agent.client import GI, GPU0, GPU1, Client, memory_used, row, settings_in, tenants_with, view_of
 
 ME = os.getpid()
 SECOND = 1_000_000_000
@@ -158,14 +158,14 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
         assert holder.stdout is not None
         assert await asyncio.wait_for(holder.stdout.readline(), 20) == b"has it\n"
         async with tenants_with(given_settings, rows) as second:  # the first one never got to end anything
-            assert second.memory_used("a") == {GPU0: 3 * GI}
+            assert memory_used(second, "a") == {GPU0: 3 * GI}
             assert second.status()[0].connected, "a hook has connected, if to another agent"
             client = await Client.connect(second.directory("a"))
             assert await client.reserve(2 * GI) == 0
             assert await client.reserve(1 * GI) == 1 * GI
             holder.kill()
             async with asyncio.timeout(10):
-                while second.memory_used("a") != {GPU0: 1 * GI}:  # noqa: ASYNC110 - the loop is what has to turn
+                while memory_used(second, "a") != {GPU0: 1 * GI}:  # noqa: ASYNC110 - the loop is what has to turn
                     await asyncio.sleep(0.01)
             assert await client.reserve(3 * GI) == 3 * GI
             client.close()
@@ -183,10 +183,10 @@ async def test_the_time_account_goes_on(tmp_path: Path) -> None:
         grant = await client.granted()
         client.send(protocol.Drained(grant.grant_id))
         await client.granted()
-        before = first.usage("a")
+        before = view_of(first, "a").usage
         client.close()
     async with tenants_with(given_settings, rows) as second:
-        after = second.usage("a")
+        after = view_of(second, "a").usage
     assert before is not None
     assert after is not None
     assert after.grants == before.grants == 2

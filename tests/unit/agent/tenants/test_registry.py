@@ -17,7 +17,7 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.agent.state.directory import StateDir, StateDirError
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
-from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, settings_in, tenants_with, until
+from unit.agent.client import GI, GPU0, GPU1, Client, reading, row, served_in, settings_in, tenants_with, until, view_of
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
     tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
-    assert "cannot be read" in (tenants._entries["a"].left_behind or "")
+    assert "cannot be read" in (view_of(tenants, "a").left_behind or "")
     observe(tenants)
     assert status_of(tenants, "a").drained
 
@@ -287,7 +287,7 @@ async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path)
 
 async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
-        [served] = tenants.served()
+        [served] = served_in(tenants)
         silent = await Client.connect(tenants.directory("a"), hello=False)
         looking = await Client.connect(tenants.directory("a"), hello=False)
         looking.send(protocol.Hello(1, 1, observes=True))

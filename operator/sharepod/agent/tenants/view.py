@@ -1,0 +1,138 @@
+"""What readers (metrics, status report) may know of one tenant: one frozen value per row of the ledger.
+
+Guarantees:
+- A view is put together once per row and reading: no reader looks a tenant up again by its id.
+- Reading a view changes nothing and does no I/O.
+- A view costs no more than the status needs; what only metrics need is computed by `share` and the ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sharepod.agent.findings.utilization import UtilizationMeter
+from sharepod.agent.shares.histogram import Histogram
+from sharepod.agent.shares.tokens import Tokens
+from sharepod.api.gpunode import Finding, Mode, Tenant, TenantState, TenantStatus
+from sharepod.timeshare import TimeUsage
+
+from .entry import Entry
+from .served import ServedTenant
+
+
+@dataclass(frozen=True, slots=True)
+class ShareView:
+    """What only a tenant has that shares its GPUs and is being served. Dicts are keyed by GPU UUID."""
+
+    usage: TimeUsage
+    waits: Histogram
+    """How long the tenant waited for each grant. Live: it goes on counting."""
+    waited_ns: int
+    """How long the tenant waited in all, up to now."""
+    throttled: int
+    """How often its processes were throttled because they sent too many frames."""
+    unhooked: frozenset[int]
+    """Pids of its processes that use a GPU without the hook."""
+    memory_gaps: Mapping[str, int]
+    """Bytes that the driver counts beyond the tenant's credits."""
+    denied_allocations: Mapping[str, int]
+    """Requests for memory that were refused because of the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """One row in force, and what is known of its tenant now."""
+
+    row: Tenant
+    processes: int
+    """Processes that are connected or that the driver shows on the tenant's GPUs."""
+    memory_used: Mapping[str, int]
+    """Bytes in use by GPU UUID; of an Exclusive tenant, those that the driver reports. Empty once it is released."""
+    usage: TimeUsage | None
+    """Token time; None unless the tenant is being served."""
+    connected: bool
+    """True if any hook of the tenant has ever connected."""
+    enforced: bool | None
+    """True if its share is enforced; None if not known."""
+    findings: tuple[Finding, ...]
+    drained: bool
+    """True once nothing of a released tenant is left."""
+    left_behind: str | None
+    """What a tenant that is being released has left so far, in words; None if nothing, or not read yet."""
+
+    _served: ServedTenant | None
+    _unhooked: frozenset[int]
+    _tokens: Tokens
+    _busy: UtilizationMeter
+
+    @classmethod
+    def of(cls, entry: Entry, tokens: Tokens, busy: UtilizationMeter) -> TenantView:
+        """Return the view of one entry of the registry."""
+        row, serving = entry.row, entry.serving
+        return cls(
+            row=row,
+            processes=len(entry.processes),
+            memory_used=_memory_used(entry),
+            usage=tokens.usage(row.id) if serving is not None else None,
+            connected=entry.served is not None and entry.served.greeted_ever,
+            enforced=entry.enforced,
+            findings=entry.watch.findings if serving is not None else (),
+            drained=entry.drained,
+            left_behind=entry.left_behind,
+            _served=serving,
+            _unhooked=entry.watch.unhooked,
+            _tokens=tokens,
+            _busy=busy,
+        )
+
+    def usage_ratio(self, uuid: str) -> float | None:
+        """Return the part of the last 10 s in which the tenant held a GPU; of an Exclusive tenant, in which the GPU was
+        busy. None if not known."""
+        return self.usage.held_milli / 1000 if self.usage is not None else self.busy_ratio(uuid)
+
+    def busy_ratio(self, uuid: str) -> float | None:
+        """Return the part of the last 10 s in which kernels of the tenant ran, by the driver. None if not known."""
+        return self._busy.ratio((self.row.id, uuid))
+
+    def busy_seconds(self, uuid: str) -> float | None:
+        """Return for how many seconds kernels of the tenant ran since the tenant became known. None if not known."""
+        return self._busy.seconds((self.row.id, uuid))
+
+    def share(self) -> ShareView | None:
+        """Return what only sharing has; None unless the tenant is being served."""
+        if self._served is None or self.usage is None:
+            return None
+        return ShareView(
+            usage=self.usage,
+            waits=self._tokens.waits(self.row.id),
+            waited_ns=self._tokens.waited_ns(self.row.id),
+            throttled=self._served.throttled,
+            unhooked=self._unhooked,
+            memory_gaps=self._served.memory.gaps(),
+            denied_allocations=self._served.memory.denied(),
+        )
+
+    def status(self) -> TenantStatus:
+        """Return the tenant's entry in the status of the GPUNode."""
+        held = max((self.usage_ratio(uuid) or 0.0 for uuid in self.row.gpus), default=0.0)
+        return TenantStatus(
+            id=self.row.id,
+            processes=self.processes,
+            memory=max(self.memory_used.values(), default=0),
+            held_milli=round(held * 1000),
+            connected=self.connected,
+            enforced=self.enforced,
+            findings=self.findings,
+            drained=self.drained,
+        )
+
+
+def _memory_used(entry: Entry) -> Mapping[str, int]:
+    if entry.row.state is TenantState.RELEASING:
+        return {}
+    if entry.served is not None:
+        return entry.served.memory.used()
+    if entry.row.mode is not Mode.EXCLUSIVE:
+        return {}
+    return {uuid: sum(entry.seen.memory.get(uuid, {}).values()) for uuid in entry.row.gpus}
