@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from packing_trace import TraceNode, TracePod
 from reference.pods_without_gpus import find_node
+from reference.usable_capacity import Definition
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.binpack.demand import DemandClass, class_of
+from sharepod.placement.binpack.demand import DemandClass, MemoryShare, class_of
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
 from sharepod.placement.engine import Engine
 from sharepod.placement.state.cluster import Cluster
@@ -111,10 +112,10 @@ class MemoryBlind(SharePod):
 
     def learn(self, request: PlacementRequest) -> None:
         known = class_of(request)
-        self.engine.packing.demand.count(None if known is None else replace(known, memory=-1))
+        self.engine.packing.demand.count(None if known is None else replace(known, memory=MemoryShare.IN_PROPORTION))
 
 
-class _Scored:
+class _TracePolicy:
     """Nodes as columns and, for each kind of pod, the scores of all nodes, of which those that changed are made
     anew. Memory of nodes and of GPUs only filters."""
 
@@ -191,7 +192,7 @@ class _Scored:
         raise NotImplementedError
 
 
-class BestFit(_Scored):
+class BestFit(_TracePolicy):
     """Least left of CPU and of GPU time, each as a part of the largest node's."""
 
     CPU, GPU = 128_000, 8_000
@@ -208,7 +209,7 @@ class BestFit(_Scored):
         return [int(cell) for cell in passing[: pod.gpus]]
 
 
-class Fgd(_Scored):
+class Fgd(_TracePolicy):
     """Where the expected fragmentation grows least. It knows the trace's mix beforehand, down to the kinds of pods that
     make up 95 % of it."""
 
@@ -222,11 +223,11 @@ class Fgd(_Scored):
             if total >= 0.95 * len(pods):
                 break
         shares = {
-            DemandClass(gpus, milli, -1, cpu, models): count / total
+            DemandClass(gpus, milli, MemoryShare.IN_PROPORTION, cpu, models): count / total
             for (cpu, gpus, milli, models), count in kept.items()
             if gpus
         }
-        self._usable = UsableCapacity(shares, models=self.models, sizes=[WHOLE_GPU], mix=1.0)
+        self._definition = Definition(UsableCapacity(shares, models=self.models, sizes=[WHOLE_GPU], mix=1.0))
 
     def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
         whole = np.maximum(self.free[part], 0)
@@ -252,8 +253,8 @@ class Fgd(_Scored):
         else:
             inverse = np.arange(len(states))
         time, zero = states[:, 2:], np.zeros((len(states), free.shape[1]), dtype=np.int64)
-        held = self._usable.cells(time, time, zero).sum(axis=1)
-        usable = self._usable.value(held, states[:, 1].astype(np.float32), states[:, 0])
+        held = self._definition.gpus(time, time, zero).sum(axis=1)
+        usable = self._definition.value(held, states[:, 1].astype(np.float32), states[:, 0])
         result: Array = (time.sum(axis=1) - usable)[inverse.ravel()]
         return result
 

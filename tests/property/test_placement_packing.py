@@ -90,7 +90,7 @@ def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_place
         for other in asked[:3]:
             cluster.engine.find(other)
         kept = cluster.engine.find(request)
-        cluster.engine.packing.forget()
+        cluster.engine.packing._scores.clear()
         assert cluster.engine.find(request) == kept
         _settle(cluster, request)
 

@@ -5,6 +5,8 @@ In a cluster kube-scheduler places such pods; a trace has them among the others.
 
 from __future__ import annotations
 
+from sharepod.placement.binpack.packing import Offers
+from sharepod.placement.binpack.request_classes import RequestClass, needs_key
 from sharepod.placement.engine import Engine
 from sharepod.placement.filters.node import BY_STATE, covers
 from sharepod.placement.state.accounts import NodeAccount
@@ -21,7 +23,8 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
 
 def find_node(engine: Engine, needs: PodNeeds) -> str | None:
     """Return a node for the pod: of those that take it, where it is least in the way of GPU shares."""
-    offers = engine.packing.host(needs)
+    key = ("no GPU", *needs_key(needs))
+    offers = Offers(engine.packing, engine.packing.scores(key, RequestClass(needs)))
     while (name := offers.next()) is not None:
         node = engine.cluster.node(name)
         if node is not None and takes_pod(node, needs):

@@ -1,4 +1,4 @@
-"""How arrays reach the C of this package (native/)."""
+"""NumPy arrays as pointers for the C of this package (native/)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _TYPES = {
 
 
 def pointer(array: npt.NDArray[Any]) -> Any:
-    """What C reads and writes as this array, which the caller keeps alive for as long. Raises `KeyError` for a type of
-    number that C has no name for."""
+    """Return the array as C reads and writes it. The caller keeps the array alive for as long.
+
+    Raises `KeyError` for a type of number that the C does not use.
+    """
     return ffi.from_buffer(_TYPES[array.dtype.type], array)

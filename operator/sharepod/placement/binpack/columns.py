@@ -1,8 +1,12 @@
-"""The books of all nodes once more, as columns: one row per node, one cell per GPU.
+"""Columns: the accounts of all nodes once more, as arrays that C reads.
 
-Guarantees: after `settle` they say what the accounts say. They are there for speed alone: the filters of
-`node_filters` and `gpu_filters` decide, and what the columns pass is asked of those again before it is an answer.
-Rows are in the order of the nodes' names, so that the first of equals is the same whatever came first.
+Node columns have one entry per node; GPU columns have one per node and GPU position, of shape (nodes, width).
+
+Guarantees:
+- After `settle` the columns say what the accounts say.
+- They exist for speed alone. The filters decide: what passes by the columns is asked of the filters before it becomes
+  an answer.
+- Nodes are in the order of their names, so the first of equals does not depend on which node was seen first.
 """
 
 from __future__ import annotations
@@ -18,32 +22,39 @@ from sharepod.api.units import WHOLE_GPU
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import LabelKey, NodeState
 
-EMPTY, PLAIN = 0, 1
-"""Labels of cells: no tenant at all; only tenants without an exclusion label. Others are numbered as they appear."""
+NO_TENANT, NO_EXCLUSION = 0, 1
+"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Combinations of labels
+are numbered from 2 on, as they appear."""
 
-_MAX_LABELS = 1 << 16
-"""Combinations of exclusion labels after which they are numbered anew."""
+_MAX_EXCLUSIONS = 1 << 16
+"""Combinations of exclusion labels after which they are numbered again: `signature` has 16 bits for one."""
 
-_NO_SLOT: dict[tuple[int, int], None] = {}
+_NO_GPUS: dict[tuple[int, int], None] = {}
 
 
 class Columns:
-    """Columns of (nodes,) and of (nodes, GPUs).
+    """Columns of all nodes and GPUs.
 
-    `room`: CPU and memory for one more pod, -1 where the node takes none; `cpu`: what is free of it.
-    `free`: thousandths that a share could have, -1 where the cell takes none; `by_memory`: no more than free memory in
-    proportion allows; `bytes`: free memory; `label`: see EMPTY and PLAIN.
-    `time`, `memory`: thousandths that are free, as indexes from 0 to 1000.
-    `like`: equal for cells that are alike, -1 where a cell takes no shares, 0 where there is none; `state`: equal for
-    nodes with the same CPU and cells.
-    `stamp`: when the row last changed; `fixed`: when what does not depend on tenants did,
-    `last_fixed`: for the last time.
+    Node columns:
+    - `room`: free thousandths of a core and free bytes for one more pod, of shape (nodes, 2); -1: the node takes none.
+    - `cpu`: free thousandths of a core.
+    - `node_model`: number of the model that most of its GPUs have, in `models`.
+    - `node_signature`: equal for nodes with the same model, CPU and GPUs.
+    - `changed_at`: `version` at which anything about the node last changed.
+    - `state_changed_at`: the same of its NodeState; `last_state_change` is the largest.
+
+    GPU columns:
+    - `share`: free thousandths of time for a share; -1: the GPU takes no share.
+    - `share_in_proportion`: as `share`, no more than free memory in proportion to time allows.
+    - `bytes`: free memory. `time`, `memory`: free thousandths, from 0 to 1000.
+    - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: how many.
+    - `signature`: equal for GPUs that scores cannot tell apart; -1: the GPU takes no share, 0: there is no GPU.
     """
 
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
         self._accounts = accounts
         self._dirty: dict[str, None] = {}
-        self._labels: dict[frozenset[LabelKey | None], int] = {}
+        self._exclusions: dict[frozenset[LabelKey | None], int] = {}
         self._models: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self.version = 0
@@ -52,169 +63,172 @@ class Columns:
 
     @property
     def models(self) -> list[str]:
+        """GPU models, in the order of their numbers."""
         return list(self._models)
 
     @property
     def sizes(self) -> list[int]:
+        """Sizes of GPU memory in bytes, in the order of their numbers."""
         return list(self._sizes)
 
-    def label_number(self, key: LabelKey) -> int:
-        """The number of cells all of whose tenants have this exclusion label; -1: there are none."""
-        return self._labels.get(frozenset((key,)), -1)
+    def exclusion_number(self, key: LabelKey) -> int:
+        """Return the number of GPUs all of whose tenants have this exclusion label; -1: there are none."""
+        return self._exclusions.get(frozenset((key,)), -1)
 
     def touch(self, name: str) -> None:
-        """Something about this node has changed."""
+        """Record that something about this node has changed."""
         self._dirty[name] = None
 
     def settle(self) -> npt.NDArray[np.intp] | None:
-        """Takes over what has changed. Returns the rows that did; None: all of them are new."""
+        """Take over what has changed. Returns the positions of the nodes that did; None: all arrays are new."""
         if not self._dirty and not self._rebuild:
             return _NOTHING
         changed: list[int] = []
         for name in self._dirty:
-            node = self._accounts.get(name)
-            slot = self.slots.get(name)
-            if node is None and slot is None:
+            account = self._accounts.get(name)
+            node = self.positions.get(name)
+            if account is None and node is None:
                 continue
-            if slot is None or (node is not None and len(node.gpus) > self.width):
+            if node is None or (account is not None and len(account.gpus) > self.width):
                 self._rebuild = True
                 break
-            changed.append(slot)
-        if self._rebuild or len(self._labels) > _MAX_LABELS:
+            changed.append(node)
+        if self._rebuild or len(self._exclusions) > _MAX_EXCLUSIONS:
             self._start_over()
             return None
         self._dirty.clear()
         self.version += 1
-        for slot in changed:
-            self._read(slot)
+        for node in changed:
+            self._read(node)
         return np.array(sorted(changed), dtype=np.intp)
 
     def _start_over(self) -> None:
         self._dirty.clear()
         self._rebuild = False
-        self._labels.clear()
+        self._exclusions.clear()
         names = sorted(self._accounts)
-        nodes = [self._accounts[name] for name in names]
-        self._allocate(names, max((len(node.gpus) for node in nodes), default=1))
+        self._allocate(names, max((len(self._accounts[name].gpus) for name in names), default=1))
         self.version += 1
-        for slot in range(len(names)):
-            self._read(slot)
+        for node in range(len(names)):
+            self._read(node)
 
     def _allocate(self, names: list[str], width: int) -> None:
         count, width = len(names), max(width, 1)
         self.width = width
         self.names = names
-        self.slots = {name: slot for slot, name in enumerate(names)}
+        self.positions = {name: node for node, name in enumerate(names)}
         self.states: list[NodeState | None] = [None] * count
-        cells: Any = (count, width)
-        self.free = np.full(cells, -1, dtype=np.int64)
-        self.bytes = np.zeros(cells, dtype=np.int64)
-        self.by_memory = np.full(cells, -1, dtype=np.int64)
-        self.time = np.zeros(cells, dtype=np.int64)
-        self.memory = np.zeros(cells, dtype=np.int64)
-        self.size = np.zeros(cells, dtype=np.int64)
-        self.model = np.zeros(cells, dtype=np.int64)
-        self.label = np.zeros(cells, dtype=np.int64)
-        self.tenants = np.zeros(cells, dtype=np.int64)
-        self.like = np.zeros(cells, dtype=np.int64)
+        gpus: Any = (count, width)
+        self.share = np.full(gpus, -1, dtype=np.int64)
+        self.share_in_proportion = np.full(gpus, -1, dtype=np.int64)
+        self.bytes = np.zeros(gpus, dtype=np.int64)
+        self.time = np.zeros(gpus, dtype=np.int64)
+        self.memory = np.zeros(gpus, dtype=np.int64)
+        self.size = np.zeros(gpus, dtype=np.int64)
+        self.model = np.zeros(gpus, dtype=np.int64)
+        self.exclusion = np.zeros(gpus, dtype=np.int64)
+        self.tenants = np.zeros(gpus, dtype=np.int64)
+        self.signature = np.zeros(gpus, dtype=np.int64)
         self.cpu = np.zeros(count, dtype=np.float32)
         self.room = np.full((count, 2), -1, dtype=np.int64)
         self.node_model = np.zeros(count, dtype=np.int64)
-        self.state = np.zeros(count, dtype=np.int64)
-        self.stamp = np.zeros(count, dtype=np.int64)
-        self.fixed = np.zeros(count, dtype=np.int64)
-        self.last_fixed = self.version
+        self.node_signature = np.zeros(count, dtype=np.int64)
+        self.changed_at = np.zeros(count, dtype=np.int64)
+        self.state_changed_at = np.zeros(count, dtype=np.int64)
+        self.last_state_change = self.version
         self.anti_affinity: dict[LabelKey, dict[tuple[int, int], None]] = {}
         self._anti_affinity_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
 
-    def _read(self, slot: int) -> None:
-        node = self._accounts.get(self.names[slot])
-        state = node.state if node is not None else None
-        if state is not self.states[slot]:
-            self.states[slot] = state
-            self.fixed[slot] = self.last_fixed = self.version
-        self.stamp[slot] = self.version
-        for key, cell in self._anti_affinity_of[slot]:
-            self.anti_affinity.get(key, _NO_SLOT).pop((slot, cell), None)
-        self._anti_affinity_of[slot] = ()
-        if node is None or state is None:
-            self._clear_cells(slot, 0)
-            self.room[slot] = -1
-            self.cpu[slot] = 0.0
+    def _read(self, node: int) -> None:
+        account = self._accounts.get(self.names[node])
+        state = account.state if account is not None else None
+        if state is not self.states[node]:
+            self.states[node] = state
+            self.state_changed_at[node] = self.last_state_change = self.version
+        self.changed_at[node] = self.version
+        for key, gpu in self._anti_affinity_of[node]:
+            self.anti_affinity.get(key, _NO_GPUS).pop((node, gpu), None)
+        self._anti_affinity_of[node] = ()
+        if account is None or state is None:
+            self._clear_gpus(node, 0)
+            self.room[node] = -1
+            self.cpu[node] = 0.0
             return
-        taken = node.taken()
-        self.cpu[slot] = taken.free.cpu_milli
-        if taken.pods < state.pods and len(node.rows) < MAX_TENANTS:
-            self.room[slot] = max(taken.free.cpu_milli, 0), max(taken.free.memory, 0)
+        taken = account.taken()
+        self.cpu[node] = taken.free.cpu_milli
+        if taken.pods < state.pods and len(account.rows) < MAX_TENANTS:
+            self.room[node] = max(taken.free.cpu_milli, 0), max(taken.free.memory, 0)
         else:
-            self.room[slot] = -1
-        self._read_cells(slot, node)
+            self.room[node] = -1
+        self._read_gpus(node, account)
 
-    def _clear_cells(self, slot: int, start: int) -> None:
-        """There is no GPU from this cell on."""
+    def _clear_gpus(self, node: int, start: int) -> None:
+        """Mark that there is no GPU from this position on."""
         for column, value in (
-            (self.free, -1),
-            (self.by_memory, -1),
+            (self.share, -1),
+            (self.share_in_proportion, -1),
             (self.time, 0),
             (self.memory, 0),
             (self.tenants, 0),
-            (self.like, 0),
+            (self.signature, 0),
         ):
-            column[slot, start:] = value
+            column[node, start:] = value
 
-    def _read_cells(self, slot: int, node: NodeAccount) -> None:
-        models, sizes, labels = self._models, self._sizes, self._labels
-        free, left, by_memory, time, memory, size, model, label_of, tenants, like = ([] for _ in range(10))
-        for cell, gpu in enumerate(node.gpus):
+    def _read_gpus(self, node: int, account: NodeAccount) -> None:
+        models, sizes, exclusions = self._models, self._sizes, self._exclusions
+        shares, in_proportion, free_bytes, time, memory, size, model, exclusion_of, tenants, signatures = (
+            [] for _ in range(10)
+        )
+        for position, gpu in enumerate(account.gpus):
             state = gpu.state
             shared = state.available and state.held and gpu.head_tenant is None and not gpu.exclusive
             milli = gpu.free_milli if shared else -1
             amount = gpu.free_memory
             if not gpu.tenants:
-                label = EMPTY
+                exclusion = NO_TENANT
             else:
-                label = PLAIN
+                exclusion = NO_EXCLUSION
                 if len(gpu.exclusions) != 1 or None not in gpu.exclusions:
-                    label = labels.setdefault(frozenset(gpu.exclusions), PLAIN + 1 + len(labels))
+                    exclusion = exclusions.setdefault(frozenset(gpu.exclusions), NO_EXCLUSION + 1 + len(exclusions))
             of_model = models.setdefault(state.model, len(models))
             of_size = sizes.setdefault(state.memory, len(sizes))
-            share = max(amount, 0) * WHOLE_GPU // state.memory if state.memory else 0
+            free_memory = max(amount, 0) * WHOLE_GPU // state.memory if state.memory else 0
             most = -(-(amount + 1) * WHOLE_GPU // state.memory) - 1 if state.memory else WHOLE_GPU
-            milli_index = milli if milli > 0 else 0
-            alike = (((((label << 16) | of_model) << 10) | of_size) << 20) | (share << 10) | milli_index
+            free_time = milli if milli > 0 else 0
+            signature = (((((exclusion << 16) | of_model) << 10) | of_size) << 20) | (free_memory << 10) | free_time
             if milli < 0:
-                alike = -1
-            free.append(milli)
-            left.append(amount)
-            by_memory.append(min(milli, most))
-            time.append(milli_index)
-            memory.append(share)
+                signature = -1
+            shares.append(milli)
+            in_proportion.append(min(milli, most))
+            free_bytes.append(amount)
+            time.append(free_time)
+            memory.append(free_memory)
             size.append(of_size)
             model.append(of_model)
-            label_of.append(label)
+            exclusion_of.append(exclusion)
             tenants.append(gpu.tenants)
-            like.append(alike)
+            signatures.append(signature)
             for key in gpu.anti_affinity:
-                self.anti_affinity.setdefault(key, {})[slot, cell] = None
-                self._anti_affinity_of[slot] = (*self._anti_affinity_of[slot], (key, cell))
-        count = len(free)
+                self.anti_affinity.setdefault(key, {})[node, position] = None
+                self._anti_affinity_of[node] = (*self._anti_affinity_of[node], (key, position))
+        count = len(shares)
         if count < self.width:
-            self._clear_cells(slot, count)
+            self._clear_gpus(node, count)
         for column, values in (
-            (self.free, free),
-            (self.bytes, left),
-            (self.by_memory, by_memory),
+            (self.share, shares),
+            (self.share_in_proportion, in_proportion),
+            (self.bytes, free_bytes),
             (self.time, time),
             (self.memory, memory),
             (self.size, size),
             (self.model, model),
-            (self.label, label_of),
+            (self.exclusion, exclusion_of),
             (self.tenants, tenants),
-            (self.like, like),
+            (self.signature, signatures),
         ):
-            column[slot, :count] = values
-        self.node_model[slot] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
-        self.state[slot] = hash((int(self.node_model[slot]), int(self.cpu[slot]), *sorted(like)))
+            column[node, :count] = values
+        self.node_model[node] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
+        self.node_signature[node] = hash((int(self.node_model[node]), int(self.cpu[node]), *sorted(signatures)))
 
 
 _NOTHING: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)

@@ -1,70 +1,110 @@
-"""Which requests come, and how often: what packing keeps room for.
+"""Demand: which requests arrive, and how often. Binpack keeps room for them.
 
-Guarantees: nothing has to be configured or trained; a request counts less the more have come after it, so that a
-changed workload is followed within a few thousand arrivals; the memory this takes is bounded.
+Guarantees:
+- Nothing is configured or trained.
+- An arrival counts half once `HALF_LIFE` others have come after it, so a changed workload is followed within a few
+  thousand arrivals.
+- At most `_MAX_CLASSES` classes are kept from one renewal to the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from sharepod.api.gpunode import Mode
-from sharepod.api.units import WHOLE_GPU
+from sharepod.api.units import WHOLE_GPU, Bytes
 from sharepod.placement.state.types import PlacementRequest
 
 HALF_LIFE = 10_000
-"""Arrivals after which one counts half."""
+"""Arrivals after which one counts half. A changed workload outweighs the old one within two half-lives."""
 
 _GROWTH = 2.0 ** (1.0 / HALF_LIFE)
 _RESCALE_AT = 1e12
+"""Weight of one arrival at which all weights are scaled down, far below the largest float."""
 _MAX_CLASSES = 1024
+"""Classes kept, the rarest are dropped first. Bounds the memory, and the time of a renewal."""
 _FIRST_RENEWAL = 64
-"""Fewer arrivals say nothing of a demand: until then Binpack goes by what is left over."""
+"""Arrivals before the first renewal. Fewer do not describe a demand; until then Binpack goes by `policies.PACK`."""
 _RENEWAL_EVERY = range(32, 256)
-"""Arrivals from one renewal to the next, more once an eighth more says little that is new."""
+"""Arrivals from one renewal to the next: an eighth of all so far, within this range."""
+
+
+class MemoryShare(IntEnum):
+    """GPU memory asked for relative to the GPU, instead of in bytes. Sorts before any number of bytes."""
+
+    ALL = -2
+    """All of the GPU's memory: mode Exclusive."""
+    IN_PROPORTION = -1
+    """The same part of the GPU's memory as of its time: `spec.gpu.memory` is not set."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DemandClass:
-    """Requests that are alike to packing: `milli` thousandths of time on each of `count` GPUs of one of `models` (none:
-    of any), with `cpu` thousandths of a core beside them. `memory`: bytes on each GPU; -1: in proportion to the time,
-    -2: all of it."""
+    """Requests that are equal to Binpack when it learns the demand. Without its models it is a demand *shape*."""
 
     count: int
+    """GPUs."""
     milli: int
-    memory: int
+    """Thousandths of the time of each GPU."""
+    memory: Bytes | MemoryShare
+    """Memory of each GPU."""
     cpu: int
+    """Thousandths of a core."""
     models: tuple[str, ...] = ()
+    """GPU models, sorted; empty: any."""
+
+
+def memory_of(request: PlacementRequest) -> Bytes | MemoryShare:
+    """Return what a request asks of each GPU's memory."""
+    if request.gpu.mode is Mode.EXCLUSIVE:
+        return MemoryShare.ALL
+    return MemoryShare.IN_PROPORTION if request.gpu.memory is None else Bytes(int(request.gpu.memory))
+
+
+def memory_milli(memory: int | MemoryShare, milli: int, size: int) -> int:
+    """Return the thousandths of a GPU's memory that a request takes, rounded up; more than 1000: it does not fit.
+
+    Args:
+        memory: bytes, or a share.
+        milli: thousandths of the GPU's time.
+        size: bytes of the GPU's memory; 0: not known.
+    """
+    if memory == MemoryShare.ALL:
+        return WHOLE_GPU
+    if memory == MemoryShare.IN_PROPORTION or not size:
+        return milli
+    return min(-(-memory * WHOLE_GPU // size), WHOLE_GPU + 1)
 
 
 def class_of(request: PlacementRequest) -> DemandClass | None:
-    """None for best effort, which lives on what others leave."""
+    """Return the demand class of a request; None for best effort, which runs on what others leave."""
     gpu = request.gpu
     whole = gpu.mode is Mode.EXCLUSIVE
     if not gpu.request and not whole:
         return None
-    memory = -2 if whole else -1 if gpu.memory is None else int(gpu.memory)
     milli = WHOLE_GPU if whole else int(gpu.request)
-    return DemandClass(gpu.count, milli, memory, request.pod.resources.cpu_milli, tuple(sorted(set(gpu.models))))
+    models = tuple(sorted(set(gpu.models)))
+    return DemandClass(gpu.count, milli, memory_of(request), request.pod.resources.cpu_milli, models)
 
 
 class Demand:
-    """Counts arrivals. `arrivals`: how many, ever."""
+    """Weighted count of arrivals by class. `arrivals`: how many there were, ever."""
 
     def __init__(self) -> None:
         self._weights: dict[DemandClass, float] = {}
         self._total = 0.0
-        self._unit = 1.0
+        self._unit = 1.0  # the weight of the next arrival, which grows instead of all others shrinking
         self._next_renewal = _FIRST_RENEWAL
         self.arrivals = 0
 
     @property
     def due(self) -> bool:
-        """Enough has come since `shares` was last asked for to ask again."""
+        """True once enough has arrived since the last `shares` to ask again."""
         return self.arrivals >= self._next_renewal
 
     def count(self, what: DemandClass | None) -> None:
-        """One arrival; None: of something that takes no GPU time."""
+        """Count one arrival; None: a pod that takes no GPU time."""
         self.arrivals += 1
         self._unit *= _GROWTH
         self._total += self._unit
@@ -76,8 +116,7 @@ class Demand:
             self._unit = 1.0
 
     def shares(self) -> dict[DemandClass, float]:
-        """The share of each class among all arrivals, in a fixed order. Classes beyond a bound are forgotten, the
-        rarest first."""
+        """Return the share of each class among all arrivals, in a fixed order, and schedule the next renewal."""
         pause = min(max(self.arrivals // 8, _RENEWAL_EVERY.start), _RENEWAL_EVERY.stop)
         self._next_renewal = max(self.arrivals + pause, _FIRST_RENEWAL)
         if len(self._weights) > _MAX_CLASSES:

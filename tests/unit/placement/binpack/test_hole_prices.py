@@ -5,36 +5,37 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.placement.binpack.demand import DemandClass
-from sharepod.placement.binpack.hole_prices import Prices
+from sharepod.api.units import Bytes
+from sharepod.placement.binpack.demand import DemandClass, MemoryShare
+from sharepod.placement.binpack.hole_prices import ShadowPrices
 
 
 def _demand(**shares: float) -> dict[DemandClass, float]:
     """By `m810=0.3`: thousandths and share."""
-    return {DemandClass(1, int(name[1:]), -1, 1000): share for name, share in shares.items()}
+    return {DemandClass(1, int(name[1:]), MemoryShare.IN_PROPORTION, 1000): share for name, share in shares.items()}
 
 
 def test_slivers_are_worth_something_only_where_enough_comes_to_fill_them() -> None:
     free = np.full(1000, 1000)
-    seldom = Prices().worth(_demand(m160=0.01, m810=0.5), free)
-    often = Prices().worth(_demand(m160=0.5, m810=0.5), free)
+    seldom = ShadowPrices().hole_values(_demand(m160=0.01, m810=0.5), free)
+    often = ShadowPrices().hole_values(_demand(m160=0.5, m810=0.5), free)
     assert seldom[190] < 20 < 100 < often[190]
 
 
 def test_a_hole_that_common_requests_fill_is_worth_more_than_one_that_they_leave_a_part_of() -> None:
-    worth = Prices().worth(_demand(m300=0.5, m700=0.5), np.full(100, 1000))
-    assert worth[1000] > worth[950] + 30
-    assert worth[700] > worth[650] + 30
+    value = ShadowPrices().hole_values(_demand(m300=0.5, m700=0.5), np.full(100, 1000))
+    assert value[1000] > value[950] + 30
+    assert value[700] > value[650] + 30
 
 
 def test_memory_in_which_no_common_request_fits_makes_a_hole_worth_nothing() -> None:
-    common, rare = DemandClass(1, 300, 4 << 30, 1000), DemandClass(1, 100, 1 << 30, 1000)
-    prices, shares = Prices(), {common: 0.97, rare: 0.01}
-    prices.worth(shares, np.full(100, 1000))
-    worth = prices.worth_of_memory(shares, 16 << 30)
-    assert worth[249] == 0
-    assert worth[250] > 100
-    assert worth[1000] == 4 * worth[250]
+    common, rare = DemandClass(1, 300, Bytes(4 << 30), 1000), DemandClass(1, 100, Bytes(1 << 30), 1000)
+    prices, shares = ShadowPrices(), {common: 0.97, rare: 0.01}
+    prices.hole_values(shares, np.full(100, 1000))
+    value = prices.memory_values(shares, 16 << 30)
+    assert value[249] == 0
+    assert value[250] > 100
+    assert value[1000] == 4 * value[250]
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,11 +44,11 @@ def test_memory_in_which_no_common_request_fits_makes_a_hole_worth_nothing() -> 
     st.lists(st.integers(1, 1000), max_size=50),
 )
 def test_more_free_time_is_never_worth_less(shares: dict[int, float], free: list[int]) -> None:
-    demand = {DemandClass(1, milli, -1, 1000): share for milli, share in shares.items()}
-    prices = Prices()
+    demand = {DemandClass(1, milli, MemoryShare.IN_PROPORTION, 1000): share for milli, share in shares.items()}
+    prices = ShadowPrices()
     for _ in range(2):
-        worth = prices.worth(demand, np.array(free, dtype=np.int64))
-        assert worth.shape == (1001,)
-        assert worth[0] == 0
-        assert np.isfinite(worth).all()
-        assert (np.diff(worth) >= -1e-9).all()
+        value = prices.hole_values(demand, np.array(free, dtype=np.int64))
+        assert value.shape == (1001,)
+        assert value[0] == 0
+        assert np.isfinite(value).all()
+        assert (np.diff(value) >= -1e-9).all()

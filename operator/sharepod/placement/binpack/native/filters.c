@@ -1,55 +1,57 @@
-/* Which cells of a node a request may go to.
+/* GPUs of a node that pass for a request class.
  *
- * Guarantees: passes whatever the filters of placement pass but for what the columns do not know, and changes nothing.
+ * Guarantees: passes whatever the filters of placement pass, but for what the columns do not know. Changes nothing.
  */
-#include "rows.h"
+#include "columns.h"
 
-/* The common case, a share of any model that nobody keeps apart, without a branch. */
-static int64_t plain_cells(const shp_columns *columns, const shp_ask *ask, int64_t first, int64_t *restrict cells) {
-    const int64_t *restrict label = columns->label + first;
-    const int64_t *restrict free = (ask->memory < 0 ? columns->by_memory : columns->free) + first;
+/* The common case without a branch: a share of any model, without exclusion or anti-affinity label. */
+static int64_t plain_gpus(const shp_columns *columns, const shp_request *request, int64_t first,
+                          int64_t *restrict gpus) {
+    const int64_t *restrict exclusion = columns->exclusion + first;
+    const int64_t *restrict share = (request->memory < 0 ? columns->share_in_proportion : columns->share) + first;
     const int64_t *restrict bytes = columns->bytes + first;
-    const int64_t milli = ask->milli, memory = ask->memory < 0 ? INT64_MIN : ask->memory, width = columns->width;
+    const int64_t milli = request->milli, memory = request->memory < 0 ? INT64_MIN : request->memory,
+                  width = columns->width;
     int64_t found = 0;
-    for (int64_t cell = 0; cell < width; cell++) {
-        cells[found] = cell;
-        found += (free[cell] >= milli) & (bytes[cell] >= memory) & (label[cell] <= PLAIN);
+    for (int64_t gpu = 0; gpu < width; gpu++) {
+        gpus[found] = gpu;
+        found += (share[gpu] >= milli) & (bytes[gpu] >= memory) & (exclusion[gpu] <= NO_EXCLUSION);
     }
     return found;
 }
 
-static bool cell_passes(const shp_columns *columns, const shp_ask *ask, int64_t at) {
-    int64_t label = columns->label[at];
-    if (ask->blocked && ask->blocked[at])
+static bool gpu_passes(const shp_columns *columns, const shp_request *request, int64_t at) {
+    int64_t exclusion = columns->exclusion[at];
+    if (request->blocked_gpus && request->blocked_gpus[at])
         return false;
-    if (ask->models && !ask->models[columns->model[at]])
+    if (request->model_mask && !request->model_mask[columns->model[at]])
         return false;
-    if (ask->whole)
-        return label == EMPTY && columns->free[at] >= 0;
-    if (ask->memory < 0 ? columns->by_memory[at] < ask->milli
-                        : columns->free[at] < ask->milli || columns->bytes[at] < ask->memory)
+    if (request->whole)
+        return exclusion == NO_TENANT && columns->share[at] >= 0;
+    if (request->memory < 0 ? columns->share_in_proportion[at] < request->milli
+                            : columns->share[at] < request->milli || columns->bytes[at] < request->memory)
         return false;
-    return ask->exclusion ? label == EMPTY || label == ask->exclusion : label <= PLAIN;
+    return request->exclusion ? exclusion == NO_TENANT || exclusion == request->exclusion : exclusion <= NO_EXCLUSION;
 }
 
-int64_t shp_passing(const shp_columns *columns, const shp_ask *ask, int64_t row, int64_t *cells) {
-    if (columns->room[2 * row] < ask->room_cpu || columns->room[2 * row + 1] < ask->room_memory)
+int64_t shp_passing(const shp_columns *columns, const shp_request *request, int64_t node, int64_t *gpus) {
+    if (columns->room[2 * node] < request->room_cpu || columns->room[2 * node + 1] < request->room_memory)
         return 0;
-    if (ask->nodes && !ask->nodes[row])
+    if (request->node_mask && !request->node_mask[node])
         return 0;
     int64_t found = 0;
-    int64_t first = row * columns->width;
-    if (!ask->blocked && !ask->models && !ask->whole && !ask->exclusion) {
-        found = plain_cells(columns, ask, first, cells);
+    int64_t first = node * columns->width;
+    if (!request->blocked_gpus && !request->model_mask && !request->whole && !request->exclusion) {
+        found = plain_gpus(columns, request, first, gpus);
     } else {
-        for (int64_t cell = 0; cell < columns->width; cell++)
-            if (cell_passes(columns, ask, first + cell))
-                cells[found++] = cell;
+        for (int64_t gpu = 0; gpu < columns->width; gpu++)
+            if (gpu_passes(columns, request, first + gpu))
+                gpus[found++] = gpu;
     }
-    return found >= ask->count ? found : 0;
+    return found >= request->count ? found : 0;
 }
 
-bool shp_host_passes(const shp_columns *columns, const shp_ask *ask, int64_t row) {
-    return columns->room[2 * row] >= ask->room_cpu && columns->room[2 * row + 1] >= ask->room_memory &&
-           (!ask->nodes || ask->nodes[row]);
+bool shp_node_passes(const shp_columns *columns, const shp_request *request, int64_t node) {
+    return columns->room[2 * node] >= request->room_cpu && columns->room[2 * node + 1] >= request->room_memory &&
+           (!request->node_mask || request->node_mask[node]);
 }

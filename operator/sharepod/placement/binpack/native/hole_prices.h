@@ -1,18 +1,19 @@
-/* What `sharepod.placement.binpack.hole_prices` asks of C: what the free time of a GPU is worth to the requests that
- * will come.
+/* Interface of `sharepod.placement.binpack.hole_prices` to C: shadow prices of request sizes, and the values of holes.
  *
- * All arrays belong to the caller and outlive the call. Read by cffi as it stands: no preprocessor lines but the guard.
+ * All arrays belong to the caller and outlive the call. cffi reads this file as it stands: no preprocessor lines but
+ * the guard and the include.
  */
-#ifndef SHAREPOD_GAPS_H
-#define SHAREPOD_GAPS_H
+#ifndef SHAREPOD_HOLE_PRICES_H
+#define SHAREPOD_HOLE_PRICES_H
 
 #include <stdint.h>
 
-/* `sizes` different requests of `milli` thousandths each, ascending, of which `coming` will come; `holes`: how many
- * GPUs have 0 to 1000 thousandths free. All are multiples of `step`. `price`: what a request of each size is to pay for
- * being let in, in thousandths; where to begin, and what came out. `worth` of holes of 0 to 1000: the time of the
- * requests that fill it best, less their prices. `chance` has room for 1001 x sizes numbers, `flow` for 1001, `wanted`
- * for sizes. */
+/* A cutting-stock problem: requests are cut from the free time of GPUs.
+ *
+ * `sizes` different requests of `milli` thousandths each, ascending, of which `coming` will arrive. `holes`: how many
+ * GPUs have 0 to 1000 thousandths free. All sizes are multiples of `step`. `price`: of a request of each size, in
+ * thousandths; where to begin, and the result. `value`: of holes of 0 to 1000, the time of the requests that fill it
+ * best less their prices. Scratch: `chance` has room for 1001 x sizes numbers, `flow` for 1001, `wanted` for sizes. */
 typedef struct {
     int64_t sizes;
     int64_t step;
@@ -20,17 +21,17 @@ typedef struct {
     const double *coming;
     const double *holes;
     double *price;
-    double *worth;
+    double *value;
     double *chance;
     double *flow;
     double *wanted;
-} shp_market;
+} shp_cutting_stock;
 
-/* What free memory is worth beside no end of time: `worth` of 0 to 1000 thousandths of it, of `kinds` requests that
- * take `takes` (at least one) of it each and bring `gain`. */
-void shp_fill_memory(int64_t kinds, const int64_t *takes, const double *gain, double *worth);
+/* Write the `value` of 0 to 1000 free thousandths of memory with unlimited time beside it, for `shapes` requests that
+ * take `takes` (at least one) thousandths each and bring `gain`. */
+void shp_fill_memory(int64_t shapes, const int64_t *takes, const double *gain, double *value);
 
-/* Moves the prices so often to where the holes want as many of each size as will come. */
-void shp_settle_prices(const shp_market *market, int64_t rounds);
+/* Move the prices for this many rounds to where the holes want as many requests of each size as will arrive. */
+void shp_settle_prices(const shp_cutting_stock *stock, int64_t rounds);
 
 #endif

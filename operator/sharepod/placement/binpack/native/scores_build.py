@@ -1,6 +1,6 @@
-"""Builds `sharepod.placement.binpack._scores`, the inner loops of placement in C, by cffi in API mode.
+"""Build of `sharepod.placement.binpack._scores`, the inner loops of placement in C, by cffi in API mode.
 
-The declarations are read from the headers themselves. setuptools runs it (`cffi_modules` in setup.py).
+The declarations are read from the headers. setuptools runs this file (`cffi_modules` in setup.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ffi.set_source(
     "".join(f'#include "{header.name}"\n' for header in HEADERS),
     sources=[str(source.relative_to(HERE.parents[4])) for source in SOURCES],
     include_dirs=[str(HERE)],
-    depends=[str(path) for path in (*HEADERS, HERE / "rows.h", *SOURCES)],
+    depends=[str(path) for path in (*HEADERS, HERE / "columns.h", *SOURCES)],
     # The same sums on every machine: nothing is contracted or reordered.
     extra_compile_args=[
         "-std=c11",

@@ -1,8 +1,9 @@
-/* Orders of nodes that want no estimate of the demand: Spread and the first of a group, best effort.
+/* Scores that need no estimate of the demand: Spread and the first member of a group (most free), best effort (least
+ * promised).
  *
- * Guarantees: writes `score` and `cells` and nothing else, allocates nothing.
+ * Guarantees: writes `score` and `gpus` and nothing else. Allocates nothing.
  */
-#include "rows.h"
+#include "columns.h"
 
 static void ascending(int64_t *costs, int64_t found) {
     for (int64_t number = 1; number < found; number++) {
@@ -13,41 +14,41 @@ static void ascending(int64_t *costs, int64_t found) {
     }
 }
 
-void shp_most_free(const shp_columns *columns, const shp_ask *ask, int64_t *score, int64_t *cells) {
-    for (int64_t row = 0; row < columns->rows; row++) {
-        int64_t passing = shp_passing(columns, ask, row, cells);
+void shp_most_free(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus) {
+    for (int64_t node = 0; node < columns->nodes; node++) {
+        int64_t passing = shp_passing(columns, request, node, gpus);
         for (int64_t number = 0; number < passing; number++) {
-            int64_t at = row * columns->width + cells[number];
-            cells[number] = ((WHOLE_GPU - columns->time[at]) << 32) + (columns->tenants[at] << 12) + WHOLE_GPU -
-                            columns->memory[at];
+            int64_t at = node * columns->width + gpus[number];
+            gpus[number] = ((WHOLE_GPU - columns->time[at]) << 32) + (columns->tenants[at] << 12) + WHOLE_GPU -
+                           columns->memory[at];
         }
-        ascending(cells, passing);
-        score[row] = passing ? -cells[ask->count - 1] : NO_PLACE;
+        ascending(gpus, passing);
+        score[node] = passing ? -gpus[request->count - 1] : NO_PLACE;
     }
 }
 
-static int64_t idle_cells(const shp_columns *columns, int64_t row) {
+static int64_t idle_gpus(const shp_columns *columns, int64_t node) {
     int64_t idle = 0;
-    for (int64_t at = row * columns->width; at < (row + 1) * columns->width; at++)
-        idle += columns->like[at] != 0 && columns->tenants[at] == 0;
+    for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)
+        idle += columns->signature[at] != 0 && columns->tenants[at] == 0;
     return idle;
 }
 
-void shp_least_promised(const shp_columns *columns, const shp_ask *ask, int64_t *score, int64_t *cells) {
-    for (int64_t row = 0; row < columns->rows; row++) {
-        int64_t passing = shp_passing(columns, ask, row, cells);
-        score[row] = NO_PLACE;
+void shp_least_promised(const shp_columns *columns, const shp_request *request, int64_t *score, int64_t *gpus) {
+    for (int64_t node = 0; node < columns->nodes; node++) {
+        int64_t passing = shp_passing(columns, request, node, gpus);
+        score[node] = NO_PLACE;
         if (!passing)
             continue;
         for (int64_t number = 0; number < passing; number++) {
-            int64_t at = row * columns->width + cells[number];
-            cells[number] = ((int64_t)(columns->tenants[at] == 0) << 44) + ((WHOLE_GPU - columns->time[at]) << 28) +
-                            (columns->tenants[at] << 12) + columns->memory[at];
+            int64_t at = node * columns->width + gpus[number];
+            gpus[number] = ((int64_t)(columns->tenants[at] == 0) << 44) + ((WHOLE_GPU - columns->time[at]) << 28) +
+                           (columns->tenants[at] << 12) + columns->memory[at];
         }
-        ascending(cells, passing);
+        ascending(gpus, passing);
         int64_t cost = 0;
-        for (int64_t number = 0; number < ask->count; number++)
-            cost += cells[number];
-        score[row] = -(cost * 64 + at_most(63, idle_cells(columns, row)));
+        for (int64_t number = 0; number < request->count; number++)
+            cost += gpus[number];
+        score[node] = -(cost * 64 + at_most(63, idle_gpus(columns, node)));
     }
 }

@@ -1,6 +1,6 @@
-"""Requests as the columns see them, and which nodes suit their pods whatever their tenants.
+"""Request classes: requests that the columns cannot tell apart, and the nodes that suit them whatever their tenants.
 
-Guarantees: `NodeMasks` says what those of `node_filters` say that look at a node's state alone.
+Guarantees: `NodeMasks` agrees with those of `filters.node` that look at a node's state alone (`BY_STATE`).
 """
 
 from __future__ import annotations
@@ -12,35 +12,44 @@ import numpy as np
 import numpy.typing as npt
 
 from sharepod.api.gpunode import Mode
+from sharepod.api.units import Bytes
 from sharepod.placement.filters.node import BY_STATE
 from sharepod.placement.state.types import LabelKey, NodeSelectorTerm, PlacementRequest, PodNeeds, Toleration, label_key
 
 from .columns import Columns
+from .demand import MemoryShare, memory_of
 
 _MAX_MASKS = 1024
+"""Masks kept: one for each selector, affinity and tolerations that was seen. One byte a node each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """`milli` of each of `count` GPUs, 0 GPUs for a pod that takes none; `memory` None: in proportion to `milli`."""
+class RequestClass:
+    """Scheduling equivalence class: all that the scores of a request depend on."""
 
     needs: PodNeeds
     count: int = 0
+    """GPUs; 0 for a pod that takes none."""
     milli: int = 0
-    memory: int | None = None
+    """Thousandths of the time of each GPU."""
+    memory: Bytes | MemoryShare = MemoryShare.IN_PROPORTION
+    """Memory of each GPU."""
     exclusion: LabelKey | None = None
     models: tuple[str, ...] = ()
+    """GPU models; empty: any."""
     anti_affinity: LabelKey | None = None
     whole: bool = False
+    """Mode Exclusive: only GPUs without tenants."""
 
     @classmethod
-    def of(cls, request: PlacementRequest) -> Ask:
+    def of(cls, request: PlacementRequest) -> RequestClass:
+        """Return the class of a request."""
         gpu = request.gpu
         return cls(
             request.pod,
             gpu.count,
             int(gpu.request),
-            None if gpu.memory is None else int(gpu.memory),
+            memory_of(request),
             label_key(request.namespace, gpu.labels.exclusion),
             gpu.models,
             label_key(request.namespace, gpu.labels.anti_affinity),
@@ -49,7 +58,7 @@ class Ask:
 
 
 def request_key(request: PlacementRequest) -> Hashable:
-    """Equal for requests that the columns cannot tell apart."""
+    """Return a key that is equal for requests of the same class. Cheaper than the class itself."""
     gpu = request.gpu
     labels = gpu.labels
     named = labels.exclusion is not None or labels.anti_affinity is not None
@@ -64,32 +73,32 @@ def request_key(request: PlacementRequest) -> Hashable:
     )
 
 
-_PlacementKey = tuple[frozenset[tuple[str, str]], tuple[NodeSelectorTerm, ...], tuple[Toleration, ...]]
+_SuitsKey = tuple[frozenset[tuple[str, str]], tuple[NodeSelectorTerm, ...], tuple[Toleration, ...]]
 
-_ANYWHERE: _PlacementKey = (frozenset(), (), ())
+_ANY_NODE: _SuitsKey = (frozenset(), (), ())
 
 
-def _placement_key(needs: PodNeeds) -> _PlacementKey:
+def _suits_key(needs: PodNeeds) -> _SuitsKey:
     if not (needs.node_selector or needs.node_affinity_terms or needs.tolerations):
-        return _ANYWHERE
+        return _ANY_NODE
     return frozenset(needs.node_selector.items()), needs.node_affinity_terms, needs.tolerations
 
 
 def needs_key(needs: PodNeeds) -> tuple[Hashable, ...]:
-    """Equal for pods that ask the same of their node."""
+    """Return a key that is equal for pods that ask the same of their node."""
     resources = needs.resources
     extended: Mapping[str, int] = resources.extended
     return (
         resources.cpu_milli,
         resources.memory,
         tuple(sorted(extended.items())) if extended else None,
-        _placement_key(needs),
+        _suits_key(needs),
     )
 
 
 @dataclass(slots=True)
 class _Mask:
-    """Which nodes can take a pod with these needs, as far as it does not depend on tenants."""
+    """Nodes that suit a pod. `seen`: the columns' version up to which changes are in."""
 
     passes: npt.NDArray[np.bool_]
     seen: int
@@ -97,29 +106,29 @@ class _Mask:
 
 
 class NodeMasks:
-    """Keeps which nodes suit a pod whatever their tenants; that changes with the nodes alone."""
+    """Cache of the nodes that suit a pod whatever their tenants; they change with the nodes' state alone."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._masks: dict[Hashable, _Mask] = {}
 
     def forget(self) -> None:
-        """The rows of the columns are others."""
+        """Drop all masks: the nodes of the columns have other positions."""
         self._masks.clear()
 
     def mask(self, needs: PodNeeds) -> npt.NDArray[np.bool_] | None:
-        """By row; None: all nodes suit."""
+        """Return which nodes suit, of (nodes,); None: all nodes suit."""
         columns = self._columns
-        key = _placement_key(needs)
+        key = _suits_key(needs)
         mask = self._masks.get(key)
         if mask is None:
             if len(self._masks) >= _MAX_MASKS:
                 self._masks.clear()
             mask = self._masks[key] = _Mask(np.zeros(len(columns.names), dtype=bool), -1)
-        if mask.seen < columns.last_fixed:
-            for slot in np.flatnonzero(columns.fixed > mask.seen).tolist():
-                state = columns.states[slot]
-                mask.passes[slot] = state is not None and all(passes(state, needs) for passes in BY_STATE)
+        if mask.seen < columns.last_state_change:
+            for node in np.flatnonzero(columns.state_changed_at > mask.seen).tolist():
+                state = columns.states[node]
+                mask.passes[node] = state is not None and all(passes(state, needs) for passes in BY_STATE)
             mask.seen = columns.version
             mask.all_pass = bool(mask.passes.all())
         return None if mask.all_pass else mask.passes

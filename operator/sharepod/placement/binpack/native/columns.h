@@ -1,0 +1,21 @@
+/* What the C files share: words of columns.py, and the filters. Not read by cffi. */
+#ifndef SHAREPOD_COLUMNS_H
+#define SHAREPOD_COLUMNS_H
+
+#include "scores.h"
+
+#include <stdbool.h>
+
+static const int64_t NO_PLACE = INT64_MIN;
+static const int64_t WHOLE_GPU = 1000;
+
+enum { NO_TENANT = 0, NO_EXCLUSION = 1 }; /* numbers of exclusion labels, as in columns.py */
+
+static inline int64_t at_most(int64_t most, int64_t value) {
+    return value < most ? value : most;
+}
+
+/* Return whether a node takes a pod without GPUs. */
+bool shp_node_passes(const shp_columns *columns, const shp_request *request, int64_t node);
+
+#endif

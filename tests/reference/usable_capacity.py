@@ -1,0 +1,60 @@
+"""Usable capacity by its definition, in NumPy: what the product's C is compared with, and what FGD counts with.
+
+Shapes: `time`, `memory` (thousandths free) and `size` (a number for each capacity of GPU memory) are of GPUs; `cpu` and
+`model` (a number for each GPU model) of nodes. Of each GPU there is a vector: how many of each shape fit, the time that
+counts where one fits, and last its value as a hole. Those of a node's GPUs add up, and `value` is of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sharepod.api.units import WHOLE_GPU
+from sharepod.placement.binpack.usable_capacity import UsableCapacity
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.integer[Any]]
+
+
+class Definition:
+    """The definition of usable capacity for the tables of one `UsableCapacity`."""
+
+    def __init__(self, usable: UsableCapacity) -> None:
+        self.usable = usable
+        self._shapes = len(usable.shapes)
+        everything = np.arange(WHOLE_GPU + 1)
+        self._time_fits = _fits(everything, [shape.milli for shape in usable.shapes])
+        self._in_proportion = self._vectors(self._time_fits, everything, usable.hole_by_time)
+        self._memory_fits: Floats | None = None
+        if usable.per_memory is not None:
+            self._memory_fits = np.stack([_fits(everything, takes.tolist()) for takes in usable.takes])
+
+    def _vectors(self, fits: Floats, time: Ints, holes: Floats) -> Floats:
+        suited = (fits >= 1) * (self.usable.mix * time[..., None].astype(np.float32))
+        result: Floats = np.concatenate((fits * self.usable.parts, suited, holes[..., None]), axis=-1)
+        return result
+
+    def gpus(self, time: Ints, memory: Ints, size: Ints) -> Floats:
+        """The vectors of GPUs: shape of `time` + (2 shapes + 1,)."""
+        if self._memory_fits is None:
+            result: Floats = self._in_proportion[np.minimum(time, memory)]
+            return result
+        fits = np.minimum(self._time_fits[time], self._memory_fits[size, memory])
+        holes = np.minimum(self.usable.hole_by_time[time], self.usable.hole_by_memory[size, memory])
+        return self._vectors(fits, time, holes)
+
+    def value(self, sums: Floats, cpu: Floats, model: Ints) -> Floats:
+        """Usable capacity of nodes, from the sums of their GPUs' vectors."""
+        copies = self.usable.copies(sums, cpu)
+        worth = (copies >= 1) * sums[:, self._shapes : -1]
+        worth += copies * self.usable.by_copies
+        worth *= self.usable.weights[model]
+        result: Floats = worth.sum(axis=1)
+        return result
+
+
+def _fits(free: Ints, needs: Sequence[int]) -> Floats:
+    return (free[:, None] // np.array(needs, dtype=np.int64)[None, :]).astype(np.float32)
