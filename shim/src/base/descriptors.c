@@ -1,4 +1,6 @@
-/* See descriptors.h. */
+/* Kept descriptors: a file is told from others by device and inode. An eventfd cannot be (all share one inode), a pipe
+ * or a socket can.
+ */
 #include "base/descriptors.h"
 
 #include <fcntl.h>
@@ -7,9 +9,11 @@
 
 #include "base/sys.h"
 
-enum { HIGHEST = 1024, ROOM = 32 }; /* beyond HIGHEST the table of descriptors would cost each fork */
+/* Numbers: kept descriptors lie in the last ROOM below the limit of open files, but below HIGHEST, beyond which the
+ * table of descriptors would cost each fork. */
+enum { HIGHEST = 1024, ROOM = 32 };
 
-/* Below the limit of open files, beyond what programs count up to. */
+/* Move a descriptor below the limit of open files, beyond what programs count up to. Return its number. */
 static int out_of_the_way(int number) {
     struct rlimit limit = {.rlim_cur = 0};
     sys_call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0);

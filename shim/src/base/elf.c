@@ -1,4 +1,6 @@
-/* See objects.h. */
+/* Symbols by the hash tables of loaded objects (DT_GNU_HASH, else DT_HASH); objects by dl_iterate_phdr, in the order in
+ * which the dynamic linker searches them.
+ */
 #include "base/elf.h"
 
 #include <string.h>

@@ -1,36 +1,43 @@
-/* The objects that the dynamic linker has loaded, read from their own tables: the hook looks symbols up without dlsym.
+/* Loaded objects (ELF), read from their own tables: the hook looks symbols up without dlsym, which it interposes.
+ *
+ * Guarantees:
+ * - no lookup calls a function of the program's or of another library's, but object_pin, which calls dlopen;
+ * - the answer holds while the object stays loaded.
  */
-#ifndef SHAREPOD_OBJECTS_H
-#define SHAREPOD_OBJECTS_H
+#ifndef SHAREPOD_ELF_H
+#define SHAREPOD_ELF_H
 
 #include <elf.h>
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+/* A loaded object. */
 struct object {
     ElfW(Addr) base;
     const ElfW(Sym) * symbols;
     const char *strings;
-    const uint32_t *gnu_hash, *hash; /* either may be NULL */
+    const uint32_t *gnu_hash, *hash; /* one of them may be NULL */
 };
 
-/* The first loaded object whose file name begins with `prefix`. */
+/* Find the first loaded object whose file name begins with `prefix`. False: none is loaded. */
 bool object_find(const char *prefix, struct object *object);
-/* The address of a symbol that the object defines, of whatever version; NULL if it has none. */
+/* Return the address of a symbol that the object defines, of whatever version; NULL: it defines none. */
 void *object_symbol(const struct object *object, const char *name);
-/* A symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL if it is not loaded. */
+/* Return a symbol of the C library, wherever this release keeps it (libc, libpthread, libdl); NULL: it is not loaded.
+ */
 void *object_libc_symbol(const char *name);
-/* Keeps the first loaded object whose file name begins with `prefix` loaded for good, whoever closes it. */
+/* Keep the first loaded object whose file name begins with `prefix` loaded for good, whoever closes it. */
 void object_pin(const char *prefix);
-/* The same symbol of the next object that defines it behind this one, as RTLD_NEXT would find it; of the C library, if
- * none does. Other copies of the hook don't count. */
+/* Return the symbol of the next object behind the hook that defines it, as RTLD_NEXT would; of the C library if none
+ * does. Other copies of the hook do not count. */
 void *object_next_symbol(const char *name);
-/* Whether the object that holds the address was loaded before the one that holds the other. */
+/* Return whether the object that holds `address` was loaded before the one that holds `other`. */
 bool object_precedes(const void *address, const void *other);
-/* Whether the address lies in a loaded object whose file name begins with `prefix`. */
+/* Return whether the address lies in a loaded object whose file name begins with `prefix`. */
 bool object_holds(const void *address, const char *prefix);
-/* The directory that this very object was loaded from, with a final slash; false if it is longer than `size`. */
+/* Store the directory that the hook itself was loaded from, with a final slash. False: it is longer than `size` bytes.
+ */
 bool object_own_directory(char *directory, size_t size);
 
 #endif

@@ -1,5 +1,9 @@
-/* Small pieces of one size each, from the kernel: the hook has no heap of its own. All calls with one lock of the
- * caller's.
+/* A slab: small pieces of one size, from memory of the kernel's. The hook has no heap of its own.
+ *
+ * Guarantees:
+ * - a piece is zeroed when it is taken;
+ * - memory is never given back to the kernel.
+ * All calls with one lock of the caller's.
  */
 #ifndef SHAREPOD_SLAB_H
 #define SHAREPOD_SLAB_H
@@ -9,12 +13,12 @@
 #include "base/sys.h"
 
 struct slab {
-    void *spare; /* each begins with the address of the next */
+    void *spare; /* the free pieces: each begins with the address of the next */
 };
 
-enum { SLAB_BYTES = 64 << 10 };
+enum { SLAB_BYTES = 64 << 10 }; /* taken from the kernel at once: some hundred pieces a system call */
 
-/* A zeroed piece; NULL when the kernel gives no memory. `bytes` is the same in every call, and a multiple of 8. */
+/* Return a zeroed piece; NULL: the kernel gives no memory. `bytes` is the same in every call, and a multiple of 8. */
 static inline void *slab_take(struct slab *slab, size_t bytes) {
     if (slab->spare == NULL) {
         char *fresh = sys_map(SLAB_BYTES);
@@ -31,6 +35,7 @@ static inline void *slab_take(struct slab *slab, size_t bytes) {
     return piece;
 }
 
+/* Take a piece back, for the next slab_take. */
 static inline void slab_give(struct slab *slab, void *piece) {
     *(void **)piece = slab->spare;
     slab->spare = piece;

@@ -1,4 +1,4 @@
-/* See sys.h. */
+/* The parts of sys.h that are no hot path: mapped memory, and the hook's one way to speak to the user. */
 #include "base/sys.h"
 
 #include <stdarg.h>

@@ -1,7 +1,9 @@
-/* The kernel, without libc: raw system calls (which leave the program's errno alone), futex locks, time.
+/* The kernel without libc: raw system calls, futex locks, time, memory, one line on standard error.
  *
- * The hook lives in programs of every glibc since 2.17 and starts before libpthread may be there, so it takes nothing
- * from libc but what the compiler itself asks for (memcpy and its like) and dl_iterate_phdr.
+ * Guarantees:
+ * - the program's errno stays as it is;
+ * - nothing is taken from libc but what the compiler asks for (memcpy and its like) and dl_iterate_phdr: the hook lives
+ *   in programs of every glibc since 2.17 and of musl, and starts before libpthread may be there.
  */
 #ifndef SHAREPOD_SYS_H
 #define SHAREPOD_SYS_H
@@ -16,11 +18,12 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+/* Durations and points in time are nanoseconds; points in time are CLOCK_MONOTONIC's, as sys_now returns them. */
 #define SYS_MS 1000000ull
 #define SYS_SECOND 1000000000ull
-#define SYS_NEVER UINT64_MAX
+#define SYS_NEVER UINT64_MAX /* a point in time that does not come */
 
-/* The kernel's answer: a result, or a negative errno. */
+/* Make a system call. Return the kernel's answer: a result, or a negative errno. */
 static inline long sys_call(long number, long a, long b, long c, long d, long e, long f) {
 #if defined(__x86_64__)
     register long r10 __asm__("r10") = d;
@@ -47,9 +50,10 @@ static inline long sys_call(long number, long a, long b, long c, long d, long e,
 #endif
 }
 
-/* The kernel's clock_gettime that needs no system call; NULL: not looked for yet, or there is none. */
+/* The vdso's clock_gettime, which needs no system call. NULL: not looked for yet, or there is none. */
 extern int (*_Atomic sys_clock)(int clock, struct timespec *now);
 
+/* Return the time, ns. */
 static inline uint64_t sys_now(void) {
     struct timespec now;
     int (*clock)(int, struct timespec *) = atomic_load_explicit(&sys_clock, memory_order_relaxed);
@@ -75,7 +79,7 @@ static inline int sys_process_id(void) {
     return (int)sys_call(SYS_getpid, 0, 0, 0, 0, 0, 0);
 }
 
-/* Whether a thread of this process still lives. */
+/* Return whether a thread of this process still lives. */
 static inline bool sys_thread_lives(int thread) {
     return thread > 0 && sys_call(SYS_tgkill, sys_process_id(), thread, 0, 0, 0, 0) != -ESRCH;
 }
@@ -84,7 +88,7 @@ static inline void sys_close(int descriptor) {
     sys_call(SYS_close, descriptor, 0, 0, 0, 0, 0);
 }
 
-/* Waits while *word is `expected`, at most `timeout` ns (SYS_NEVER: no limit). */
+/* Wait while *word is `expected`, at most `timeout` ns (SYS_NEVER: no limit). A signal may end the wait early. */
 static inline void sys_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout) {
     struct timespec time = sys_timespec(timeout == SYS_NEVER ? 0 : timeout);
     sys_call(SYS_futex, (long)word, FUTEX_WAIT_PRIVATE, expected, timeout == SYS_NEVER ? 0 : (long)&time, 0, 0);
@@ -94,7 +98,7 @@ static inline void sys_wake_all(_Atomic uint32_t *word) {
     sys_call(SYS_futex, (long)word, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
 }
 
-/* A lock: 0 free, 1 taken, 2 taken and waited for. */
+/* A lock of the process's threads, zeroed when free: 0 free, 1 taken, 2 taken and waited for. */
 struct lock {
     _Atomic uint32_t word;
 };
@@ -112,12 +116,12 @@ static inline void unlock(struct lock *lock) {
         sys_call(SYS_futex, (long)&lock->word, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0);
 }
 
-/* Fresh zeroed memory that a child of fork finds zeroed again (where the kernel can: since 4.14); NULL when there is
- * none. */
+/* Return fresh zeroed memory, which a child of fork finds zeroed again (where the kernel can: since 4.14). NULL: the
+ * kernel gives none. */
 void *sys_map(size_t bytes);
 void sys_unmap(void *memory, size_t bytes);
 
-/* One line on standard error, after "sharepod: ". The parts end with NULL. */
+/* Write one line on standard error, after "sharepod: ". The parts end with NULL; beyond 510 bytes the line is cut. */
 void sys_say(const char *first, ...);
 
 #endif

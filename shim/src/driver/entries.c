@@ -1,4 +1,5 @@
-/* See entries.h. */
+/* Lookup in the table of entry points, which is sorted by symbol: by binary search, and by the function behind a name.
+ */
 #include "driver/entries.h"
 
 #include <stdatomic.h>
@@ -6,13 +7,13 @@
 
 #include "base/elf.h"
 
-enum { SYMBOL_BYTES = 46 };
+enum { SYMBOL_BYTES = 46 }; /* the longest symbol with its final zero; checked below */
 
-/* What an entry is to whoever hands it out. */
+/* The class of an entry, as classes.txt says it: how dlsym and cuGetProcAddress hand it out. */
 enum kind {
     KIND_gate,
     KIND_memory,
-    KIND_resolve, /* up to here: must never pass unseen */
+    KIND_resolve, /* this one and those above must never reach the driver unseen */
     KIND_observe,
     KIND_call
 };
@@ -51,7 +52,7 @@ bool entries_load(void) {
     return true;
 }
 
-/* The first row whose symbol does not come before this one. */
+/* Return the first row whose symbol does not come before this one. */
 static int first_from(const char *symbol) {
     int low = 0, high = ENTRY_COUNT;
     while (low < high) {
@@ -64,7 +65,7 @@ static int first_from(const char *symbol) {
     return low;
 }
 
-/* The next row of this name from `i` on; ENTRY_COUNT if there is none. Symbols that begin alike stand together. */
+/* Return the next row of this name from `i` on; ENTRY_COUNT: none. Symbols that begin alike stand together. */
 static int next_of(int i, const char *name, size_t length) {
     for (; i < ENTRY_COUNT && strncmp(rows[i].symbol, name, length) == 0; i++)
         if (rows[i].name_length == length)

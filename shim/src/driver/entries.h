@@ -1,7 +1,10 @@
-/* The table of entry points, made from entries.def: names, the hook's wrappers, the driver's functions.
+/* The table of driver entry points, made from entries.def: names, classes, and the driver's own functions.
  *
- * The table holds no pointers that the dynamic linker would have to relocate: that would cost every exec in the
- * container.
+ * Guarantees:
+ * - DRIVER(symbol) is the driver's own function, never the hook's wrapper;
+ * - once entries_load has returned true, no entry changes;
+ * - the table holds no pointer that the dynamic linker would have to relocate: that would cost every exec in the
+ *   container.
  */
 #ifndef SHAREPOD_ENTRIES_H
 #define SHAREPOD_ENTRIES_H
@@ -10,7 +13,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#define DRIVER_FILE "libcuda.so" /* how the name of the driver's file begins */
+#define DRIVER_FILE "libcuda.so" /* the beginning of the driver's file name */
 #define EXPORT __attribute__((visibility("default")))
 
 enum entry {
@@ -20,31 +23,31 @@ enum entry {
     ENTRY_COUNT
 };
 
-/* What cuda.h declares already, and what a newer one no longer does. */
+/* Prototypes of all entry points: cuda.h declares most of them already, a newer one no longer declares some. */
 #define WRAPPED(class, symbol, name, since, parameters) CUresult symbol parameters;
 #define CALLED(symbol, name, since, parameters) CUresult symbol parameters;
 #include "driver/entries.def"
 
-/* Filled in by whichever thread comes first, by several at once with the same. */
+/* The driver's functions by entry; NULL: this driver has none. Threads that load at once store the same. */
 extern _Atomic(void *) entries_driver[ENTRY_COUNT];
 
-/* The driver's own function, by its prototype; may be NULL: a driver need not have every one. */
+/* The driver's own function, by its prototype. NULL: this driver has none, see HAS. */
 #define DRIVER(symbol) \
     ((__typeof__(&symbol))atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed))
 #define HAS(symbol) (atomic_load_explicit(&entries_driver[ENTRY_##symbol], memory_order_relaxed) != NULL)
 
-/* Finds the driver's functions, once libcuda is loaded; false before that. */
+/* Find the driver's functions. False: libcuda is not loaded yet. */
 bool entries_load(void);
-/* The entry exported under this symbol; ENTRY_COUNT if there is none. */
+/* Return the entry that the hook exports under this symbol; ENTRY_COUNT: none. */
 enum entry entries_exported(const char *symbol);
-/* The entry behind a function of the driver that it hands out under this name; ENTRY_COUNT if it is not wrapped. */
+/* Return the entry of a function that the driver hands out under this name; ENTRY_COUNT: it is not wrapped. */
 enum entry entries_behind(const char *name, const void *function);
-/* Whether it must never pass unseen. */
+/* Return whether the entry must never reach the driver unseen: it launches, allocates or resolves. */
 bool entries_must_pass(enum entry entry);
-/* The first entry of this name, if none but wrappers may be handed out for it; else ENTRY_COUNT. */
+/* Return the first entry of this name if only wrappers may be handed out for it, else ENTRY_COUNT. */
 enum entry entries_gated_name(const char *name);
 
-/* Whether it is refused for the first time: what is said of it is said once. */
+/* Return whether the entry is refused for the first time: its message is written once. */
 bool entries_first_refusal(enum entry entry);
 
 #endif

@@ -1,11 +1,16 @@
-/* See frames.h. */
+/* What the agent's frames of connection and grants mean to the process.
+ *
+ * A frame with a value out of range breaks the protocol: its handler returns false, and the session ends the
+ * connection.
+ */
 #include "session/frames.h"
 
 #include <string.h>
 
 #include "session/hints.h"
 
-/* Tells the agent what this process holds from an earlier connection. With the locks of gpus and session. */
+/* Tell the agent what this process holds from an earlier connection (S3). With the locks of gpus and session. False:
+ * the connection is lost. */
 static bool hand_over(struct gpus *gpus) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
@@ -27,6 +32,7 @@ static bool hand_over(struct gpus *gpus) {
     return true;
 }
 
+/* Return whether the number of GPUs and their shares are in range. */
 static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     if (frame->gpu_count < 1 || frame->gpu_count > SHP_MAX_GPUS)
         return false;
@@ -36,6 +42,7 @@ static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     return true;
 }
 
+/* WELCOME: the connection is ready, once the hand-over is sent. */
 static bool welcome(void *of, const void *packet, int descriptor) {
     struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -69,6 +76,7 @@ static bool welcome(void *of, const void *packet, int descriptor) {
     return done;
 }
 
+/* RESERVED: the bytes become credits, also when their thread has given up; then they are idle. */
 static bool reserved(void *of, const void *packet, int descriptor) {
     struct session *session = of;
     const struct shp_reserved *frame = packet;
@@ -79,7 +87,7 @@ static bool reserved(void *of, const void *packet, int descriptor) {
     lock(&gpus->lock);
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL && frame->status == SHP_RESERVE_OK) {
-        gpu->credited += frame->bytes; /* also when its thread has given up: then they are idle credits */
+        gpu->credited += frame->bytes;
         gpu->tight = false;
     }
     unlock(&gpus->lock);
@@ -87,6 +95,7 @@ static bool reserved(void *of, const void *packet, int descriptor) {
     return gpu != NULL;
 }
 
+/* LIMITS: what is granted has changed. */
 static bool limits_changed(void *of, const void *packet, int descriptor) {
     const struct session *session = of;
     const struct shp_welcome *frame = packet;
@@ -100,6 +109,7 @@ static bool limits_changed(void *of, const void *packet, int descriptor) {
     return true;
 }
 
+/* MEMORY: the answer to MEMINFO, or to a ping. */
 static bool memory(void *of, const void *packet, int descriptor) {
     const struct shp_memory *frame = packet;
     (void)descriptor;
@@ -107,6 +117,7 @@ static bool memory(void *of, const void *packet, int descriptor) {
     return true;
 }
 
+/* REFUSED: the agent is about to close; say its reason, and wait longer before the next attempt. */
 static bool refused(void *of, const void *packet, int descriptor) {
     struct session *session = of;
     const struct shp_refused *frame = packet;

@@ -1,4 +1,7 @@
-/* See session.h. Here: connecting, sending, asking, waiting. What frames mean stands in frames.c. */
+/* The session: connecting, sending, asking, waiting, and handing each frame to its handler (S1).
+ *
+ * No call waits for the agent but session_ask and session_wait: the socket does not block.
+ */
 #include "session/session.h"
 
 #include <errno.h>
@@ -11,23 +14,24 @@
 #include "base/descriptors.h"
 #include "session/hints.h"
 
-#define BACKOFF_LEAST (20 * SYS_MS)
+#define BACKOFF_LEAST (20 * SYS_MS) /* ns between attempts to connect: a restarted agent is back within a second */
 #define BACKOFF_MOST (250 * SYS_MS)
-#define GREETING_TIME (2 * SYS_SECOND)
-#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, before the duty cycle without an agent goes on */
+#define GREETING_TIME (2 * SYS_SECOND)   /* from HELLO to WELCOME, then the agent is dropped */
+#define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, until the duty cycle without an agent goes on */
 #ifndef SHAREPOD_PING_MS
-#define SHAREPOD_PING_MS 5000 /* an agent that is silent for this long while we wait is asked whether it lives */
+#define SHAREPOD_PING_MS 5000 /* an agent that is silent for this long while a thread waits is asked whether it lives \
+                               */
 #endif
 
-#define LOOK SYS_SECOND     /* at the latest it is seen then that the program has closed our descriptors */
+#define LOOK SYS_SECOND     /* between two looks whether the program has closed the hook's descriptors */
 #define BLIND (20 * SYS_MS) /* between two looks while nothing can wake the hook thread */
 
 #ifndef SHAREPOD_BUILD
 #define SHAREPOD_BUILD "0" /* hexadecimal, as a hash is */
 #endif
 
-/* Not in wiped memory: a child of fork closes them. Waking goes by a pipe: other than an eventfd's its file can be told
- * from what the program may have opened under that number. */
+/* The descriptors are not in wiped memory: a child of fork closes them. The hook thread is woken through a pipe: its
+ * file can be told from what the program may have opened under that number, an eventfd's cannot. */
 static struct descriptor agent_socket = DESCRIPTOR_NONE, wake_end = DESCRIPTOR_NONE, woken_end = DESCRIPTOR_NONE;
 
 void session_after_fork(void) {
@@ -36,6 +40,7 @@ void session_after_fork(void) {
     descriptor_close(&woken_end);
 }
 
+/* Make the pipe that session_wake writes to. False: too many open files. */
 static bool make_wake(void) {
     int ends[2];
     descriptor_close(&wake_end);
@@ -47,7 +52,7 @@ static bool make_wake(void) {
 }
 
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory) {
-    session_after_fork(); /* of which nobody may have told us */
+    session_after_fork(); /* a bare clone does not call it */
     session->gpus = gpus;
     session->directory = directory;
     session->backoff = BACKOFF_LEAST;
@@ -75,7 +80,8 @@ bool session_put(const void *frame, uint32_t size) {
            sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* With the lock of the session. An agent that reads nothing any more is dropped by the ping. */
+/* Send a frame. With the lock of the session. False: no connection, or the agent reads nothing any more: then the ping
+ * drops it. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(frame, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
@@ -111,10 +117,11 @@ void session_grown(struct session *session, int place, uint64_t bytes) {
     unlock(&session->lock);
 }
 
-/* A free one, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of the wait. */
+/* Return a free question, else one whose thread waits no more: it was cancelled, or its signal handler jumped out of
+ * the wait. NULL: none. With the lock. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
-        if (atomic_load(&session->questions[i].state) == 0)
+        if (atomic_load(&session->questions[i].state) == QUESTION_FREE)
             return &session->questions[i];
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (session->questions[i].thread == self || !sys_thread_lives(session->questions[i].thread))
@@ -148,18 +155,18 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     uint32_t seq = 0;
     bool sent = false;
     if (question != NULL) {
-        atomic_store(&question->state, 0);
+        atomic_store(&question->state, QUESTION_FREE);
         question->thread = self;
         seq = (session->seq + 1) & SESSION_SEQ_MASK;
         question->seq = session->seq = seq = seq ? seq : 1;
         question->answer = nothing;
         sent = send_locked(session, &frame, (uint16_t)type, size, question->seq);
         if (sent)
-            atomic_store(&question->state, 1);
+            atomic_store(&question->state, QUESTION_WAITING);
     }
     unlock(&session->lock);
     if (!sent) {
-        /* Until there is a connection, or a question is free again. The caller asks again if it has the time. */
+        /* Wait until there is a connection or a free question. The caller asks again if it has the time. */
         uint64_t pause = type == SHP_RESERVE ? 20 * SYS_MS : 0;
         if (pause > 0)
             sys_wait(&session->ready, 0, timeout < pause ? timeout : pause);
@@ -167,22 +174,23 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
             sys_sleep(SYS_MS);
         return nothing;
     }
-    for (uint64_t now = sys_now(); atomic_load(&question->state) == 1 && now < deadline; now = sys_now())
-        sys_wait(&question->state, 1, deadline - now);
+    for (uint64_t now = sys_now(); atomic_load(&question->state) == QUESTION_WAITING && now < deadline; now = sys_now())
+        sys_wait(&question->state, QUESTION_WAITING, deadline - now);
     lock(&session->lock);
     bool still = question->thread == self && question->seq == seq; /* a signal handler may have needed its place */
-    struct answer answer = still && atomic_load(&question->state) == 2 ? question->answer : nothing;
+    struct answer answer = still && atomic_load(&question->state) == QUESTION_ANSWERED ? question->answer : nothing;
     if (still)
-        atomic_store(&question->state, 0);
+        atomic_store(&question->state, QUESTION_FREE);
     unlock(&session->lock);
     return answer;
 }
 
+/* Return the question of that number that waits; NULL: its thread has given up. With the lock. */
 static struct question *waiting_question(struct session *session, uint32_t seq) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
-        if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == 1)
+        if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == QUESTION_WAITING)
             return &session->questions[i];
-    return NULL; /* its thread has given up waiting */
+    return NULL;
 }
 
 void session_answer(struct session *session, uint32_t seq, struct answer answer) {
@@ -190,19 +198,20 @@ void session_answer(struct session *session, uint32_t seq, struct answer answer)
     struct question *question = waiting_question(session, seq);
     if (question != NULL) {
         question->answer = answer;
-        atomic_store(&question->state, 2);
+        atomic_store(&question->state, QUESTION_ANSWERED);
         sys_wake_all(&question->state);
     }
     unlock(&session->lock);
 }
 
-/* Processes that have lost the same agent do not all come back to it at the same moment. */
+/* Return a pause between half of `pause` and all of it, so that processes that have lost the same agent do not all come
+ * back at the same moment. */
 static uint64_t spread(const struct session *session, uint64_t pause, uint64_t now) {
     uint64_t chance = (now ^ (uintptr_t)session) * 0x9e3779b97f4a7c15ull >> 32;
     return pause / 2 + chance % (pause / 2 + 1);
 }
 
-/* Closes the connection and prepares the next. */
+/* Close the connection, fail all questions (S2), tell the listener, set the time of the next attempt. */
 static void drop(struct session *session) {
     lock(&session->gpus->lock);
     gpus_disconnect(session->gpus);
@@ -211,8 +220,8 @@ static void drop(struct session *session) {
     atomic_store(&session->ready, 0);
     descriptor_close(&agent_socket);
     for (int i = 0; i < SESSION_QUESTIONS; i++) {
-        uint32_t waiting = 1;
-        if (atomic_compare_exchange_strong(&session->questions[i].state, &waiting, 3))
+        uint32_t waiting = QUESTION_WAITING;
+        if (atomic_compare_exchange_strong(&session->questions[i].state, &waiting, QUESTION_LOST))
             sys_wake_all(&session->questions[i].state);
     }
     unlock(&session->lock);
@@ -228,6 +237,7 @@ static void drop(struct session *session) {
         session->listener.disconnected(session->listener.of, was_ready);
 }
 
+/* Send HELLO. */
 static void greet(struct session *session) {
     struct shp_hello frame;
     memset(&frame, 0, sizeof frame);
@@ -238,16 +248,17 @@ static void greet(struct session *session) {
     frame.flags = session->hello_flags;
     memcpy(frame.build, SHAREPOD_BUILD,
            sizeof SHAREPOD_BUILD < sizeof frame.build ? sizeof SHAREPOD_BUILD : sizeof frame.build - 1);
-    session_put(&frame, sizeof frame); /* an agent that has closed already has said why: to be read next */
+    session_put(&frame, sizeof frame); /* an agent that has closed already has said why; that is read next */
 }
 
+/* Say why there is no connection, unless that was said last. */
 static void say_once(struct session *session, enum session_said what, const char *text) {
     if (session->said != what)
         sys_say("no connection to the agent at ", session->directory, "agent.sock: ", text, NULL);
     session->said = what;
 }
 
-/* Launches wait for what this process lacks, so that lacking it is no way round the share. */
+/* The process can open no socket. Launches wait (S4), so that lacking one is no way round the share. */
 static void exhausted(struct session *session) {
     if (session->admission == ADMITTED)
         session->admission = NO_SOCKET;
@@ -255,6 +266,7 @@ static void exhausted(struct session *session) {
     drop(session);
 }
 
+/* The agent is away: launches go on by the file `limits`, unless the reservation is ending (S4). */
 static void away(struct session *session) {
     if (session->admission != RELEASING)
         session->admission = ADMITTED;
@@ -262,6 +274,7 @@ static void away(struct session *session) {
     drop(session);
 }
 
+/* Connect and send HELLO. */
 static void connect_agent(struct session *session, uint64_t now) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(session->directory);
@@ -324,7 +337,7 @@ bool session_contended(const struct session *session) {
            atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
-/* Reads one packet; at most one descriptor comes along. */
+/* Read one packet; at most one descriptor comes along, else -1. Return its size in bytes, or a negative errno. */
 static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
     union {
         struct cmsghdr header;
@@ -341,6 +354,7 @@ static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
     return size;
 }
 
+/* Check a frame and hand it to its handler. False: it breaks the protocol. */
 static bool handle(struct session *session, const struct shp_header *header, size_t size, int descriptor) {
     if (size < sizeof *header || header->magic != SHP_MAGIC || header->size != size)
         return false;
@@ -353,6 +367,7 @@ static bool handle(struct session *session, const struct shp_header *header, siz
     return size == route->size && route->handle(route->of, header, descriptor);
 }
 
+/* Handle all frames that have come. */
 static void receive(struct session *session) {
     union {
         struct shp_header header;
@@ -380,7 +395,7 @@ static void receive(struct session *session) {
     }
 }
 
-/* The program may have closed our descriptors, or opened others under their numbers. */
+/* Replace what the program has closed, or has opened files of its own under. */
 static void look_after_descriptors(struct session *session, uint64_t now) {
     session->looked = now;
     if (descriptor_number(&wake_end) < 0 || descriptor_number(&woken_end) < 0)

@@ -1,6 +1,13 @@
-/* The connection to the agent: one per process, made again whenever it is lost.
+/* The session: the process's one connection to the agent, made again whenever it is lost.
  *
- * Frames are received by the hook thread alone. Any thread may send, and may ask for memory and wait for the answer.
+ * Guarantees:
+ * - S1 one receiver: only the hook thread receives frames and calls handlers; any thread may send.
+ * - S2 no answer is awaited without a bound: session_ask ends at its timeout or when the connection is lost.
+ * - S3 hand-over first: the agent of a new connection learns what the process holds before any other request.
+ * - S4 without a connection launches go on by the file `limits` only if the agent is away, see enum session_admission.
+ *
+ * The session knows no frame but HELLO and the requests that it sends. Each room registers handlers of the frames that
+ * concern it: frames.c, token.c, credits.c.
  */
 #ifndef SHAREPOD_SESSION_H
 #define SHAREPOD_SESSION_H
@@ -13,16 +20,20 @@
 #include "sharepod/protocol.h"
 #include "tenant/gpus.h"
 
+/* The agent's answer to a question of session_ask. */
 struct answer {
-    bool came; /* else there was no agent, or it went away meanwhile */
-    uint32_t status;
-    uint64_t limit, used;
+    bool came;            /* false: no agent, or it went away or did not answer in time; the rest is 0 */
+    uint32_t status;      /* of RESERVED: enum shp_reserve_status */
+    uint64_t limit, used; /* of MEMORY: bytes, of all processes of the tenant */
 };
 
+/* Threads that may wait for an answer at once; one more asks again when a question is free. */
 enum { SESSION_QUESTIONS = 64 };
 
+enum question_state { QUESTION_FREE, QUESTION_WAITING, QUESTION_ANSWERED, QUESTION_LOST };
+
 struct question {
-    _Atomic uint32_t state; /* 0 free, 1 waiting, 2 answered, 3 the connection was lost */
+    _Atomic uint32_t state; /* futex: enum question_state; LOST: the connection was lost */
     uint32_t seq;
     int thread; /* that waits for the answer */
     struct answer answer;
@@ -30,15 +41,15 @@ struct question {
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
-/* Without a connection launches go on by the file `limits`, if the agent is away; else they wait. */
+/* Whether launches may go on by the file `limits` while there is no connection. */
 enum session_admission {
-    ADMITTED,
-    RELEASING,   /* the tenant's reservation is ending: for good */
-    TENANT_FULL, /* the tenant has too many processes connected: until the agent takes this one, or is gone */
-    NO_SOCKET    /* this process can open no socket: until it can */
+    ADMITTED,    /* they may: the agent is away */
+    RELEASING,   /* never again: the tenant's reservation is ending */
+    TENANT_FULL, /* not until the agent takes this process, or is gone: the tenant has too many connected */
+    NO_SOCKET    /* not until this process can open a socket */
 };
 
-/* What was last said on standard error about the connection. */
+/* What was last said on standard error about the connection; the same is not said twice in a row. */
 enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
 
 /* Acts on a frame of the type and size that it was registered for. `of`: as registered. `descriptor`: -1, or came along
@@ -72,52 +83,57 @@ struct session {
     uint32_t hello_flags;     /* of the next HELLO */
     struct lock lock;         /* for sending, and for the questions */
     _Atomic uint32_t ready;   /* futex: 1 while frames may be sent */
-    enum session_state state; /* the hook thread's, as all below */
-    uint64_t next_attempt, backoff, greeting_until, patient_until, heard, pinged, looked;
+    uint32_t seq;             /* of the last question; with the lock */
+    enum session_state state; /* the hook thread's, as all below but the questions */
     enum session_admission admission;
     enum session_said said;
-    uint32_t grace_ms, gpu_count;
-    uint32_t seq;                  /* with the lock */
-    const struct shp_hints *hints; /* NULL while none is mapped */
+    uint64_t next_attempt, backoff; /* SESSION_DOWN: when to connect; ns, the pause after the next failure */
+    uint64_t greeting_until;        /* SESSION_GREETING: when an agent that has not sent WELCOME is dropped */
+    uint64_t patient_until;         /* until when the duty cycle without an agent waits for WELCOME */
+    uint64_t heard, pinged, looked; /* when the last frame came, a ping was sent, descriptors were looked at */
+    uint32_t grace_ms, gpu_count;   /* of WELCOME */
+    const struct shp_hints *hints;  /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];
 };
 
 /* From any thread. */
 
-/* Makes the hook thread look at what has changed. */
+/* Make the hook thread look at what has changed. */
 void session_wake(void);
-/* Sends SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place` and waits for the answer, at most
- * `timeout` ns. */
+/* Send SHP_RESERVE, with these flags, or SHP_MEMINFO for the GPU at `place`. Wait for the answer, at most `timeout` ns.
+ * `value`: bytes to reserve, or bytes that are idle. */
 struct answer session_ask(struct session *session, int type, uint32_t flags, int place, uint64_t value,
                           uint64_t timeout);
-/* Sends SHP_RELEASE; false without a connection. With the lock of struct gpus. */
+/* Send SHP_RELEASE. False: no connection. With the lock of struct gpus. */
 bool session_release(struct session *session, int place, uint64_t bytes, uint32_t flags);
-/* Sends SHP_RESERVE of what the driver has taken already, if there is a connection. With the lock of struct gpus. */
+/* Send SHP_RESERVE of bytes that the driver has taken already, if there is a connection. With the lock of struct gpus.
+ */
 void session_grown(struct session *session, int place, uint64_t bytes);
 
 /* For the hook thread. */
 
-/* Before the thread runs: opens what session_wake needs; false: too many open files. */
+/* Prepare before the thread runs. False: too many files are open in this process. */
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory);
-/* Registers the handler of a type of frames. */
+/* Register the handler of a type of frames, before the thread runs. */
 void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of);
-/* Hands an answer to the thread that waits for it, if there still is one. */
+/* Hand an answer to the thread that waits for it, if there still is one. */
 void session_answer(struct session *session, uint32_t seq, struct answer answer);
-/* Connects if it is time to; drops an agent that does not answer. */
+/* Connect if it is time to; drop an agent that does not answer. */
 void session_step(struct session *session, uint64_t now);
-/* When session_step has something to do next. */
+/* Return when session_step has something to do next. */
 uint64_t session_deadline(const struct session *session);
-/* Waits for frames or session_wake until `deadline`, and handles what came. */
+/* Wait for frames or session_wake until `deadline`, and handle what came. */
 void session_wait(struct session *session, uint64_t deadline);
-/* Sends a frame as it is, with the lock; false without a connection. */
+/* Send a frame as it is. With the lock of the session. False: no connection. */
 bool session_put(const void *frame, uint32_t size);
-/* Fills the header and sends; false without a connection. */
+/* Fill the header and send the frame. False: no connection. */
 bool session_send(struct session *session, void *frame, uint16_t type, uint32_t size);
-/* Asks for any answer, to see whether the agent lives. */
+/* Ask for any answer, to see whether the agent lives. */
 void session_ping(struct session *session, uint64_t now);
+/* Return whether another tenant wants one of these GPUs, by the hints page: a hint, not a promise. */
 bool session_contended(const struct session *session);
 
-/* In a child of fork: closes what it inherited. */
+/* Close what a child of fork inherited. */
 void session_after_fork(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* See gpus.h. */
+/* The table of the tenant's GPUs: found by UUID; a CUDA ordinal is looked up once and remembered. */
 #include "tenant/gpus.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
-/* See limits.h. The format stands in protocol.h. */
+/* Parser of the file `limits`. The format stands at the end of protocol.h. Nothing is allocated but one mapping for the
+ * text, since the first call of a program may come from a thread with a small stack.
+ */
 #include "tenant/limits.h"
 
 #include <fcntl.h>
@@ -76,7 +78,7 @@ bool limits_parse(const char *text, struct limits *limits) {
     return limits->count > 0;
 }
 
-/* Tenants are told apart by their directory: the file in it is replaced with every change. */
+/* Return the tenant's phase, from the inode of its directory: the file in it is replaced with every change. */
 static uint64_t phase_of(const char *directory) {
     struct statx facts;
     memset(&facts, 0, sizeof facts);

@@ -1,4 +1,9 @@
-/* The file `limits` beside the hook: what the tenant was granted, for the time without an agent. */
+/* The file `limits` beside the hook: what the tenant was granted, for the time without an agent.
+ *
+ * Guarantees:
+ * - lines that cannot be understood are skipped; a file without one that can is as no file;
+ * - processes of one tenant read the same `phase`.
+ */
 #ifndef SHAREPOD_LIMITS_H
 #define SHAREPOD_LIMITS_H
 
@@ -10,16 +15,16 @@
 struct limits {
     unsigned count;
     struct shp_gpu gpus[SHP_MAX_GPUS];
-    uint64_t phase; /* ns; the same for all processes of a tenant, another for most others */
+    uint64_t phase; /* ns, below 135 ms: where the tenant's duty cycle begins; another for most other tenants */
 };
 
-/* Reads the file of that directory; false if there is none or no line of it can be understood. */
+/* Read the file of that directory. False: there is none, or no line of it can be understood. */
 bool limits_read(const char *directory, struct limits *limits);
-/* Whether the agent's setting fail_open is on: programs go on ungated where there is no such file. */
+/* Return whether the agent's setting fail_open is on: programs go on ungated where there is no file `limits`. */
 bool limits_fail_open(const char *directory);
-/* Parses its text. */
+/* Parse the text of the file. False: no line of it can be understood. */
 bool limits_parse(const char *text, struct limits *limits);
-/* Reads a GPU's UUID as NVML prints it, and moves `at` behind it. */
+/* Read a GPU's UUID as NVML prints it, and move `at` behind it. False: it is none. */
 bool limits_take_uuid(const char **at, uint8_t *uuid);
 
 #endif

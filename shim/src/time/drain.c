@@ -1,18 +1,20 @@
-/* Waiting for the GPU work of a grant, by events: cuCtxSynchronize would invalidate stream captures, and cannot be
- * polled.
- *
- * One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured;
+/* One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured,
  * else one behind each registered stream that does not capture. A capturing stream runs nothing, and what it ran before
- * was fenced when the capture began.
+ * was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled.
+ *
+ * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_launches for one that slept in
+ * a full queue of the driver, and begins again.
  */
 #include "time/drain.h"
 
+/* Return the event, made if need be; NULL: the driver makes none. */
 static CUevent event_of(CUevent *event, CUcontext context) {
     if (*event == NULL)
         *event = event_make(context, CU_EVENT_DISABLE_TIMING);
     return *event;
 }
 
+/* Record behind the work of one context. With the lock. */
 static void begin_context(struct streams *streams, struct known_context *known) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(known->context) != CUDA_SUCCESS)
@@ -45,13 +47,13 @@ void drain_begin(struct streams *streams) {
     own_calls_end(mode);
 }
 
-/* Of a context that is ending, the thread that ends it says when that is done. */
+/* Return whether the work of a context is over. If the context is ending, the thread that ends it says so. */
 static bool context_finished(struct streams *streams, struct known_context *known) {
     if (known->context == NULL)
         return true;
     if (known->ending)
         return !known->pending;
-    if (known->skipped) { /* it goes on after all */
+    if (known->skipped) { /* the program could not end it: it goes on */
         known->skipped = false;
         begin_context(streams, known);
     }
@@ -60,6 +62,7 @@ static bool context_finished(struct streams *streams, struct known_context *know
     return !known->waiting;
 }
 
+/* Return whether the work before the event of a stream is over. */
 static bool stream_finished(const struct streams *streams, struct known_stream *known) {
     if (known->context == NULL || !known->waiting)
         return true;

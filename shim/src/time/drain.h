@@ -1,4 +1,9 @@
-/* Waiting for the GPU work of a grant, by events. For the hook thread. */
+/* The drain: waiting for the GPU work of a grant, by events. For the hook thread.
+ *
+ * Guarantees, given G1 (nothing is launched between drain_begin and drain_end) and P2 (every stream is registered):
+ * - D1 when drain_poll returns true, all work launched under the grant has finished;
+ * - D2 no call waits for the GPU.
+ */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H
 
@@ -6,11 +11,11 @@
 
 #include "time/streams.h"
 
-/* Records events behind all registered work. */
+/* Record events behind all registered work. */
 void drain_begin(struct streams *streams);
-/* Returns whether all of that work has finished. */
+/* Return whether all of that work has finished. */
 bool drain_poll(struct streams *streams);
-/* Ends the drain: no work is registered any more. */
+/* End the drain: no work is registered any more. */
 void drain_end(struct streams *streams);
 
 #endif

@@ -1,11 +1,15 @@
-/* See gate.h. */
+/* The gate word and what the hook thread reads of all slots.
+ *
+ * Closing clears GATE_OPEN and then makes every running thread pass a barrier (membarrier): a thread that loaded the
+ * word before has its slot marked by then, and gate_clear sees it (G3, G1).
+ */
 #include "time/gate.h"
 
 #include <linux/membarrier.h>
 
 #include "base/sys.h"
 
-#define SETTLE (5 * SYS_MS)
+#define SETTLE (5 * SYS_MS) /* ns: by then a launch that was begun without a fence has stored to its slot */
 
 static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
@@ -17,7 +21,7 @@ void gate_prepare(struct gate *gate, uint32_t slots) {
     gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
-/* Threads register their streams anew, and those that wait look again. */
+/* Set the word of an opening: threads register their streams again, and those that wait look again (G4). */
 static void set_open(struct gate *gate, bool metered, uint64_t deadline) {
     uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
     atomic_store(&gate->deadline, deadline);
@@ -52,16 +56,18 @@ bool gate_waking(struct gate *gate, bool forget) {
 
 void gate_open(struct gate *gate, bool metered, uint64_t deadline) {
     uint32_t ends = atomic_load(&gate->closing);
-    atomic_store(&gate->next_closing, ends == UINT32_MAX ? 1 : ends + 1); /* who sees the gate open sees this */
+    atomic_store(&gate->next_closing,
+                 ends == UINT32_MAX ? 1 : ends + 1); /* a thread that sees the gate open sees this */
     set_open(gate, metered, deadline);
-    atomic_store(&gate->closing, atomic_load(&gate->next_closing)); /* who sees this sees the gate open */
+    atomic_store(&gate->closing, atomic_load(&gate->next_closing)); /* a thread that sees this sees the gate open */
 }
 
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline) {
     bool now = (atomic_load(&gate->word) & GATE_METERED) != 0;
     if (now != metered || atomic_load(&gate->deadline) < deadline) {
         uint32_t wanted = atomic_load(&gate->closing);
-        bool waited = atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* who waits on says so again */
+        bool waited =
+            atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* a thread that waits on says so again */
         set_open(gate, metered, deadline);
         if (waited)
             sys_wake_all(&gate->word);

@@ -1,12 +1,14 @@
 /* The gate: one word that says whether launches may pass, and a slot per thread that says whether it is inside one.
+ * This is the hook thread's side; passage.h is the side of the program's threads, fastpath.h their hot path.
  *
- * Guarantees: with the gate open a launch costs one store to the thread's own slot before and one after, and a load of
- * the gate word: no lock, no clock, no system call, no shared cache line written. After gate_close and gate_clear no
- * thread is inside a launch and none enters until gate_open, except launches that a stream capture records (they run
- * nothing).
- *
- * The order of a slot's store and the gate's load is kept by membarrier in the closing thread; where seccomp forbids
- * that, by a full fence in each launch.
+ * Guarantees:
+ * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch and none
+ *   enters until gate_open. Exception: launches that a stream capture records, which run nothing.
+ * - G2 launch-costs-no-shared-write: with the gate open a launch costs one store to the thread's own slot before and
+ * one after, and a load of the gate word: no lock, no clock, no system call, no shared cache line written.
+ * - G3 slot-before-word: a thread's store to its slot is seen before its load of the gate word. G1 rests on it. The
+ *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
+ * - G4 no-lost-wake-up: a thread that has noted its wait by gate_want is woken by the next opening.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -16,9 +18,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2).
+ * SLOT_STREAMS: streams that a thread remembers; two that collide are registered in turn.
+ * FENCES: windows of a metered queue that may be unfinished. */
 enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
 
-/* The gate word: 0 is "not set up" (also what a wiped page holds), else a counter of openings above these bits. */
+/* The gate word: 0 is "not set up", also what a wiped page holds; else a counter above these bits. Every opening, every
+ * change of its terms and every gate_renew adds GATE_STEP, so that threads register their streams again. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
 /* Whether a default stream is always the same one: 0 (not known yet, also what a wiped page holds) and SEVERAL mean
@@ -79,9 +85,10 @@ struct slot_stream {
 _Static_assert(sizeof(struct slot_stream) == 144,
                "the fast path finds an entry by a multiplication with 9 and a shift");
 
+/* A thread at the gate. In cache lines of its own (G2). */
 struct slot {
-    _Atomic uint64_t sequence; /* odd: inside a launch; half of it: launches */
-    _Atomic int thread;
+    _Atomic uint64_t sequence;    /* odd: inside a launch; half of it: launches */
+    _Atomic int thread;           /* its id; 0: a slot never used, or wiped by a fork */
     _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
     _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
     _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
@@ -106,32 +113,34 @@ struct gate {
 
 /* From any thread. */
 
-/* Threads shall register their streams anew: a handle has lost its meaning. */
+/* Make threads register their streams again: a handle has lost its meaning. */
 void gate_renew(struct gate *gate);
 
-/* How many stream captures are open. With the registry's lock. */
+/* Set how many stream captures are open. With the lock of struct streams. */
 void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* For the hook thread alone. */
 
-/* Before it runs. `slots`: those to be left alone, see passage.c. The gate is set up from the moment on that its word
- * is not 0. */
+/* Prepare the gate, before the thread runs. `slots`: how many are to be left alone, see passage.c. The gate is set up
+ * once its word is not 0. */
 void gate_prepare(struct gate *gate, uint32_t slots);
+/* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. */
 void gate_open(struct gate *gate, bool metered, uint64_t deadline);
-/* Sets new terms while it is open. */
+/* Set new terms while the gate is open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline);
+/* Close the gate. Launches may be under way until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);
-/* Whether no thread is inside a launch. After gate_close it stays so. */
+/* Return whether no thread is inside a launch. After gate_close a true answer stays true (G1). */
 bool gate_clear(struct gate *gate);
-/* Whether a thread waits for the gate that is closed now. One that waits no more, because it was cancelled or because
- * its signal handler has jumped away, counts until the next opening at most. */
+/* Return whether a thread waits for the gate that is closed now. A thread that waits no more, because it was cancelled
+ * or because its signal handler has jumped away, counts until the next opening at most. */
 bool gate_wanted(const struct gate *gate);
-/* Whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` those that should have
- * by now. */
+/* Return whether a thread that waited for this opening, or for a fence in it, has not run yet; `forget` those that
+ * should have by now. */
 bool gate_waking(struct gate *gate, bool forget);
-/* Notes that a thread waits for the end of that closing. A thread that comes late does not undo a later one. */
+/* Note that a thread waits for the end of that closing (G4). A late note does not undo that of a later closing. */
 void gate_want(struct gate *gate, uint32_t closing);
-/* Launches that entered so far. */
+/* Return how many launches have entered so far. */
 uint64_t gate_launches(const struct gate *gate);
 
 #endif

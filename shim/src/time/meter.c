@@ -1,16 +1,15 @@
-/* See meter.h.
+/* The bounded queue of a stream. An event (fence) is recorded behind every window of launches, and the thread waits for
+ * the fence before: at most two windows are unfinished (Q1). A window grows to WINDOW_MOST launches while it takes less
+ * than WINDOW_SHORT, and shrinks to one launch while it takes more than WINDOW_LONG. A shorter queue would let the GPU
+ * run dry whenever the thread is late to wake up.
  *
- * An event is recorded behind every window of launches, and the thread waits for the event before: at most two windows
- * are unfinished. A window grows to 64 launches while it takes less than 2 ms and shrinks to one launch while it takes
- * more than 5. Less would let the GPU run dry whenever the thread is late to wake up.
+ * From the fences the meter learns how long a launch occupies the GPU, and so when what is launched will have ended. A
+ * launch that would begin after the end of the quantum waits for the next one (Q2): the gate leaves less than one
+ * launch of each stream when it closes, and the announced end, by which the next holder is granted, comes true.
  *
- * From the fences it is learned how long a launch occupies the GPU, and so when what is launched will have ended. A
- * launch that would begin after the end of the quantum waits for the next one: what the gate leaves when it closes is
- * less than one launch of each stream, and the word of its end, by which the next holder is granted, comes true.
- *
- * The wait has bounds: a kernel may wait for what this very thread does next. It ends with the opening, after which
- * nothing passes the gate anyway, and after PATIENCE: then one launch may pass before the next wait, after another wait
- * in vain two, then four. A queue that was filled before it was metered stays as it is meanwhile.
+ * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3): then one launch
+ * may pass before the next wait, after another wait in vain two, then four. A queue that was filled before it was
+ * metered stays as it is meanwhile.
  */
 #include "time/meter.h"
 
@@ -18,8 +17,8 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 
-enum { WINDOW_MOST = 64 };
-#define PATIENCE SYS_SECOND /* most kernels are shorter, and it is learned how long they take */
+enum { WINDOW_MOST = 64 };  /* launches: so many share the cost of a fence */
+#define PATIENCE SYS_SECOND /* ns of one wait: most kernels are shorter, and the meter learns how long they take */
 #define WINDOW_SHORT (2 * SYS_MS)
 #define WINDOW_LONG (5 * SYS_MS)
 #define MARGIN (SYS_MS / 4) /* so little before the end of the quantum no launch begins */
@@ -34,7 +33,7 @@ static uint64_t most(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* How many launches more begin before the quantum ends. */
+/* Return how many more launches begin before the quantum ends. */
 static uint64_t fitting(const struct gate *gate, const struct slot_stream *entry, uint64_t now) {
     uint64_t deadline = atomic_load(&gate->deadline), each = entry->estimate.launch_ns,
              begins = most(entry->estimate.ends_at, now);
@@ -44,7 +43,7 @@ static uint64_t fitting(const struct gate *gate, const struct slot_stream *entry
     return left > margin ? (left - margin + each - 1) / each : 0;
 }
 
-/* After a fence, or when an opening begins: how many launches pass until the next fence. True: none. */
+/* Plan, after a fence or when an opening begins, how many launches pass until the next fence. True: none (Q2). */
 static bool plan(const struct gate *gate, struct slot_stream *entry, uint64_t now) {
     uint64_t fits = fitting(gate, entry, now);
     entry->window.quota = (uint16_t)least(entry->window.size, fits > 0 ? fits : 1);
@@ -54,7 +53,7 @@ static bool plan(const struct gate *gate, struct slot_stream *entry, uint64_t no
     return entry->window.quantum_full;
 }
 
-/* `sample`: how long a launch took, at most; `exact`: no less either. */
+/* Learn how long a launch takes. `sample`: ns, at most; `exact`: and no less. */
 static void learn(struct slot_stream *entry, uint64_t sample, bool exact) {
     if (entry->estimate.launch_ns == 0)
         entry->estimate.launch_ns = sample;
@@ -92,7 +91,7 @@ bool meter_holds_back(struct gate *gate, struct slot_stream *entry) {
     return entry->window.blocked_at_close;
 }
 
-/* When the last of the thread's streams is expected to end. */
+/* Tell the hook thread when the last of this thread's streams is expected to end. */
 static void foretell(struct slot *slot, const struct slot_stream *entry) {
     uint64_t ends = entry->estimate.ends_at;
     for (int i = 0; i < SLOT_STREAMS; i++)
@@ -101,7 +100,8 @@ static void foretell(struct slot *slot, const struct slot_stream *entry) {
     atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
-/* A window has finished, and one is left unfinished. `waited`: the thread had to wait for that. */
+/* Adapt the size of the window to the one that has finished; another is unfinished. `waited`: the thread had to wait.
+ */
 static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uint64_t now) {
     uint64_t full = (now - entry->window.waited_at) * entry->window.size / entry->window.sizes[0];
     if (waited && entry->window.start_known)
@@ -126,14 +126,14 @@ static void adapt(struct slot *slot, struct slot_stream *entry, bool waited, uin
         least(entry->estimate.graphs_end_at, now + entry->estimate.last_graph_ns * entry->window.sizes[1]);
 }
 
-/* One more window is unfinished, behind those that are already. */
+/* Expect one more window to finish, behind those that are unfinished. */
 static void expect(struct slot *slot, struct slot_stream *entry, uint64_t now) {
     entry->estimate.ends_at = most(entry->estimate.ends_at, now) + entry->estimate.launch_ns * entry->window.count;
     foretell(slot, entry);
 }
 
-/* Whether the work before the older event has finished; not so if the wait reached one of its bounds. `waited`: it had
- * not at first. */
+/* Wait for the older fence. False: the wait reached one of its bounds (Q3). `waited`: the fence had not passed at
+ * first. */
 static bool wait_for(const struct gate *gate, struct slot *slot, struct slot_stream *entry, bool *waited) {
     CUevent event = entry->window.events[0];
     *waited = DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY;
@@ -159,7 +159,7 @@ static bool wait_for(const struct gate *gate, struct slot *slot, struct slot_str
     return passed;
 }
 
-/* Behind what was launched since the last one. False: there is none. */
+/* Record a fence behind what was launched since the last one. False: the driver makes none. */
 static bool fence(struct slot_stream *entry, int place) {
     CUevent *event = &entry->window.events[place];
     if (*event == NULL)
@@ -173,7 +173,7 @@ static bool fence(struct slot_stream *entry, int place) {
     return true;
 }
 
-/* Two windows are unfinished: waits for the first. */
+/* Wait for the first of two unfinished windows (Q1). */
 static void wait_older(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
     bool waited;
     entry->window.skipped = false;

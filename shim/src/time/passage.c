@@ -1,4 +1,8 @@
-/* Entering and leaving the gate, for what the fast path does not cover; slots of threads, and waiting for a turn. */
+/* Entering and leaving the gate, for what the fast path does not cover; slots of threads, and waiting for a turn.
+ *
+ * A thread marks its slot, then reads the word (G3). If the gate is closed it takes the mark back, notes that it waits
+ * and wakes the hook thread, which asks for the token.
+ */
 #include "time/passage.h"
 
 #include "base/sys.h"
@@ -10,7 +14,7 @@
 
 __thread struct slot *passage_slot;
 
-/* Slots ever used, also before a fork that nobody told us of (musl, a bare clone): the thread that forked goes on with
+/* Slots ever used, also before a fork that calls no handler (musl, a bare clone): the thread that forked goes on with
  * its old slot, so that no other may get that one. Not in wiped memory. */
 static _Atomic uint32_t slots_seen;
 
@@ -23,7 +27,7 @@ uint32_t passage_slots_seen(void) {
     return atomic_load(&slots_seen);
 }
 
-/* A slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
+/* Return a slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
 static struct slot *claim_slot(struct gate *gate) {
     if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
         return passage_slot;
@@ -55,6 +59,7 @@ static struct slot *claim_slot(struct gate *gate) {
     return passage_slot = NULL;
 }
 
+/* Wait until the gate is opened, or a moment: the caller looks again. */
 static void wait_for_turn(struct gate *gate, struct slot *slot) {
     uint32_t closing = atomic_load(&gate->closing), word = atomic_load(&gate->word);
     if (word & GATE_OPEN)
@@ -62,7 +67,7 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
     if (slot != NULL)
         atomic_store(&slot->waits, closing);
     gate_want(gate, closing);
-    if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and nobody may look for who waited */
+    if (atomic_load(&gate->closing) == closing) { /* else it was opened since, and no wake-up may come */
         session_wake();
         sys_wait(&gate->word, word, SYS_NEVER);
     }
@@ -70,7 +75,7 @@ static void wait_for_turn(struct gate *gate, struct slot *slot) {
         atomic_store(&slot->waits, 0);
 }
 
-/* With the first launch, before a stream is remembered by it. */
+/* Find out, with the first launch, whether there is one device; before a stream is remembered by that. */
 static void count_contexts(struct gate *gate) {
     uint32_t unknown = CONTEXTS_UNKNOWN;
     int devices = 0;
@@ -79,8 +84,8 @@ static void count_contexts(struct gate *gate) {
         atomic_compare_exchange_strong(&gate->contexts, &unknown, devices == 1 ? CONTEXTS_ONE : CONTEXTS_SEVERAL);
 }
 
-/* All that the fast path does not cover: not set up, a capture is open, the gate is closed, the stream is new to this
- * opening, no slot. */
+/* The fast path does not cover: a gate that is closed, an open capture, a stream new to this opening, a thread without
+ * a slot, launches inside launches. */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
     struct passage passage = {.refused = CUDA_SUCCESS};
     count_contexts(gate);
@@ -139,7 +144,7 @@ void passage_abandon(struct passage *passage) {
         atomic_store(&slot->sequence, atomic_load_explicit(&slot->sequence, memory_order_relaxed) - 1);
 }
 
-/* It marks the closing to come, and not its slot: to the holder it is idle. */
+/* The thread notes the closing to come, and not its slot: for the token it is idle meanwhile. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
     for (;;) {
         uint32_t word = atomic_load(&gate->word);

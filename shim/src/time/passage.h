@@ -1,9 +1,10 @@
-/* The passage: a launch on its way through the gate. The side of the program's threads; gate.h has the hook thread's.
+/* The passage: a launch on its way through the gate. This is the side of the program's threads; gate.h has the hook
+ * thread's.
  *
  * Guarantees:
- * - a launch that passage_enter let in is seen by gate_clear until passage_leave;
- * - its stream is registered before it is let in;
- * - a launch inside another launch of the same thread is covered by that one's passage.
+ * - P1 a launch that was let in is seen by gate_clear until passage_leave (G1);
+ * - P2 registered-before-launch: its stream is in the registry before it is let in, so that a drain waits for its work;
+ * - P3 a launch inside another launch of the same thread is covered by that one's passage.
  */
 #ifndef SHAREPOD_PASSAGE_H
 #define SHAREPOD_PASSAGE_H
@@ -18,6 +19,7 @@
 /* This thread's slot, or NULL. */
 extern __thread struct slot *passage_slot __attribute__((tls_model("initial-exec")));
 
+/* A launch between passage_enter and passage_leave. */
 struct passage {
     CUresult refused;  /* not CUDA_SUCCESS: the launch's result, nothing was entered */
     struct gate *gate; /* that was entered; NULL: the launch is not gated */
@@ -26,22 +28,22 @@ struct passage {
     bool waited; /* the gate was closed when it came */
 };
 
-/* Enters for a launch into that stream; `per_thread`: the handle is as the _ptsz functions read it. Waits while the
- * gate is closed. For what the fast path does not cover: see fastpath.h. */
+/* Enter for a launch into that stream. `per_thread`: the handle is as the _ptsz functions read it. Waits while the gate
+ * is closed. For what the fast path does not cover, see fastpath.h. */
 struct passage passage_enter(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
-/* After the launch. Under a metered grant it may wait for earlier work. */
+/* Leave after the launch. Under a metered grant this may wait for earlier work. */
 void passage_leave(struct passage *passage);
-/* Leaves without having launched. */
+/* Leave without having launched. */
 void passage_abandon(struct passage *passage);
-/* Inside a passage: the launch puts work on this stream too. False: no memory to remember it. */
+/* Note, inside a passage, that the launch puts work on this stream too. False: no memory to remember it. */
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread);
-/* Waits, while the gate is open, for the end of the closing to come, or until the opening is prolonged beyond
+/* Wait, while the gate is open, for the opening after the closing to come, or until this opening is prolonged beyond
  * `deadline`. */
 void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline);
 
-/* The slots that a gate that is set up anew must leave alone. */
+/* Return how many slots a gate that is set up again must leave alone. */
 uint32_t passage_slots_seen(void);
-/* In a child of fork. */
+/* Forget the slots, in a child of fork. */
 void passage_after_fork(void);
 
 #endif

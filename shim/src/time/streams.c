@@ -1,9 +1,9 @@
-/* See streams.h. What ends a stream or a context is in ends.c. */
+/* The registry's tables. The lock is held for a few driver calls that neither wait nor call back (R4); the wrappers of
+ * what ends a stream or a context are in wrappers/work/destroy.c.
+ */
 #include "time/streams.h"
 
-enum { SWEEP = 8 };
-
-/* The rest with the registry's lock. */
+enum { SWEEP = 8 }; /* rows looked at with each fence: keeps their number bounded without a drain */
 
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
     for (unsigned i = 0; i < streams->contexts.count; i++) {
@@ -35,7 +35,7 @@ struct known_context *streams_note_context(struct streams *streams, CUcontext co
     return place;
 }
 
-/* A free row of `streams`, or `count`: no memory. */
+/* Return a free row of `streams`, or `count`: no memory. With the lock. */
 static unsigned free_row(struct streams *streams) {
     for (unsigned i = 0; i < streams->streams.count; i++)
         if (streams_stream(streams, i)->context == NULL)
@@ -47,6 +47,7 @@ static unsigned free_row(struct streams *streams) {
     return streams->streams.count - 1;
 }
 
+/* Return the row of a stream, made if need be; NULL: no memory. With the lock. */
 static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
     uint32_t *hint =
         &streams->hints[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 14 ^ (uintptr_t)context >> 4) % STREAMS_HINTS];
@@ -70,7 +71,7 @@ static struct known_stream *note_stream(struct streams *streams, CUcontext conte
     return streams_stream(streams, row);
 }
 
-/* Looks at some rows for fences that are over: without a drain nobody else would. */
+/* Free some rows whose fences are over: without a drain nobody else would. With the lock. */
 static void sweep(struct streams *streams) {
     for (int i = 0; i < SWEEP && streams->streams.count > 0; i++) {
         streams->swept = (streams->swept + 1) % streams->streams.count;
@@ -161,7 +162,7 @@ bool streams_register(struct streams *streams, struct gate *gate, CUstream strea
         entry->window.skipped = entry->window.quantum_full = entry->window.blocked_at_close = false;
     } /* else they go on bounding the queue, whatever stream they were recorded on */
     if (entry->registered.stream != stream)
-        entry->estimate.launch_ns = 0; /* which was learned of another one */
+        entry->estimate.launch_ns = 0; /* learned of another stream */
     if (entry->window.size == 0)
         entry->window.size = entry->window.quota = 1;
     entry->registered.stream = stream;

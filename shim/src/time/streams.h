@@ -1,10 +1,13 @@
-/* The registry of contexts and streams that have work which no one has seen finished.
+/* The registry of contexts and streams that have work which nobody has seen finished, and of open captures.
  *
- * Guarantees: each stream that a launch went into during the present opening of the gate is registered before the
- * launch; a handle that the program destroys is never used by the hook afterwards; no call of the hook disturbs a
- * stream capture of the program; no lock of the hook is held while the driver destroys something or calls the program
- * back. There is room for as many contexts, streams and captures as there is memory: where there is none left, the
- * launch or the capture is refused with CUDA_ERROR_OUT_OF_MEMORY.
+ * Guarantees:
+ * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
+ * - R2 a handle that the program destroys is never used by the hook afterwards;
+ * - R3 no call of the hook disturbs a stream capture of the program;
+ * - R4 no lock of the hook is held while the driver destroys something or calls the program back;
+ * - R5 what a stream ran before a capture began is behind an event (a row with STREAM_ORPHAN);
+ * - R6 there is room for as many contexts, streams and captures as there is memory. Where none is left, the launch or
+ *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY.
  */
 #ifndef SHAREPOD_STREAMS_H
 #define SHAREPOD_STREAMS_H
@@ -18,10 +21,10 @@
 #include "driver/own_calls.h"
 #include "time/gate.h"
 
-/* In place of the handle of a stream that is not to be touched any more: its last work is behind an event. */
+/* Stands for a stream that is not to be touched any more: its last work is behind an event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
-enum { STREAMS_HINTS = 1024 };
+enum { STREAMS_HINTS = 1024 }; /* a power of two; 4 KiB */
 
 struct known_context {
     CUcontext context; /* NULL: a free place */
@@ -68,27 +71,27 @@ static inline struct open_capture *streams_capture(const struct streams *streams
     return (struct open_capture *)streams->captures.rows + index;
 }
 
-/* Notes that a launch into the stream of that name follows; fills the thread's memory of it. Inside a passage. `word`:
- * of the gate. False: no memory. */
+/* Register the stream of that name for a launch that follows; fill the thread's memory of it. Inside a passage. `word`:
+ * of the gate. False: no memory (R6). */
 bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
                       struct slot_stream *entry);
-/* Destroys events of the context that was that has this epoch, unless it has ended: then they went with it. */
+/* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
 
-/* All with the lock of the registry. */
+/* The rest with the lock of struct streams. */
 
-/* NULL if the context is not known, or is ending. */
+/* Return the row of a context; NULL: it is not known, or is ending. */
 struct known_context *streams_find_context(struct streams *streams, CUcontext context);
-/* Whether the driver is ending a context of that handle. */
+/* Return whether the driver is ending a context of that handle. */
 bool streams_ending(const struct streams *streams, CUcontext context);
-/* NULL: no memory. */
+/* Return the row of a context, made if need be; NULL: no memory. */
 struct known_context *streams_note_context(struct streams *streams, CUcontext context);
-/* Records the event on a stream of the current context, unless a capture forbids it. */
+/* Record the event on a stream of the current context. False: a capture forbids it, or the driver refuses. */
 bool streams_record(const struct known_stream *known, CUevent event);
-/* Puts an event behind the unfinished work of the stream in that row, as a row of its own: from then on what was
- * launched so far can be told without the stream. */
+/* Put an event behind the unfinished work of the stream in that row, as a row of its own: from then on it can be told
+ * without the stream whether that work is over. */
 void streams_fence(struct streams *streams, unsigned index);
-/* The capture of that row is over. */
+/* Forget the capture of that row: it is over. */
 void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index);
 
 #endif

@@ -1,4 +1,8 @@
-/* See token.h. */
+/* The token's state machine. NONE -> WANTED -> HELD -> CLOSING -> DRAINING -> NONE or WANTED; without an agent NONE ->
+ * HELD by the duty cycle.
+ *
+ * It runs in the hook thread alone, with no lock; what other threads see of it is the gate.
+ */
 #include "time/token.h"
 
 #include <string.h>
@@ -8,26 +12,28 @@
 #include "time/drain.h"
 #include "time/meter.h"
 
+/* All in ns. */
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
-#define LOOK_ALONE (50 * SYS_MS)
-#define PERIOD (100 * SYS_MS) /* of the duty cycle without an agent */
-#define LOCAL_LEAST SYS_MS    /* a window shorter than this is not worth opening */
-#define WAKING (200 * SYS_MS) /* a thread that has not run this long after the opening that it waited for, will not */
-#define AHEAD SYS_MS          /* of the end of the last work, the word of it: a hand-off takes about that */
-#define POLL_LEAST (50 * 1000ull)
-#define POLL_MOST (2 * SYS_MS)
-#define STOPPED (10 * POLL_MOST) /* between two looks: the process was stopped, or had no CPU */
-
-#define ASK_EACH (100 * SYS_MS) /* while overdue */
+#define LOOK_ALONE (50 * SYS_MS)    /* the same while nobody waits: nothing is lost by keeping it */
+#define PERIOD (100 * SYS_MS)       /* of the duty cycle: as long as the longest quantum of the agent */
+#define LOCAL_LEAST SYS_MS          /* a window shorter than this is not worth opening */
+#define WAKING (200 * SYS_MS)       /* a thread that has not run this long after its opening is not waited for */
+#define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: a hand-off takes about that */
+#define POLL_LEAST (50 * 1000ull) /* between two polls of a drain that is about to end */
+#define POLL_MOST (2 * SYS_MS)    /* and of one that is not */
+#define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
+#define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
+/* Return whether a thread waits at the closed gate. */
 static bool wanted(const struct token *token) {
     return gate_wanted(token->gate);
 }
 
+/* Open the gate until `deadline`. */
 static void hold(struct token *token, uint64_t now, uint64_t deadline, bool metered, bool local) {
     struct gate *gate = token->gate;
     token->state = TOKEN_HELD;
@@ -41,6 +47,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     gate_open(gate, metered, deadline);
 }
 
+/* Close the gate; threads inside launches have the grace period to leave. */
 static void close(struct token *token, uint64_t now) {
     uint32_t grace_ms = token->session->grace_ms;
     gate_close(token->gate);
@@ -62,6 +69,7 @@ static void send_drained(const struct token *token, uint64_t grant_id, uint64_t 
     session_send(token->session, &frame, SHP_DRAINED, sizeof frame);
 }
 
+/* GRANT: opens the gate if it was asked for, extends or renews what is held, else gives it back at once. */
 static bool granted(void *of, const void *frame, int descriptor) {
     struct token *token = of;
     const struct shp_grant *grant = frame;
@@ -71,7 +79,7 @@ static bool granted(void *of, const void *frame, int descriptor) {
         grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
     bool metered = (grant->flags & SHP_GRANT_METERED) != 0;
     if ((grant->flags & SHP_GRANT_RENEWS) && (token->state != TOKEN_HELD || token->grant_id != grant->grant_id))
-        return true; /* it has crossed with DRAINED */
+        return true; /* the frame has crossed with DRAINED */
     token->announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0;
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
@@ -94,6 +102,7 @@ static bool granted(void *of, const void *frame, int descriptor) {
     return true;
 }
 
+/* REVOKE: the next step closes the gate. */
 static bool revoked(void *of, const void *frame, int descriptor) {
     struct token *token = of;
     const struct shp_revoke *revoke = frame;
@@ -103,12 +112,14 @@ static bool revoked(void *of, const void *frame, int descriptor) {
     return true;
 }
 
+/* What the duty cycle holds is closed: from now on the agent says when. */
 static void connected(void *of) {
     struct token *token = of;
-    if (token->state == TOKEN_HELD) /* by the duty cycle: from now on the agent says when */
+    if (token->state == TOKEN_HELD)
         token->deadline = 0;
 }
 
+/* What the agent granted is closed; the duty cycle follows. */
 static void disconnected(void *of, bool was_ready) {
     struct token *token = of;
     if (was_ready && token->state == TOKEN_HELD)
@@ -125,6 +136,7 @@ void token_register(struct token *token) {
     token->session->listener = (struct session_listener){connected, disconnected, token};
 }
 
+/* Read the file `limits` again, once a second. */
 static void follow_limits(struct token *token, uint64_t now) {
     struct limits limits;
     if (now < token->next_limits)
@@ -137,8 +149,9 @@ static void follow_limits(struct token *token, uint64_t now) {
     unlock(&token->gpus->lock);
 }
 
-/* Without an agent all processes of the tenant open in the same part of each period, so that ranks that wait for each
- * other never wait for ever; what runs over the end of it is made up for in the next. Tenants differ in phase. */
+/* The duty cycle. All processes of the tenant open in the same part of each period, so that ranks that wait for each
+ * other never wait for ever. What runs over the end of a window is made up for in the next ones. Tenants differ in
+ * phase. */
 static uint64_t step_local(struct token *token, uint64_t now) {
     follow_limits(token, now);
     if (token->session->admission != ADMITTED || !wanted(token))
@@ -153,7 +166,7 @@ static uint64_t step_local(struct token *token, uint64_t now) {
         hold(token, now, SYS_NEVER, false, true);
         return now;
     }
-    if (token->paid_window == start) /* what it could pay it has paid */
+    if (token->paid_window == start) /* this window has paid what it could */
         return start + PERIOD;
     if (token->debt > 0 && now < end) { /* made up for by windows that stay shut, in whole or in part */
         uint64_t paid = least(token->debt, end - now);
@@ -178,6 +191,7 @@ static bool send_want(const struct token *token) {
     return session_send(session, &frame, SHP_WANT, sizeof frame);
 }
 
+/* TOKEN_NONE: ask for the token if a thread waits; without an agent, the duty cycle. */
 static uint64_t step_none(struct token *token, uint64_t now) {
     struct session *session = token->session;
     if (session->state != SESSION_READY)
@@ -187,18 +201,20 @@ static uint64_t step_none(struct token *token, uint64_t now) {
     if (!send_want(token))
         return now + 10 * SYS_MS;
     token->state = TOKEN_WANTED;
-    session->heard = now; /* the silence that the ping goes by begins here */
+    session->heard = now; /* the silence that the ping measures begins here */
     return now;
 }
 
+/* Return whether the work that is launched is expected to end before a hand-off is done. */
 static bool ends_soon(const struct token *token, uint64_t now) {
     uint64_t end = meter_expected_end(token->gate);
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
+/* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
 static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
-    if (contended && !token->metered && !token->local) { /* a neighbour has come: it shall find a short queue */
+    if (contended && !token->metered && !token->local) { /* another tenant has come: it shall find a short queue */
         token->metered = true;
         gate_prolong(token->gate, true, token->deadline);
     }
@@ -236,7 +252,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     return least(token->deadline, token->next_look);
 }
 
-/* When what is left is expected to have ended, and when to say so: the next grant shall be on its way by then. */
+/* Set when the drain is expected to end, and when to say so: the next grant shall be on its way by then. */
 static void expect_end(struct token *token, uint64_t now) {
     token->expected = meter_expected_end(token->gate);
     token->announce_at = SYS_NEVER;
@@ -244,6 +260,7 @@ static void expect_end(struct token *token, uint64_t now) {
         token->announce_at = token->expected - least(token->expected - now, AHEAD);
 }
 
+/* Send DRAINING. */
 static void announce(struct token *token, uint64_t now) {
     struct shp_draining frame;
     memset(&frame, 0, sizeof frame);
@@ -253,8 +270,9 @@ static void announce(struct token *token, uint64_t now) {
     token->announce_at = SYS_NEVER;
 }
 
+/* TOKEN_CLOSING: wait until no thread is inside a launch (G1), or for the grace period. */
 static uint64_t step_closing(struct token *token, uint64_t now) {
-    /* What goes beyond STOPPED, nobody in this process had for leaving its launch. */
+    /* Of a pause longer than STOPPED, threads had no time to leave their launches. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
     token->last_step = now;
     if (!gate_clear(token->gate) && token->patience > 0)
@@ -266,20 +284,21 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     return now;
 }
 
-/* Looks closer around the moment at which the work is expected to end. */
+/* Return when to poll next: the more often, the closer the moment at which the work is expected to end. */
 static uint64_t next_poll(const struct token *token, uint64_t now) {
     uint64_t since = token->expected > token->drain_started ? token->expected : token->drain_started,
              off = now > since ? now - since : since - now;
     return now + POLL_LEAST + least(off / 8, POLL_MOST);
 }
 
-/* Without an agent: what ran beyond the end of the window is made up for. */
+/* The duty cycle: what ran beyond the end of the window is owed, up to 10 s. */
 static void run_over(struct token *token, uint64_t now) {
     if (now > token->window_end && token->window_end != 0)
         token->debt = least(token->debt + (now - token->window_end), 10 * SYS_SECOND);
     token->window_end = 0;
 }
 
+/* Everything has finished: send DRAINED (T2). */
 static void finish(struct token *token, uint64_t now) {
     bool waits = wanted(token), idle = token->idle && !waits && gate_launches(token->gate) == token->seen;
     drain_end(token->streams);
@@ -298,8 +317,8 @@ static void finish(struct token *token, uint64_t now) {
     }
 }
 
-/* Overdue, with a thread at the gate: the work that is left may wait for it. Without an agent the process goes by its
- * windows again; what is left stays registered, and is waited for by the next drain. */
+/* The drain is overdue and a thread waits at the gate: ask for the token again (T3). Without an agent the process goes
+ * by its windows again; what is left stays registered, and the next drain waits for it. */
 static void ask_again(struct token *token, uint64_t now) {
     if (now < token->next_ask || !wanted(token))
         return;
@@ -312,6 +331,7 @@ static void ask_again(struct token *token, uint64_t now) {
     }
 }
 
+/* TOKEN_DRAINING: poll until all work has finished. */
 static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll && now < token->announce_at)
         return least(token->next_poll, token->announce_at);

@@ -1,10 +1,13 @@
-/* The token: when the gate is open. A state machine that the hook thread steps.
+/* The token: the state machine that decides when the gate is open. The hook thread steps it.
  *
- * Guarantees: the gate is open only while a grant of the agent is held or, without an agent, in the part of each
- * period that is the tenant's request; DRAINED is sent once for each grant, after the gate was closed, no thread was
- * inside a launch (or the grace period had passed) and all work launched under it had finished. Where that takes longer
- * than the grace period while a thread waits at the gate, the token is asked for once more: what is unfinished may wait
- * for what that thread would launch. A grant that comes then takes the place of the one before.
+ * Guarantees:
+ * - T1 open only by right: the gate is open only while a grant of the agent is held or, without an agent, in the part
+ * of each period that is the tenant's request (the duty cycle).
+ * - T2 one DRAINED a grant, and in order: it is sent after the gate was closed (G1) and all work launched under the
+ *   grant has finished. A thread that stays inside a launch delays it by the grace period at most.
+ * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
+ *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
+ *   grant that comes then takes the place of the one before.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -18,46 +21,62 @@
 #include "time/gate.h"
 #include "time/streams.h"
 
-enum token_state { TOKEN_NONE, TOKEN_WANTED, TOKEN_HELD, TOKEN_CLOSING, TOKEN_DRAINING };
+enum token_state {
+    TOKEN_NONE,    /* not held, and no thread waits */
+    TOKEN_WANTED,  /* asked for: WANT was sent */
+    TOKEN_HELD,    /* the gate is open */
+    TOKEN_CLOSING, /* the gate is closed, threads may be inside launches still */
+    TOKEN_DRAINING /* no thread is inside a launch, work is unfinished */
+};
 
+/* Points in time are sys_now()'s, ns; 0 where nothing else is said: not set. */
 struct token {
+    /* Set before token_register. */
     struct gate *gate;
     struct streams *streams;
     struct session *session;
     struct gpus *gpus;
     const char *directory; /* of the file `limits` */
+
     enum token_state state;
-    bool local; /* by the file `limits`, no agent */
-    bool metered;
-    bool announce; /* DRAINING may be sent */
-    bool idle;     /* given back because nothing was launched */
-    bool quiet;    /* nothing launched since the last look, and events are recorded behind what was */
-    uint64_t grant_id;
-    uint64_t deadline; /* of the grant */
-    uint64_t opened;
-    uint64_t launches; /* at its beginning */
-    uint64_t seen;     /* at the last look */
-    uint64_t next_look;
-    uint64_t patience;  /* with threads inside a launch; of the time that this process runs */
-    uint64_t last_step; /* of closing */
-    uint64_t drain_started;
-    uint64_t next_ask; /* when the token is asked for once more, if the drain lasts and a thread waits */
-    bool asked;        /* it was */
-    uint64_t expected; /* when the drain is expected to end; 0: not known */
-    uint64_t announce_at;
-    uint64_t next_poll;
-    uint64_t drained_launches; /* that the recorded events are behind */
-    /* Without an agent. */
-    uint64_t phase, window_end, debt;
+    bool local;        /* held by the duty cycle, no agent */
+    bool metered;      /* the queue of unfinished work is to be bounded */
+    bool announce;     /* DRAINING may be sent */
+    uint64_t grant_id; /* of the last grant */
+    uint64_t deadline; /* end of the grant; 0: close at once, SYS_NEVER: none is known */
+
+    /* TOKEN_HELD: whether it is used. */
+    bool idle;          /* it is given back because nothing was launched */
+    bool quiet;         /* nothing was launched since the last look, and events are recorded behind what was before */
+    uint64_t opened;    /* when */
+    uint64_t launches;  /* that had entered when it was opened */
+    uint64_t seen;      /* launches that had entered at the last look */
+    uint64_t next_look; /* when */
+
+    /* TOKEN_CLOSING and TOKEN_DRAINING. */
+    uint64_t patience;         /* ns left for threads inside a launch; of the time that this process runs */
+    uint64_t last_step;        /* of closing */
+    uint64_t drain_started;    /* when the gate was closed */
+    uint64_t expected;         /* when the drain is expected to end; 0: not known */
+    uint64_t announce_at;      /* when DRAINING is sent; SYS_NEVER: not */
+    uint64_t next_poll;        /* when it is looked whether the work has finished */
+    uint64_t drained_launches; /* launches that the recorded events are behind */
+    uint64_t next_ask;         /* when the token is asked for once more (T3) */
+    bool asked;                /* it was */
+
+    /* The duty cycle, without an agent. */
+    uint64_t phase;       /* ns, see struct limits; set before token_register */
+    uint64_t window_end;  /* end of the present window */
+    uint64_t debt;        /* ns that work ran beyond the ends of windows */
     uint64_t paid_window; /* the beginning of the last window that made up for debt */
-    uint64_t next_limits; /* when the file is read again */
+    uint64_t next_limits; /* when the file `limits` is read again */
 };
 
-/* Before the hook thread runs: registers the handlers of GRANT and REVOKE, and to be told of the connection. The first
- * five fields and `phase` are set. */
+/* Register the handlers of GRANT and REVOKE with the session, and listen to its connection. Before the hook thread
+ * runs. */
 void token_register(struct token *token);
 
-/* Does what is due; returns when it wants to be called again at the latest. */
+/* Do what is due. Return when to be called again at the latest; SYS_NEVER: when something has come. */
 uint64_t token_step(struct token *token, uint64_t now);
 
 #endif
