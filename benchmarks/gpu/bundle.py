@@ -31,7 +31,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MOST_BYTES = 60 << 20
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
 _PARTS = ("api", "timeshare", "protocol", "agent")
-"""Of the package `sharepod`: what the agent is made of."""
+"""Packages of `sharepod` that the agent is made of; its modules (logs, tasks, ...) are copied too."""
 _DOWNLOAD_S = 300
 
 
@@ -97,7 +97,8 @@ def _copy_agent(lib: Path) -> None:
     if not hook.is_file():
         raise BundleError("the hook is not built; run `make shim`")
     (lib / "sharepod").mkdir(parents=True)
-    shutil.copy2(package / "__init__.py", lib / "sharepod")
+    for module in package.glob("*.py"):
+        shutil.copy2(module, lib / "sharepod")
     for part in _PARTS:
         _copy_sources(package / part, lib / "sharepod" / part)
     (lib / "sharepod" / "agent" / "hook").mkdir(exist_ok=True)
@@ -128,7 +129,7 @@ def _binding(target: Path) -> None:
 
 
 def _copy_fake(target: Path) -> None:
-    """The fake driver, and what reads its books."""
+    """Copy the simulated driver and the module that reads its state."""
     libraries = sorted((ROOT / "build" / "doubles" / "libcuda").glob("*.so*"))
     if not libraries:
         raise BundleError("the fake driver is not built; run `make doubles`")

@@ -1,4 +1,4 @@
-/* See table.h. */
+/* Allocation table: buckets of lists, twice as many once there is an allocation for each. Finding one is O(1). */
 #include "memory/allocations.h"
 
 #include "base/sys.h"
@@ -14,7 +14,8 @@ static void put(struct allocation_table *table, struct allocation *allocation) {
     *at = allocation;
 }
 
-/* Twice the buckets, if the kernel gives them; without them it only gets slower. */
+/* Double the buckets, if the kernel gives memory. False only if there are none at all; otherwise the table gets
+ * slower. */
 static bool grow(struct allocation_table *table) {
     struct allocation_table old = *table;
     size_t count = old.bucket_count ? old.bucket_count * 2 : 1024;
@@ -47,6 +48,7 @@ void allocations_drop(struct allocation_table *table, struct allocation *allocat
     slab_give(&table->slab, allocation);
 }
 
+/* The link to the newest allocation of that key; NULL if there is none. */
 static struct allocation **place_of(const struct allocation_table *table, enum allocation_kind kind, uint64_t key) {
     if (table->bucket_count == 0)
         return NULL;

@@ -1,5 +1,6 @@
-/* The table of what this process holds: everything whose end gives device memory back, found by what the program names
- * it by. All calls with the lock of struct gpus.
+/* Allocation table: everything of this process whose end gives device memory back, found by the program's name for it.
+ *
+ * A hash table with a bucket list. All calls with the lock of struct gpus. The kernel, not a heap, gives its memory.
  */
 #ifndef SHAREPOD_ALLOCATIONS_H
 #define SHAREPOD_ALLOCATIONS_H
@@ -11,31 +12,32 @@
 
 #include "base/slab.h"
 
+/* Kinds, and the key of each. */
 enum allocation_kind {
-    ALLOCATION_LINEAR,  /* by its address */
-    ALLOCATION_ARRAY,   /* by its handle; mipmapped ones too */
-    ALLOCATION_HANDLE,  /* of physical memory (cuMemCreate): by the handle */
-    ALLOCATION_MAPPING, /* of physical memory: by the address where it begins */
-    ALLOCATION_SPARSE,  /* of physical memory into an array: by what part of it */
-    ALLOCATION_CONTEXT, /* by its handle */
-    ALLOCATION_LIMIT,   /* what cuCtxSetLimit added: by context and limit */
-    ALLOCATION_GRAPH    /* executable graph with memory nodes: by its handle; the bytes are what a launch may take */
+    ALLOCATION_LINEAR,  /* linear memory: its address */
+    ALLOCATION_ARRAY,   /* array or mipmapped array: its handle */
+    ALLOCATION_HANDLE,  /* handle of physical memory (cuMemCreate): the handle */
+    ALLOCATION_MAPPING, /* mapping of physical memory: the address where it begins */
+    ALLOCATION_SPARSE,  /* mapping of physical memory into a sparse array: a hash of the array's part */
+    ALLOCATION_CONTEXT, /* context: its handle */
+    ALLOCATION_LIMIT,   /* bytes that cuCtxSetLimit added: context and limit */
+    ALLOCATION_GRAPH    /* executable graph with memory nodes: its handle and the device */
 };
 
 struct physical;
 
 struct allocation {
-    struct allocation *next;
+    struct allocation *next; /* in its bucket, or in a list that was taken out */
     uint64_t key;
-    uint64_t bytes;
-    CUcontext context; /* it ends with this context; NULL: it outlives them */
+    uint64_t bytes;    /* charged; of a graph: what a launch may take; of a mapping: its length */
+    CUcontext context; /* it ends with this context; NULL: it outlives contexts */
     union {
         struct physical *physical; /* of a handle or a mapping */
-        uint64_t mark;
+        uint64_t mark; /* of a limit: bytes at the default; of a graph: trims before its last launch, plus 1 */
     };
     CUarray array; /* of a sparse mapping */
-    int8_t place;  /* of its GPU; -1: none of the tenant's */
-    uint8_t kind;
+    int8_t place;  /* of its GPU in struct gpus; -1: nothing is charged for it */
+    uint8_t kind;  /* enum allocation_kind */
 };
 
 struct allocation_table {
@@ -44,17 +46,20 @@ struct allocation_table {
     struct slab slab;
 };
 
-/* A free one, to be filled and added or dropped; NULL when the kernel gives no memory. */
+/* Return a zeroed allocation, to be filled and then added or dropped; NULL when the kernel gives no memory. */
 struct allocation *allocations_make(struct allocation_table *table);
+/* Put a filled allocation into the table. Never fails. */
 void allocations_add(struct allocation_table *table, struct allocation *allocation);
+/* Free an allocation that is not in the table. */
 void allocations_drop(struct allocation_table *table, struct allocation *allocation);
-/* The newest of that key; NULL if there is none. */
+/* Return the newest allocation of that key; NULL if there is none. */
 struct allocation *allocations_find(const struct allocation_table *table, enum allocation_kind kind, uint64_t key);
-/* The same, taken out of the table. */
+/* Take the newest allocation of that key out of the table; NULL if there is none. */
 struct allocation *allocations_take(struct allocation_table *table, enum allocation_kind kind, uint64_t key);
-/* Takes out one that ends with the context; NULL: none is left. `at` begins at 0 and is kept between calls. */
+/* Take out one allocation that ends with the context; NULL: none is left. `at`: 0 in the first call, then kept. */
 struct allocation *allocations_take_of(struct allocation_table *table, CUcontext context, size_t *at);
-/* Takes out all that match; they come as a list. */
+/* Take out all allocations for which `matches(allocation, of)` is true; return them as a list. Looks at the whole
+ * table. */
 struct allocation *allocations_take_all(struct allocation_table *table,
                                         bool (*matches)(const struct allocation *, const void *of), const void *of);
 

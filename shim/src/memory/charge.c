@@ -1,4 +1,4 @@
-/* Charging a call: its bytes are reserved before the driver is asked, held or rolled back after. */
+/* Charges: credits are reserved first, then the allocation is entered under the name that the driver gave it. */
 #include "memory/charge.h"
 
 #include "memory/credits.h"
@@ -8,7 +8,7 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
     charge->allocation = NULL;
     if (place < 0 && gpus_ungated(memory_state()->gpus))
         return CUDA_SUCCESS;
-    if (place < 0) /* a GPU that is none of the tenant's: its limit there is 0 */
+    if (place < 0) /* not a GPU of the tenant: its limit there is 0 */
         return CUDA_ERROR_OUT_OF_MEMORY;
     memory_lock();
     struct allocation *allocation = allocations_make(&memory_state()->allocations);

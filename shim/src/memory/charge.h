@@ -1,7 +1,7 @@
-/* The charge of a call: what it will take of device memory is reserved before the driver is asked.
+/* Charge of a call: its bytes are reserved before the driver is asked (M1) and given back if it fails (M2).
  *
- * Guarantees: on a GPU whose limit is enforced, no call returns success that takes what is counted over the limit; what
- * a failed call was to take, and what a freed thing took, goes back.
+ * A wrapper that allocates calls charge_begin, the driver, charge_end. A wrapper that frees calls uncharge_begin, the
+ * driver, uncharge_end. None of the four keeps the lock (M4).
  */
 #ifndef SHAREPOD_CHARGE_H
 #define SHAREPOD_CHARGE_H
@@ -12,20 +12,23 @@
 
 #include "memory/allocations.h"
 
-/* Something that takes memory, on its way: reserved, to be made by the driver, then held or rolled back. */
+/* Charge of one call between begin and end. */
 struct charge {
-    struct allocation *allocation; /* NULL: nothing is counted, the driver has the word */
+    struct allocation *allocation; /* not in the table yet; NULL: nothing is charged, the driver alone decides */
 };
 
-/* On a GPU; `context`: what it ends with, or NULL. CUDA_ERROR_OUT_OF_MEMORY if the bytes are not to be had. */
+/* Reserve bytes of a GPU for an allocation that ends with `context` (NULL: outlives contexts). May wait for the agent.
+ * CUDA_ERROR_OUT_OF_MEMORY: the tenant's limit does not allow the bytes, or the GPU is not the tenant's. */
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes);
+/* Enter the allocation under its key if the driver made it; otherwise give the charge back. */
 void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key);
 
-/* Taken out before the driver frees it: its name may be given to another thread's at once. NULL: not counted. */
+/* Take an allocation out of the table before the driver frees it (M3). NULL: nothing was charged under that key. */
 struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key);
+/* Give the charge back if the driver freed the allocation; otherwise enter the allocation again. */
 void uncharge_end(struct allocation *allocation, bool freed);
 
-/* Its table are booked under another handle, until it is known whether it has ended. */
+/* Enter a context's allocations under another handle, until it is known whether the context has ended. */
 void memory_rename_context(CUcontext from, CUcontext to);
 
 #endif

@@ -1,23 +1,31 @@
-/* See credits.h. */
+/* Credits of each GPU: `used` of `credited` bytes are in use. Both change with the lock of struct gpus.
+ *
+ * A reservation first takes idle credits, then asks the agent, and tries again: another thread may have been faster.
+ */
 #include "memory/credits.h"
 
 #include "memory/state.h"
 
+/* ms that an allocation waits for an agent that is away; a restart of the agent takes seconds. */
 #ifndef SHAREPOD_MEMORY_WAIT_MS
-#define SHAREPOD_MEMORY_WAIT_MS 30000 /* how long an allocation waits for an agent that is away */
+#define SHAREPOD_MEMORY_WAIT_MS 30000
 #endif
 
-/* Credits are asked for in multiples of this, so that small allocations seldom ask. */
+/* Bytes: credits are asked for in multiples of this, so that small allocations seldom ask. The granularity of physical
+ * memory. */
 #define CREDIT_STEP (2ull << 20)
+/* Bytes: idle credits beyond this go back at once; a pool of the driver grows by as much. */
 #define CREDITS_IDLE_MOST (32ull << 20)
-#define RESERVE_MOST (1ull << 46) /* no GPU has as much: the agent is not asked for it */
+/* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
+#define RESERVE_MOST (1ull << 46)
+/* Idle credits go back this long after the last reservation or return. */
 #define CREDITS_IDLE_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
 }
 
-/* Credits have moved; if some are idle the hook thread shall see to them in time. With the lock. */
+/* Note that credits have moved; if some are idle, wake the hook thread to watch them. With the lock. */
 static void moved(struct gpu *gpu) {
     gpu->moves++;
     if (gpu->credited > gpu->used && !gpu->watched) {
@@ -26,7 +34,7 @@ static void moved(struct gpu *gpu) {
     }
 }
 
-/* With the lock. */
+/* Take bytes of the idle credits, if there are as many. With the lock. */
 static bool take(struct gpu *gpu, uint64_t bytes) {
     if (gpu->credited - gpu->used < bytes)
         return false;
@@ -43,14 +51,15 @@ bool credits_take(int place, uint64_t bytes) {
     return taken;
 }
 
-/* One try by what is in hand; else how much is missing, and whether it makes no sense to ask for it. */
+/* Try the idle credits. If they are too few: `missing` bytes, and `hopeless` if the agent need not be asked for
+ * them. */
 static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeless) {
     struct gpus *gpus = memory_state()->gpus;
     struct gpu *gpu = gpu_at(place);
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
     *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
-    /* What is only counted is never refused: an agent that is away hears of it when it is back. */
+    /* A limit that is not enforced refuses nothing: an agent that is away learns of the bytes when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += *missing;
         taken = take(gpu, bytes);
@@ -74,14 +83,14 @@ bool credits_reserve(int place, uint64_t bytes) {
         exact = exact || more == missing;
         struct answer answer = session_ask(memory_state()->session, SHP_RESERVE, exact ? 0 : SHP_RESERVE_AHEAD, place,
                                            exact ? missing : more, deadline - now);
-        /* Credits that came are in hand by now: another thread may be faster, then ask again. */
+        /* The credits are there by now. If another thread takes them first, ask again. */
         if (!answer.came || answer.status == SHP_RESERVE_OK)
             continue;
-        if (!refreshed && memory_state()->refresh(place)) { /* what this process no longer has was counted still */
+        if (!refreshed && memory_state()->refresh(place)) { /* some of this process's bytes had been given back */
             refreshed = true;
             continue;
         }
-        if (exact) /* unless another thread has freed some meanwhile */
+        if (exact) /* another thread may have freed some meanwhile */
             return credits_take(place, bytes);
         exact = true;
     }
@@ -102,12 +111,12 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
     }
 }
 
-/* Idle credits go back. With the lock. */
+/* Give idle credits back to the agent. With the lock. */
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
     if (!session_release(memory_state()->session, place, idle, 0))
-        gpu->credited += gpu->wire < 0 ? 0 : idle; /* disconnected: the agent has forgotten them anyway */
+        gpu->credited += gpu->wire < 0 ? 0 : idle; /* not sent: kept, unless lost with the connection */
 }
 
 void credits_return(int place, uint64_t bytes) {
@@ -134,18 +143,19 @@ void credits_grow(int place, uint64_t bytes) {
     gpu->used += bytes;
     gpu->credited += more;
     if (more > 0)
-        session_grown(memory_state()->session, place, more); /* without a connection it is handed over with the next */
+        session_grown(memory_state()->session, place, more); /* without a connection: handed over with the next */
     moved(gpu);
     unlock(&gpus->lock);
 }
 
-/* Takes up to `bytes` idle credits of that place; returns how many. With the lock. */
+/* Take up to `bytes` idle credits away; return how many. With the lock. */
 static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
     gpu->credited -= given;
     return given;
 }
 
+/* Handler of RECALL: give up to that many idle credits back. The RELEASE that is flagged RECALLED is always sent. */
 static bool recalled(void *of, const void *packet, int descriptor) {
     struct memory *memory = of;
     const struct shp_recall *frame = packet;
@@ -156,19 +166,20 @@ static bool recalled(void *of, const void *packet, int descriptor) {
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
         uint64_t given = take_idle(gpu, frame->bytes);
-        if (given < frame->bytes) { /* what pools have given back to the device may be counted still */
+        if (given < frame->bytes) { /* what pools have given back to the device may still be counted */
             unlock(&gpus->lock);
             bool less = memory->refresh(place);
             lock(&gpus->lock);
             given += less && gpu->wire >= 0 ? take_idle(gpu, frame->bytes - given) : 0;
         }
         if (!session_release(memory->session, place, given, SHP_RELEASE_RECALLED))
-            gpu->credited += given; /* the agent counts them still */
+            gpu->credited += given; /* not sent: the agent still counts them */
     }
     unlock(&gpus->lock);
     return gpu != NULL;
 }
 
+/* Handler of a lowered limit: all idle credits go back. With the lock. */
 static void lowered(int place, uint64_t before) {
     struct gpu *gpu = gpu_at(place);
     if (gpu->credited > gpu->used)

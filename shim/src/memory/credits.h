@@ -1,9 +1,10 @@
 /* Credits: the bytes of a GPU's memory that the agent counts for this process, and how many of them are in use.
  *
- * Guarantees: on a GPU whose limit is enforced nothing is in use that was not credited before, but for what the driver
- * takes without a call that could be refused (credits_grow), of which the agent is told. Credits that nothing uses go
- * back: at once beyond CREDITS_IDLE_MOST, when the agent calls them back, when the limit is lowered, and when nothing
- * was reserved or returned for CREDITS_IDLE_NS. No lock is held while the agent is asked.
+ * Guarantees:
+ * - On a GPU whose limit is enforced, bytes are in use only after the agent has credited them (M1). The one exception
+ *   is credits_grow, of which the agent is told (M5).
+ * - Credits that nothing uses go back to the agent (M6).
+ * - The lock is not held while the agent is asked (M4).
  */
 #ifndef SHAREPOD_CREDITS_H
 #define SHAREPOD_CREDITS_H
@@ -13,27 +14,28 @@
 
 #include "memory/state.h"
 
-/* In use from now on, if the credits in hand or the agent give them. Waits for the agent: for its answer, and for one
- * that is away up to SHAREPOD_MEMORY_WAIT_MS. */
+/* Put bytes to use: of the idle credits, and what is missing of new ones. Waits for the agent's answer, and up to
+ * SHAREPOD_MEMORY_WAIT_MS for an agent that is away. False: the limit does not allow the bytes. */
 bool credits_reserve(int place, uint64_t bytes);
-/* More than the call needs: only if it is to be had at once, without calling back what siblings have idle. */
+/* Put bytes to use that are more than the call needs. False unless the agent has them at once, without recalling idle
+ * credits of sibling processes. */
 bool credits_reserve_ahead(int place, uint64_t bytes);
-/* From the credits in hand alone. */
+/* Put bytes to use of the idle credits alone. Asks nobody. */
 bool credits_take(int place, uint64_t bytes);
-/* In use already, whatever the limit. */
+/* Count bytes that the driver has taken already, whatever the limit (M5). */
 void credits_grow(int place, uint64_t bytes);
-/* No longer in use. */
+/* Count bytes as idle. Those beyond CREDITS_IDLE_MOST, or all after a lowered limit, go back at once. */
 void credits_return(int place, uint64_t bytes);
 
-/* The tenant's limit on a GPU and what all its processes use of it; false where it is not enforced. */
+/* Get the tenant's limit on a GPU and what all its processes use, asked of the agent (1 s at most; without an answer:
+ * what this process uses). False where the limit is not enforced. */
 bool credits_view(int place, uint64_t *limit, uint64_t *used);
 
-/* For the hook thread. */
-
-/* Before the hook thread runs: registers the handler of RECALL, and to be told of lowered limits. `refresh`: see struct
- * memory. */
+/* Set struct memory up and register the handlers of RECALL and of lowered limits. Before the hook thread runs.
+ * `refresh`: see struct memory. */
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place));
-/* Gives back what has been idle; returns when it wants to be called again at the latest. */
+/* Give back credits that have been idle for CREDITS_IDLE_NS. Returns the time by which to call again. Hook thread
+ * only. */
 uint64_t credits_step(uint64_t now);
 
 #endif

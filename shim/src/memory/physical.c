@@ -1,4 +1,7 @@
-/* Physical memory and multicast objects: the table's entries of their handles, and the counts of what refers to them.
+/* Physical memory and multicast objects: the allocations of their handles, and the counts of what refers to them.
+ *
+ * A struct physical is freed by physical_unlock once handles, mappings and pins are all 0. Freeing a multicast object
+ * frees its bindings, which may free physical memory in turn.
  */
 #include "memory/physical.h"
 

@@ -1,4 +1,10 @@
-/* Physical memory (cuMemCreate) and multicast objects, and what refers to them: handles, mappings, bindings. */
+/* Physical memory (cuMemCreate) and multicast objects, and the counts of what refers to them.
+ *
+ * Guarantees:
+ * - The bytes of physical memory stay charged until the last handle is released and the last mapping and binding is
+ *   gone, in whatever order.
+ * - A multicast object ends likewise, and then lets go of what is bound to it.
+ */
 #ifndef SHAREPOD_PHYSICAL_H
 #define SHAREPOD_PHYSICAL_H
 
@@ -8,36 +14,39 @@
 
 #include "memory/allocations.h"
 
-enum { MAPPING_STEP = 2 << 20 }; /* bytes: mappings begin and end at multiples of this */
+enum { MAPPING_STEP = 2 << 20 }; /* bytes: mappings begin and end at multiples of this, the driver's granularity */
 
-/* What keeps physical memory bound to a multicast object. */
+/* Binding of physical memory to a multicast object: `bytes` at the offset `at` of the object. */
 struct binding {
     struct binding *next;
     struct physical *bound;
     uint64_t at, bytes;
 };
 
-/* With the lock of struct gpus. */
+/* Physical memory or a multicast object. With the lock of struct gpus. */
 struct physical {
-    uint64_t bytes; /* 0: another process's, or a multicast object */
-    int place;
-    uint32_t handles;         /* references that handles are */
-    uint32_t mappings;        /* mappings and bindings */
-    uint32_t pins;            /* and calls under way */
+    uint64_t bytes;           /* charged; 0: memory of another process, or a multicast object */
+    int place;                /* of its GPU in struct gpus; -1: nothing is charged */
+    uint32_t handles;         /* references by handles */
+    uint32_t mappings;        /* references by mappings and bindings */
+    uint32_t pins;            /* calls under way that refer to it */
     struct binding *bindings; /* of a multicast object */
 };
 
-/* A handle and what it stands for, pinned, and not in the table yet; NULL when the kernel gives no memory. */
+/* Make physical memory, pinned, and the allocation of its handle, not in the table yet. NULL when the kernel gives no
+ * memory. */
 struct allocation *physical_begin(uint64_t bytes, int place);
-/* After the driver's call. */
+/* Enter the handle if the driver made it, and unpin; otherwise free both. */
 void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocationHandle handle);
-/* With the lock. NULL: not known. */
+/* Return what a handle stands for; NULL: an unknown handle. With the lock. */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
-/* What is mapped at an address, and how many bytes of that mapping are left from there. With the lock. */
+/* Return what is mapped at an address, and how many bytes of the mapping lie from there on; NULL: nothing known. With
+ * the lock. */
 struct physical *physical_at(uint64_t address, uint64_t *left);
-/* With the lock, and lets go of it; what nothing refers to any more is free. `physical` may be NULL. */
+/* Release the lock. Free `physical` first if nothing refers to it any more, and give its charge back after. May be
+ * NULL. */
 void physical_unlock(struct physical *physical);
-/* These bindings, out of their object's list, are gone. Without the lock. */
+/* Free bindings that are out of their object's list. Without the lock. */
 void physical_unbound(struct binding *bindings);
 
 #endif

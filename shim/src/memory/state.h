@@ -3,15 +3,17 @@
  * Invariants of memory/ and wrappers/memory, cited by name:
  *
  * M1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver is
- * asked. Where only the driver knows how many (a pitch, a pool), the expected bytes are charged before and the rest
- * right after; if the rest is refused, the call is undone and fails. So no call returns success over the limit. M2
- * failed-call-gives-back: a call that fails, and memory that is freed, gives its whole charge back. M3 out-before-free:
- * an allocation leaves the table before the driver frees it, because the driver may give its name to another thread at
- * once. If the driver fails to free it, the allocation returns to the table. M4 no-wait-with-lock: the lock is not held
- * while the driver or the agent is asked. M5 growth-is-counted: what the driver takes without a call that could be
- * refused is charged whatever the limit, and the agent is told. M6 idle-goes-back: credits that nothing uses go back to
- * the agent: at once beyond CREDITS_IDLE_MOST, when the agent recalls them, when the limit is lowered, and
- * CREDITS_IDLE_NS after the last reservation or return.
+ *    asked. Where only the driver knows how many (a pitch, a pool), the expected bytes are charged before and the rest
+ *    right after; if the rest is refused, the call is undone and fails. So no call returns success over the limit,
+ *    except a graph launch, which cannot be undone (M5).
+ * M2 failed-call-gives-back: a call that fails, and memory that is freed, gives its whole charge back.
+ * M3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its name
+ *    to another thread at once. If the driver fails to free it, the allocation returns to the table.
+ * M4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
+ * M5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
+ *    the agent is told.
+ * M6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST, when the agent
+ *    recalls them, when the limit is lowered, and CREDITS_IDLE_NS after the last reservation or return.
  *
  * The one struct memory lies in struct process. memory_state() is valid once credits_prepare() has run, that is after
  * process_enter().
@@ -30,6 +32,8 @@
 
 struct pool_memory;
 
+enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds every allocation up to a multiple of it */
+
 /* All fields with the lock of struct gpus, but for those that say otherwise. */
 struct memory {
     struct gpus *gpus;       /* without the lock */
@@ -43,7 +47,7 @@ struct memory {
     struct pool_memory *pools; /* all that were ever registered, the newest first */
     struct slab pool_slab;
     bool pools_watched;       /* the hook thread looks at the driver's figures regularly */
-    uint64_t pool_chunk;      /* bytes: pools grow by multiples of it or of a part of it; 0: no pool was seen to grow */
+    uint64_t pool_chunk;      /* bytes: pools grow by multiples of it or of a part of it; 0: none has grown */
     uint64_t pool_surplus;    /* bytes: the most that a pool grew beyond what its call needed; less than its step */
     uint64_t pools_next_look; /* sys_now() of the next look; the hook thread's, without the lock */
     _Atomic bool graph_pools; /* some graph may have memory nodes; without the lock */

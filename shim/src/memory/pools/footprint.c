@@ -1,4 +1,4 @@
-/* See footprint.h. */
+/* Footprint of a graph: the union of its allocations' page ranges, sorted by where they begin. */
 #include "memory/pools/footprint.h"
 
 #include <stddef.h>
@@ -8,17 +8,17 @@
 #include "driver/entries.h"
 #include "memory/state.h"
 
-enum { DEPTH_MOST = 16 };
-#define PAGE (2ull << 20)
+enum { DEPTH_MOST = 16 }; /* levels of child graphs that are looked at */
+#define PAGE (2ull << 20) /* bytes: graph memory is reserved in pages of 2 MiB */
 
-/* Whole pages. */
+/* Addresses of whole pages, from `from` to before `to`. */
 struct span {
     uint64_t from, to;
 };
 
 struct spans {
     struct rows rows;
-    uint64_t unplaced; /* bytes of those without an address, or without room here */
+    uint64_t unplaced; /* bytes of allocations without an address, or without room in `rows` */
 };
 
 static struct span *span_at(const struct spans *spans, size_t index) {
@@ -33,6 +33,7 @@ static void add(struct spans *spans, uint64_t address, uint64_t bytes) {
         *span_at(spans, spans->rows.count++) = (struct span){from, to};
 }
 
+/* Add the graph's allocations on the device to the spans, child graphs first to last. */
 static void collect(struct spans *spans, CUgraph graph, CUdevice device, int depth) {
     size_t count = 0;
     if (depth > DEPTH_MOST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || count == 0)
@@ -59,7 +60,7 @@ static void collect(struct spans *spans, CUgraph graph, CUdevice device, int dep
     sys_unmap(nodes, size);
 }
 
-/* Lets the span at `root` sink to its place in the heap of the first `count`. */
+/* Let the span at `root` sink to its place in the heap of the first `count` spans. */
 static void sink(const struct spans *spans, size_t root, size_t count) {
     struct span span = *span_at(spans, root);
     for (size_t child; (child = 2 * root + 1) < count; root = child) {
@@ -72,7 +73,7 @@ static void sink(const struct spans *spans, size_t root, size_t count) {
     *span_at(spans, root) = span;
 }
 
-/* By where they begin. */
+/* Sort the spans by where they begin (heap sort: in place, O(n log n)). */
 static void sort(const struct spans *spans) {
     size_t count = spans->rows.count;
     for (size_t root = count / 2; root > 0; root--)

@@ -1,13 +1,13 @@
-/* How much device memory a graph's allocation nodes need at most. */
+/* Footprint of a graph: the most device memory that its allocation nodes need. */
 #ifndef SHAREPOD_FOOTPRINT_H
 #define SHAREPOD_FOOTPRINT_H
 
 #include <cuda.h>
 #include <stdint.h>
 
-/* Bytes of the pages in which the graph's allocations on the device lie, those of its children too. The driver gives an
- * allocation its address with its node, and the same one again where an earlier allocation of the graph has been freed:
- * there they share their memory. */
+/* Return the bytes of the pages in which the graph's allocations on the device lie, its child graphs' too. The driver
+ * gives an allocation its address when its node is made, and may give it again once an earlier allocation of the graph
+ * is freed: allocations of one address share their memory. */
 uint64_t footprint_of(CUgraph graph, CUdevice device);
 
 #endif

@@ -1,40 +1,48 @@
-/* Calls that may let a pool, or what a device keeps for graphs, grow: what is reserved for them before, and what counts
- * after. See memory.h. */
+/* Calls that may make a pool grow: what is charged for them before, and what counts after (P2).
+ *
+ * The driver grows a pool in steps that it does not tell, and that differ between drivers. Until the step is known, a
+ * call charges the largest step that was seen; if the limit does not allow that, the least that the call can take. The
+ * growth of calls that have the pool to themselves teaches the step.
+ */
 #include "memory/state.h"
 #include "memory/credits.h"
 #include "memory/pools/pool_memory.h"
 
-/* What pools were seen to grow by, and the least unit of physical memory. */
+/* Bytes: the largest step in which a driver was seen to grow pools, and the granularity of physical memory. */
 #define CHUNK_MOST (32ull << 20)
 #define CHUNK_LEAST (2ull << 20)
-#define REFUSED_TIME (100 * SYS_MS) /* after a refusal memory that is reserved already is used without asking again */
-#define TURN_TIME (50 * SYS_MS)     /* how long a call waits for others to end */
+/* Time after a refusal in which calls use memory that the pool has without asking the agent again: a full tenant that
+ * allocates and frees in a loop asks ten times a second instead of each time. */
+#define REFUSED_TIME (100 * SYS_MS)
+/* Time that a call waits for other calls of the pool to end: many times what a driver call takes, and short for a
+ * program. */
+#define TURN_TIME (50 * SYS_MS)
 
-/* Whether unused memory of it could serve the call. */
+/* Return whether memory that the pool has unused could serve the call, by the driver's figures. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t reserved, used;
     return pool_figure(memory, false, &reserved) && pool_figure(memory, true, &used) && reserved >= used &&
            reserved - used >= bytes;
 }
 
-/* What the driver is expected to grow it by. With the lock. */
+/* Return the bytes by which the driver is expected to grow the pool. With the lock. */
 static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t chunk = memory->pool == NULL         ? CHUNK_LEAST
                      : memory_state()->pool_chunk ? memory_state()->pool_chunk
                                                   : CHUNK_MOST;
     uint64_t least = memory_rounded(bytes, CHUNK_LEAST), grown = memory_rounded(bytes, chunk);
     uint64_t left = memory->most > memory->counted ? memory->most - memory->counted : 0;
-    if (memory->most > 0 && grown > left) /* not beyond its own maximum */
+    if (memory->most > 0 && grown > left) /* the pool does not grow beyond its own maximum */
         return least > left ? least : memory_rounded(left, CHUNK_LEAST);
     return grown;
 }
 
-/* Whether the step in which the driver grows pools can be no smaller than `chunk`. With the lock. */
+/* Return whether the driver's step is known: it can be no smaller than pool_chunk. With the lock. */
 static bool step_known(void) {
     return memory_state()->pool_chunk > 0 && memory_state()->pool_surplus >= memory_state()->pool_chunk / 2;
 }
 
-/* As the driver grows; or, as long as that may be less than expected, as little as there has to be. */
+/* Reserve the expected growth. Until the driver's step is known (`exact`), the least possible growth will do. */
 static bool reserve_new(struct pool_call *call, bool exact) {
     uint64_t least = memory_rounded(call->bytes, CHUNK_LEAST);
     if (exact || call->reserved == least)
@@ -45,8 +53,8 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Waits, for a while, until no call has it for itself, or, if `alone`, until no call is under way. With the lock, and
- * may let go of it meanwhile. */
+/* Wait, for TURN_TIME at most, until no call has the pool for itself, or, if `alone`, until no call is under way.
+ * False: the time was over. With the lock, which is released meanwhile. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && memory->busy > 0)) {
@@ -63,7 +71,7 @@ static bool await_turn(struct pool_memory *memory, bool alone) {
     return true;
 }
 
-/* Others may have it again. With the lock. */
+/* End a call's time alone and wake the threads that wait for a turn. With the lock. */
 static void leave_turn(struct pool_call *call) {
     struct pool_memory *memory = call->memory;
     if (call->alone)
@@ -74,8 +82,8 @@ static void leave_turn(struct pool_call *call) {
     memory->awaited = false;
 }
 
-/* For a call without a reservation: whether what is reserved of the device already can serve it. Then the call has it
- * for itself, so that no other takes what this one was promised. What the graph was seen to have is sure. */
+/* Begin a call for which nothing is charged. Return whether memory that the pool has can serve it; then the call has
+ * the pool for itself, so that no other call takes that memory (P2). */
 static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     uint64_t there;
@@ -95,6 +103,12 @@ static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     return false;
 }
 
+/* Charge a call, or find memory that the pool has for it. In order of cost:
+ * 1. idle credits, for the expected growth;
+ * 2. memory that the pool has, if the agent is away or has refused lately;
+ * 3. credits of the agent;
+ * 4. the same after a trim of the pool;
+ * 5. memory that the pool has. */
 static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     memory_lock();
@@ -119,13 +133,13 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     return reuse_alone(call, may_reuse);
 }
 
-/* What a pool grew by for one call says in what steps the driver grows pools: they divide it, and are larger than what
- * it has beyond what the call needed. With the lock. */
+/* Learn the driver's step from the growth that one call caused: the step divides the growth, and is larger than what
+ * the growth has beyond the call's need. With the lock. */
 static void learn(const struct pool_call *call, uint64_t now) {
     struct memory *all = memory_state();
     if (!call->learns || call->memory->most > 0 || now <= call->before)
         return;
-    uint64_t grown = now - call->before, chunk = grown & (~grown + 1); /* the largest power of two in it */
+    uint64_t grown = now - call->before, chunk = grown & (~grown + 1); /* the largest power of two that divides it */
     uint64_t needed = memory_rounded(call->bytes, CHUNK_LEAST), surplus = grown > needed ? grown - needed : 0;
     chunk = chunk > CHUNK_MOST ? CHUNK_MOST : chunk < CHUNK_LEAST ? CHUNK_LEAST : chunk;
     if (all->pool_chunk == 0 || chunk < all->pool_chunk || surplus >= all->pool_chunk)
@@ -137,7 +151,7 @@ static void learn(const struct pool_call *call, uint64_t now) {
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse) {
     *call = (struct pool_call){.memory = memory, .bytes = bytes};
     if (memory->place < 0) {
-        call->memory = NULL; /* of a GPU that is none of the tenant's */
+        call->memory = NULL; /* not a GPU of the tenant */
         return gpus_ungated(memory_state()->gpus);
     }
     if (!reserve(call, may_reuse))
@@ -150,7 +164,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     memory->busy++;
     memory->calls++;
     call->calls = memory->calls;
-    call->learns = learns && call->calls == calls + 1; /* no other call was under way */
+    call->learns = learns && call->calls == calls + 1; /* no other call began or ended in between */
     memory->counted += call->reserved;
     memory->pending += call->reserved;
     bool watched = memory_state()->pools_watched;
@@ -161,7 +175,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     return true;
 }
 
-/* The call is over; `more`: credits that are in use for it now. With the lock. */
+/* End a call; `more`: bytes that were charged for it after it was made. With the lock. */
 static void finish_call(struct pool_call *call, uint64_t more) {
     struct pool_memory *memory = call->memory;
     memory->busy--;

@@ -1,9 +1,18 @@
-/* Memory that the driver takes and gives back by itself: memory pools, and what a device keeps for graphs.
+/* Memory the driver reserves on its own: pools and the per-device graph pool.
  *
- * What counts is what is reserved of the device, used or not. Guarantees: before a call that may let it grow, as much
- * as it may grow by is reserved, or, where that is not to be had, the call is made only if what is reserved already
- * could serve it; afterwards the driver's own figure counts. What it shrinks by is noticed with the next call, when the
- * program asks how much is free, when the agent wants credits back, and each POOL_LOOK_NS.
+ * The graph pool of a device is what cuGraphLaunch reserves for graphs with memory nodes, and keeps for the next graph.
+ *
+ * Guarantees:
+ * P1 reserved-counts: a pool counts by the bytes that it has reserved of the device, used or not; the driver's own
+ *    figure says how many.
+ * P2 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (M1). Where it is
+ *    not to be had, the call is made only if memory that the pool has already could serve it, and then no other call of
+ *    the pool is under way, so that none takes that memory.
+ * P3 no-read-while-ending: the driver is asked for nothing about a pool that it is being asked to destroy.
+ * P4 shrinking-is-seen: what a pool has given back to the device stops counting with the next call, when the program
+ *    asks how much is free, when the agent recalls credits, and every POOL_LOOK_NS.
+ *
+ * pool_registry.c knows the pools, pool_settle.c reads the driver's figures, pool_calls.c stands around calls.
  */
 #ifndef SHAREPOD_POOL_MEMORY_H
 #define SHAREPOD_POOL_MEMORY_H
@@ -17,94 +26,105 @@
 
 enum pool_state {
     POOL_LIVE,
-    POOL_LINGERING, /* destroyed by the program while allocations of it were left: the hook does it when it is empty */
-    POOL_ENDING,    /* the driver is being asked to destroy it: nobody else asks it for anything */
-    POOL_VACANT     /* nothing any more: its place in the list stays, for the next */
+    POOL_LINGERING, /* destroyed by the program with allocations left; the hook destroys it when it is empty */
+    POOL_ENDING,    /* the driver is being asked to destroy it (P3) */
+    POOL_VACANT     /* destroyed; its entry stays in the list, for the next pool */
 };
 
 enum pool_origin {
-    POOL_FOUND,    /* there without the program: a device's default pool, what it keeps for graphs */
-    POOL_MADE,     /* by the program */
+    POOL_FOUND,    /* there without the program: a device's default pool, its graph pool */
+    POOL_MADE,     /* made by the program */
     POOL_ELSEWHERE /* of host memory, or of another process: nothing of it counts here */
 };
 
+/* A pool, or the graph pool of a device. With the lock of struct gpus, but for those fields that say otherwise. Entries
+ * are never freed, so that a pointer to one stays valid. */
 struct pool_memory {
     struct pool_memory *next;
-    CUmemoryPool pool; /* NULL: what the device keeps for graphs */
+    CUmemoryPool pool; /* NULL: the graph pool of the device */
     CUdevice device;
-    int place; /* of its GPU; -1: none of the tenant's, or no GPU's memory */
+    int place; /* of its GPU in struct gpus; -1: not a GPU of the tenant, or not a GPU's memory */
     enum pool_origin origin;
     enum pool_state state;
-    _Atomic uint32_t readers; /* of the driver's figures, without the lock */
+    _Atomic uint32_t readers; /* threads that read the driver's figures now, without the lock (P3) */
     uint32_t busy;            /* calls under way */
-    _Atomic uint32_t calls;   /* calls begun and ended */
-    bool alone;               /* one call has it for itself: it has to make do with what is reserved */
-    bool awaited;             /* somebody waits for a call to end */
-    uint32_t trims;           /* of what the device keeps for graphs */
+    _Atomic uint32_t calls;   /* calls begun plus calls ended; a futex for the threads that wait for an end */
+    bool alone;               /* one call has the pool for itself: nothing was charged for it (P2) */
+    bool awaited;             /* a thread waits for a call to end */
+    uint32_t trims;           /* how often the hook saw the graph pool trimmed */
     uint64_t counted;         /* bytes of credits in use for it */
-    uint64_t pending;         /* of these, what was reserved for calls under way */
-    uint64_t most;            /* that the program lets it grow to; 0: as the driver likes */
-    uint64_t refused_until;
+    uint64_t pending;         /* bytes of `counted` that were charged for calls under way */
+    uint64_t most;            /* bytes: the program's own maximum of the pool; 0: no maximum */
+    uint64_t refused_until;   /* sys_now() until which the agent is not asked again */
 };
 
-/* A call on its way. */
+/* One call that may make a pool grow, from pool_call_begin to pool_call_end. */
 struct pool_call {
-    struct pool_memory *memory;
-    uint64_t reserved, bytes;
-    bool alone;      /* nothing was reserved for it: no other call is under way */
-    bool learns;     /* what it grows by says in what steps the driver grows pools */
-    uint64_t before; /* the driver's figure before the call */
-    uint32_t calls;
+    struct pool_memory *memory; /* NULL: nothing is counted, the driver alone decides */
+    uint64_t bytes;             /* what the call asks for */
+    uint64_t reserved;          /* bytes charged for it before it was made */
+    uint64_t before;            /* the driver's figure before the call; only if `learns` */
+    uint32_t calls;             /* memory->calls when this call had begun */
+    bool alone;                 /* nothing is charged for it: it has the pool for itself (P2) */
+    bool learns;                /* the growth that it causes says in what steps the driver grows pools */
 };
 
-/* Those that are known, made known if need be; NULL when the kernel gives no memory. */
-struct pool_memory *pool_register(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most);
-struct pool_memory *graph_pool_register(CUdevice device);
-/* The next that stands for a device's graphs; `after` NULL: the first. */
-struct pool_memory *graph_pool_next(const struct pool_memory *after);
-/* A pool that is known already, or becomes so: of the device that the driver says it is of, else of `device`. NULL for
- * one of host memory. */
-struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device);
-/* The one that the program made, or imported, under that handle; NULL if it is none. */
-struct pool_memory *pool_find_made(CUmemoryPool pool);
-bool graph_pool_any(void);
-
+/* How sure it is that memory which the pool has already can serve a call. */
 enum pool_reuse {
-    REUSE_UNKNOWN, /* if the driver's figures say that it has enough that is unused */
-    REUSE_LIKELY,  /* and where it has no less than that, used or not */
-    REUSE_SURE
+    REUSE_UNKNOWN, /* only if the driver's figures say that as many bytes are unused */
+    REUSE_LIKELY,  /* also if the pool has as many bytes, used or not: this graph was launched before */
+    REUSE_SURE     /* this graph was launched before, and nothing was trimmed since */
 };
 
-/* Before a call that may take `bytes` more; false: they are not to be had. `may_reuse`: whether what it has already may
- * serve the call where nothing more is to be had. */
+/* pool_registry.c */
+
+/* Register a pool, unless it is known, and return it. `most`: bytes, its maximum, 0: none. NULL when the kernel gives
+ * no memory. */
+struct pool_memory *pool_register(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most);
+/* Register the graph pool of a device, unless it is known, and return it. NULL when the kernel gives no memory. */
+struct pool_memory *graph_pool_register(CUdevice device);
+/* Return the graph pool after this one; `after` NULL: the first. */
+struct pool_memory *graph_pool_next(const struct pool_memory *after);
+/* Return whether the process may have graphs with memory nodes. One load. */
+bool graph_pool_any(void);
+/* Return a pool; register an unknown one for the device that the driver says it is of, else for `device`. NULL for a
+ * pool of host memory. */
+struct pool_memory *pool_find(CUmemoryPool pool, CUdevice device);
+/* Return a pool that the program made or imported; NULL: it did neither. */
+struct pool_memory *pool_find_made(CUmemoryPool pool);
+
+/* pool_calls.c */
+
+/* Charge a call that may take `bytes` more, before it is made (P2). May wait for the agent and for other calls. False:
+ * the limit does not allow it. */
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse);
-/* After the call. False: it took more than there was; then the call is undone, if it can be, and pool_call_close
- * follows.
- */
+/* Charge what the driver has taken beyond that, after the call. False: the limit does not allow it; the caller undoes
+ * the call if it can, and then calls pool_call_close. */
 bool pool_call_end(struct pool_call *call);
-/* Counts what was taken, whatever the limit. */
+/* End a call whose pool_call_end was refused: what the driver has taken is charged whatever the limit (M5). */
 void pool_call_close(struct pool_call *call);
-/* Counts what the driver says now; more than before, whatever the limit, only while no call is under way. */
+
+/* pool_settle.c */
+
+/* Count what the driver says now. Growth is counted, whatever the limit (M5), only while no call is under way. */
 void pool_settle(struct pool_memory *memory);
-/* The program destroys a pool that it made. What is allocated of it stays counted, and the driver is asked to destroy
- * it when it is empty. */
+/* Destroy a pool for the program that made it. A pool with allocations left lingers, counted, until it is empty.
+ * Returns the driver's answer. */
 CUresult pool_destroy(struct pool_memory *memory);
-
-/* Between memory.c and call.c. */
-
-/* The driver's figures; false if it has none, as for a pool that is gone. */
+/* Get the driver's figure of a pool: bytes in use if `used`, else bytes reserved. False: the driver has none. */
 bool pool_figure(const struct pool_memory *memory, bool used, uint64_t *bytes);
-/* Gives back to the device what of it nothing uses; whether that was anything. */
+/* Give the pool's unused memory back to the device. True if that was something. */
 bool pool_trim(struct pool_memory *memory);
-/* The driver's figure and the calls that were begun and ended before it was read; false: the pool is gone. */
+/* Get the driver's figure of reserved bytes (`now`), and memory->calls from before it was read. False: the pool is gone
+ * or ending (P3). */
 bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now);
-/* Counts no more than the driver's figure and what calls under way may yet take; nothing if calls began or ended since
- * that was read, or if one relies on it: they look themselves. Returns what is no longer counted. With the lock. */
+/* Lower `counted` to the driver's figure plus what calls under way may yet take; return the difference. Does nothing if
+ * a call began or ended since the figure was read, or has the pool for itself: that call looks itself. With the
+ * lock. */
 uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now);
-
-/* Looks at all of a GPU (-1: of every one); whether anything went back. */
+/* Settle all pools of a GPU (-1: of every GPU), and destroy lingering ones that are empty. True if bytes went back. */
 bool pools_refresh(int place);
-/* For the hook thread; when it wants to be called again. */
+/* Settle all pools every POOL_LOOK_NS while any is in use. Returns when to call again. Hook thread only. */
 uint64_t pools_step(uint64_t now);
 
 #endif

@@ -1,11 +1,15 @@
-/* Which pools of memory there are, and which devices keep memory for graphs. See memory.h. */
+/* Registry of pools: a list of all pools and graph pools that the process has met.
+ *
+ * Entries stay in the list; the entry of a destroyed pool is used again for the next. `calls` of an entry only grows,
+ * so that a reader of the old pool's figures never takes them for the new one's.
+ */
 #include "memory/pools/pool_memory.h"
 
 #include "driver/entries.h"
 #include "memory/state.h"
 #include "base/slab.h"
 
-/* With the lock. */
+/* Return a known pool; `pool` NULL: the graph pool of the device. With the lock. */
 static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->pool == pool && memory->state == POOL_LIVE && (pool != NULL || memory->device == device))
@@ -13,7 +17,7 @@ static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     return NULL;
 }
 
-/* With the lock. */
+/* Return an entry for a new pool; NULL when the kernel gives no memory. With the lock. */
 static struct pool_memory *fresh(void) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->state == POOL_VACANT && memory->busy == 0)
@@ -26,6 +30,7 @@ static struct pool_memory *fresh(void) {
     return memory;
 }
 
+/* Return a known pool, or register it. */
 static struct pool_memory *know(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     int place = origin == POOL_ELSEWHERE ? -1 : gpus_place(memory_state()->gpus, device);
     memory_lock();
@@ -53,7 +58,8 @@ struct pool_memory *graph_pool_register(CUdevice device) {
     return know(NULL, device, POOL_FOUND, 0);
 }
 
-/* Where a pool is that was not seen made; false: in the host's memory. */
+/* Find the device of a pool that the hook did not see made; `device` keeps its value where the driver does not say.
+ * False: a pool of host memory. */
 static bool locate(CUmemoryPool pool, CUdevice *device) {
     CUmemoryPool other;
     int type = 0, id = 0, count = 0;

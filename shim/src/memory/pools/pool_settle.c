@@ -1,4 +1,7 @@
-/* See memory.h. Which there are stands in growers.c, the calls that let them grow in call.c. */
+/* What pools count by: the driver's figures, read without the lock, and the end of pools that the program destroys.
+ *
+ * A reader announces itself in `readers`; a pool is destroyed only after its readers have left (P3).
+ */
 #include "memory/pools/pool_memory.h"
 
 #include "driver/entries.h"
@@ -6,8 +9,11 @@
 #include "memory/state.h"
 #include "memory/credits.h"
 
+/* Time between two looks at the driver's figures: a pool that shrinks on its own is seen within it. A look costs a few
+ * driver calls per pool. */
 #define POOL_LOOK_NS SYS_SECOND
 
+/* Get the driver's figure; `pool` NULL: of the device's graph pool. Disturbs no stream capture. */
 static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *bytes) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
     cuuint64_t value = 0;
@@ -50,7 +56,7 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     memory_lock();
     CUmemoryPool pool = memory->pool;
     bool there = memory->state == POOL_LIVE || memory->state == POOL_LINGERING;
-    if (there) /* it is not destroyed meanwhile */
+    if (there) /* P3: it is not destroyed meanwhile */
         atomic_fetch_add(&memory->readers, 1);
     *calls = memory->calls;
     memory_unlock();
@@ -88,7 +94,8 @@ void pool_settle(struct pool_memory *memory) {
     credits_grow(place, more);
 }
 
-/* From one state to ENDING, once nobody reads its figures any more; false if another was faster. */
+/* Move a pool from one state to POOL_ENDING and wait until nothing reads its figures (P3). False: another thread was
+ * faster. */
 static bool claim(struct pool_memory *memory, enum pool_state from) {
     memory_lock();
     bool claimed = memory->state == from;
@@ -106,7 +113,7 @@ static void go_on_as(struct pool_memory *memory, enum pool_state state) {
     memory_unlock();
 }
 
-/* What is claimed: whether nothing is left in it, after a trim. */
+/* Trim a claimed pool; return whether nothing is left in it. */
 static bool empty(const struct pool_memory *memory) {
     uint64_t reserved = 0;
     if (HAS(cuMemPoolTrimTo))
@@ -114,7 +121,7 @@ static bool empty(const struct pool_memory *memory) {
     return !pool_figure(memory, false, &reserved) || reserved == 0;
 }
 
-/* What is claimed ends; if the driver will not have it, it is as before. */
+/* Destroy a claimed pool. If the driver refuses, its state is `before` again. */
 static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     uint64_t counted = 0;
     CUresult result = DRIVER(cuMemPoolDestroy)(memory->pool);
@@ -132,7 +139,8 @@ static CUresult destroy(struct pool_memory *memory, enum pool_state before) {
     return result;
 }
 
-/* The device's current pool is the default one again, as it is when the current one is destroyed. */
+/* Prepare a pool to linger: it keeps no unused memory, and if it is the device's current pool the default pool becomes
+ * current, as when the driver destroys a current pool. */
 static void put_away(const struct pool_memory *memory) {
     CUmemoryPool present;
     uint64_t none = 0;
@@ -157,7 +165,7 @@ CUresult pool_destroy(struct pool_memory *memory) {
     return result;
 }
 
-/* Of a pool that the program has destroyed: if it is empty by now it goes. */
+/* Destroy a lingering pool if it is empty by now. */
 static void finish(struct pool_memory *memory) {
     if (!claim(memory, POOL_LINGERING))
         return;
@@ -167,7 +175,7 @@ static void finish(struct pool_memory *memory) {
     own_calls_end(mode);
 }
 
-/* The next of a GPU (-1: of any), and what is counted for it; NULL after the last. */
+/* Return the next pool of a GPU (-1: of any GPU of the tenant) and the bytes counted for it; NULL after the last. */
 static struct pool_memory *next_of(const struct pool_memory *after, int place, uint64_t *counted) {
     memory_lock();
     struct pool_memory *memory = after != NULL ? after->next : memory_state()->pools;

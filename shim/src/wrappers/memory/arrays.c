@@ -1,16 +1,19 @@
-/* Arrays and mipmapped arrays. The driver does not say how much one takes: counted is what its rows and layers need in
- * the tiles that the hardware keeps them in. A sparse one, or one whose mapping is deferred, takes nothing by itself.
+/* Arrays and mipmapped arrays.
+ *
+ * The driver does not say how many bytes an array takes. Charged is what its rows and layers need in the hardware's
+ * tiles. A sparse array, or one whose mapping is deferred, takes nothing itself.
  */
 #include "driver/entries.h"
 #include "wrappers/memory/virtual.h"
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "process/process.h"
-#include "wrappers/memory/linear.h"
+#include "wrappers/memory/current_gpu.h"
 
-enum { TILE_WIDTH = 64, TILE_HEIGHT = 8 }; /* bytes, rows */
+enum { TILE_WIDTH = 64, TILE_HEIGHT = 8 }; /* bytes, rows: a tile of block-linear memory */
 
-/* Of one element, all channels together; of compressed formats, blocks of 4 x 4 pixels are counted by the pixel. */
+/* Return the bits of one element, all channels together; of compressed formats, whose unit is 4 x 4 pixels, of a
+ * pixel. */
 static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     switch ((int)format) {
     case CU_AD_FORMAT_UNSIGNED_INT8:
@@ -52,6 +55,7 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
     }
 }
 
+/* Return a product; one that is too large becomes more than any GPU has. */
 static uint64_t times(uint64_t a, uint64_t b) {
     return b != 0 && a > (UINT64_MAX >> 16) / b ? UINT64_MAX >> 16 : a * b;
 }
@@ -79,13 +83,13 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned level
     return sum;
 }
 
-/* A sparse one is held too, with no bytes: what is mapped into it ends with it. */
+/* Charge an array. A sparse one is entered too, with no bytes: its mappings end with it. */
 static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRAY3D_DESCRIPTOR *array,
                       unsigned levels) {
     CUcontext context;
     int place;
     charge->allocation = NULL;
-    CUresult result = memory_here(&context, &place);
+    CUresult result = current_gpu(&context, &place);
     if (result != CUDA_SUCCESS || handle == NULL || array == NULL || array->Width == 0)
         return result;
     return charge_begin(charge, context, place, array_bytes(array, levels));

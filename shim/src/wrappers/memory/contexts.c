@@ -1,6 +1,10 @@
-/* What contexts take beyond what calls ask for: their own overhead, as the agent has learnt it, once for each process
- * and GPU, from its first context there to the end of its last; and what cuCtxSetLimit makes them set aside. What
- * modules take is seen by the agent alone.
+/* Contexts: memory that they take beyond what calls ask for.
+ *
+ * - Overhead, of which the agent has learnt the size: charged once for each process and GPU, from before its first
+ *   context there to the end of its last.
+ * - Memory that cuCtxSetLimit makes a context set aside.
+ *
+ * Only the agent sees what modules take.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -9,12 +13,13 @@
 #include "memory/credits.h"
 #include "memory/state.h"
 #include "process/process.h"
-#include "wrappers/memory/linear.h"
+#include "wrappers/memory/current_gpu.h"
 #include "wrappers/memory/virtual.h"
 
-enum { CONNECT_TIME_MS = 200 }; /* how long the first context waits to hear from the agent what it takes */
+/* ms that the first context waits for the agent to tell its overhead, where none is known yet. */
+enum { CONNECT_TIME_MS = 200 };
 
-/* Counts a context that is about to be made. False: its overhead is not to be had. */
+/* Charge a context that is about to be made, if it is the first on its GPU. False: the limit does not allow it. */
 static bool begin(int place) {
     if (place < 0)
         return true;
@@ -43,6 +48,7 @@ static bool begin(int place) {
     return true;
 }
 
+/* Count a context less; the last one on a GPU gives the overhead back. */
 static void overhead_context_gone(int place) {
     uint64_t bytes = 0;
     if (place < 0)
@@ -76,7 +82,8 @@ void memory_forget_context(CUcontext context) {
     } while (true);
 }
 
-/* The context is there, or was already, or is not. */
+/* Enter a context that was made. One that is known already (a retained primary context), or was not made, counts no
+ * more. */
 static void end(int place, bool made, CUcontext context) {
     struct allocation_table *table = &memory_state()->allocations;
     bool counted = false;
@@ -147,7 +154,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     return result;
 }
 
-/* What the context sets aside for a limit of that value. */
+/* Return the bytes that a context sets aside for a limit of that value. */
 static uint64_t set_aside(CUlimit limit, uint64_t value) {
     CUdevice device;
     int processors = 0, threads = 0;
@@ -162,12 +169,14 @@ static uint64_t set_aside(CUlimit limit, uint64_t value) {
     return most != 0 && value > UINT64_MAX / 2 / most ? UINT64_MAX / 2 : value * most;
 }
 
+/* Set a limit of the current context and charge what it sets aside beyond the default. With limit_lock: reading the
+ * value, charging and setting are one step. */
 static CUresult set_limit(CUlimit limit, size_t value) {
     CUcontext context;
     int place;
     size_t before, after;
     struct charge charge = {NULL};
-    CUresult result = memory_here(&context, &place);
+    CUresult result = current_gpu(&context, &place);
     if (result != CUDA_SUCCESS || place < 0 || !HAS(cuCtxGetLimit) ||
         DRIVER(cuCtxGetLimit)(&before, limit) != CUDA_SUCCESS)
         return DRIVER(cuCtxSetLimit)(limit, value);
@@ -183,7 +192,7 @@ static CUresult set_limit(CUlimit limit, size_t value) {
         uncharge_end(held, false);
         return result;
     }
-    struct allocation *now = charge.allocation; /* one allocation for both from here on */
+    struct allocation *now = charge.allocation; /* it stands for both charges from here on */
     uint64_t sum = held_bytes + now->bytes;
     if (DRIVER(cuCtxGetLimit)(&after, limit) == CUDA_SUCCESS) {
         wanted = set_aside(limit, after);

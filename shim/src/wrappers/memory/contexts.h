@@ -1,10 +1,10 @@
-/* The end of a context, and what was held in it. */
+/* End of contexts, for the wrappers that destroy them. */
 #ifndef SHAREPOD_CONTEXTS_H
 #define SHAREPOD_CONTEXTS_H
 
 #include <cuda.h>
 
-/* The context is gone, and what was held in it. */
+/* Give back the charges of all that was allocated in a context that is gone, and of the context itself. */
 void memory_forget_context(CUcontext context);
 
 #endif

@@ -1,4 +1,7 @@
-/* See graphmem.h. */
+/* Memory of graphs: an allocation table entry for each executable graph and device, with its footprint in bytes.
+ *
+ * The entry is not charged. Its bytes are charged around each launch, as growth of the graph pool.
+ */
 #include "wrappers/memory/graphmem.h"
 
 #include "memory/charge.h"
@@ -7,7 +10,7 @@
 #include "process/process.h"
 #include "memory/pools/footprint.h"
 
-/* Under which key the part of a graph on one device is held. No handle has anything in its upper bits. */
+/* Return the key of a graph's memory on one device. A handle has nothing in its upper 16 bits. */
 static uint64_t key_of(CUgraphExec exec, CUdevice device) {
     return (uintptr_t)exec ^ (uint64_t)device << 48;
 }
@@ -17,7 +20,7 @@ void graphmem_expect(CUdevice device) {
 }
 
 void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
-    graphmem_destroyed(exec); /* another graph may have had that handle */
+    graphmem_destroyed(exec); /* the handle may have been another graph's */
     for (struct pool_memory *at = graph_pool_next(NULL); at != NULL; at = graph_pool_next(at)) {
         uint64_t bytes = footprint_of(graph, at->device);
         if (bytes == 0)
@@ -27,7 +30,7 @@ void graphmem_instantiated(CUgraphExec exec, CUgraph graph) {
         if (allocation != NULL) {
             allocation->kind = ALLOCATION_GRAPH;
             allocation->key = key_of(exec, at->device);
-            allocation->place = -1; /* the bytes are no credits: they are reserved with each launch */
+            allocation->place = -1; /* not charged: the bytes are charged around each launch */
             allocation->bytes = bytes;
             allocations_add(&memory_state()->allocations, allocation);
         }
@@ -42,8 +45,8 @@ void graphmem_destroyed(CUgraphExec exec) {
         uncharge_end(uncharge_begin(ALLOCATION_GRAPH, key_of(exec, at->device)), true);
 }
 
-/* What the graph may take on a device, and whether it has it already: surely if it was launched and nothing was trimmed
- * since. */
+/* Return the bytes that a graph may take on a device, and how sure it is that the graph pool has them already: the
+ * graph was launched, and nothing was trimmed since. */
 static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enum pool_reuse *reuse) {
     memory_lock();
     struct allocation *allocation =
@@ -54,6 +57,7 @@ static uint64_t may_take(CUgraphExec exec, const struct pool_memory *memory, enu
     return bytes;
 }
 
+/* Note at which count of trims the graph was last launched; after a failure: that it was not. */
 static void note_launch(CUgraphExec exec, const struct pool_memory *memory, bool launched) {
     memory_lock();
     struct allocation *allocation =
@@ -148,7 +152,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
     INSTANTIATE(cuGraphInstantiateWithFlags, exec, graph, flags);
 }
 
-/* With CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD it takes memory at once: the flag is taken out and the upload made after. */
+/* Instantiate a graph. CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD takes memory at once, so the flag is removed and the upload
+ * made after, charged; if that fails, the executable graph is destroyed. */
 static CUresult with_parameters(CUresult (*call)(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *),
                                 CUresult (*upload)(CUgraphExec, CUstream), CUgraphExec *exec, CUgraph graph,
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *parameters) {

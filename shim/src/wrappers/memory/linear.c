@@ -1,31 +1,18 @@
-/* The wrapped calls of linear memory, and of the tenant's view of a GPU's memory. */
-#include "wrappers/memory/linear.h"
-
+/* Linear memory: cuMemAlloc, cuMemAllocManaged, cuMemAllocPitch, cuMemFree. */
 #include "driver/entries.h"
 #include "memory/charge.h"
 #include "memory/credits.h"
 #include "memory/state.h"
 #include "process/process.h"
+#include "wrappers/memory/current_gpu.h"
 
-CUresult memory_here(CUcontext *context, int *place) {
-    CUdevice device;
-    CUresult result = process_enter();
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuCtxGetDevice) ? DRIVER(cuCtxGetDevice)(&device) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS && context != NULL)
-        result = DRIVER(cuCtxGetCurrent)(context);
-    if (result == CUDA_SUCCESS)
-        *place = gpus_place(memory_state()->gpus, device);
-    return result;
-}
-
-/* Linear memory of the current context. Without a place for the address, or of no bytes, the driver says what is wrong
- * with it. */
+/* Charge linear memory of the current context. Without a pointer for the address, or for no bytes, nothing is charged:
+ * the driver says what is wrong. */
 static CUresult begin_linear(struct charge *charge, const void *address, uint64_t bytes) {
     CUcontext context;
     int place;
     charge->allocation = NULL;
-    CUresult result = memory_here(&context, &place);
+    CUresult result = current_gpu(&context, &place);
     if (result != CUDA_SUCCESS || address == NULL || bytes == 0)
         return result;
     return charge_begin(charge, context, place, memory_rounded(bytes, MEMORY_GRANULARITY));
@@ -52,12 +39,14 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned i
     ALLOCATE(cuMemAllocManaged, bytes, address, address, bytes, flags);
 }
 
-/* The driver chooses the pitch. Reserved is what an alignment to MEMORY_GRANULARITY needs; then what it took counts. */
+/* Return the bytes to charge for pitched memory before the driver has chosen the pitch: an alignment of
+ * MEMORY_GRANULARITY. */
 static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t pitch = memory_rounded(width, MEMORY_GRANULARITY);
     return height != 0 && pitch > UINT64_MAX / height ? UINT64_MAX / 2 : pitch * height;
 }
 
+/* Change a charge to the bytes that the driver took. False: the limit does not allow them. */
 static bool adjust(struct charge *charge, uint64_t bytes) {
     struct allocation *allocation = charge->allocation;
     if (allocation == NULL || bytes == allocation->bytes)
@@ -95,7 +84,7 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *address, unsigned *pitch, unsign
     ALLOCATE_PITCH(cuMemAllocPitch, cuMemFree, width, height, address, pitch, address, pitch, width, height, element);
 }
 
-/* Also for what came from a pool: that is counted with the pool. */
+/* Memory of a pool may be freed so too; it is not in the table, but counted with its pool. */
 #define FREE(symbol, address)                                                   \
     CUresult result = process_enter();                                          \
     if (result != CUDA_SUCCESS)                                                 \
@@ -111,79 +100,4 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
 
 EXPORT CUresult cuMemFree(CUdeviceptr_v1 address) {
     FREE(cuMemFree, address);
-}
-
-bool memory_view(int place, uint64_t *limit, uint64_t *used) {
-    return place >= 0 && credits_view(place, limit, used);
-}
-
-/* The tenant's view of a GPU's memory, never more than what the driver says. */
-static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
-    uint64_t limit = 0, used = 0;
-    if (place < 0 && gpus_ungated(memory_state()->gpus))
-        return;
-    if (place >= 0 && free_bytes == NULL) {
-        struct gpus *gpus = memory_state()->gpus;
-        lock(&gpus->lock);
-        limit = gpus->gpus[place].enforced ? gpus->gpus[place].memory : UINT64_MAX;
-        unlock(&gpus->lock);
-    } else if (place >= 0 && !memory_view(place, &limit, &used)) {
-        return;
-    }
-    if (total != NULL && *total > limit)
-        *total = limit;
-    uint64_t left = limit > used ? limit - used : 0;
-    if (free_bytes != NULL && *free_bytes > left)
-        *free_bytes = left;
-}
-
-EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-    int place;
-    CUresult result = memory_here(NULL, &place);
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuMemGetInfo_v2) ? DRIVER(cuMemGetInfo_v2)(free_bytes, total) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS)
-        clip(place, free_bytes, total);
-    return result;
-}
-
-static unsigned saturated(uint64_t value) {
-    return value > UINT32_MAX ? UINT32_MAX : (unsigned)value;
-}
-
-EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total) {
-    int place;
-    CUresult result = memory_here(NULL, &place);
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuMemGetInfo) ? DRIVER(cuMemGetInfo)(free_bytes, total) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS) {
-        uint64_t wide_free = free_bytes ? *free_bytes : 0, wide_total = total ? *total : 0;
-        clip(place, &wide_free, &wide_total);
-        if (free_bytes != NULL)
-            *free_bytes = saturated(wide_free);
-        if (total != NULL)
-            *total = saturated(wide_total);
-    }
-    return result;
-}
-
-EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    CUresult result = process_enter();
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuDeviceTotalMem_v2) ? DRIVER(cuDeviceTotalMem_v2)(bytes, device) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS)
-        clip(gpus_place(memory_state()->gpus, device), NULL, bytes);
-    return result;
-}
-
-EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device) {
-    CUresult result = process_enter();
-    if (result == CUDA_SUCCESS)
-        result = HAS(cuDeviceTotalMem) ? DRIVER(cuDeviceTotalMem)(bytes, device) : CUDA_ERROR_NOT_FOUND;
-    if (result == CUDA_SUCCESS && bytes != NULL) {
-        uint64_t wide = *bytes;
-        clip(gpus_place(memory_state()->gpus, device), NULL, &wide);
-        *bytes = saturated(wide);
-    }
-    return result;
 }

@@ -1,5 +1,7 @@
-/* Multicast objects: handles of no bytes of their own. What is bound to one stays in use until it is unbound, or the
- * object has ended: its last handle is released and its last mapping gone.
+/* Multicast objects: handles without bytes of their own.
+ *
+ * Physical memory that is bound to an object stays charged until it is unbound, or the object has ended: its last
+ * handle is released and its last mapping gone.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -19,13 +21,13 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CU
     return result;
 }
 
-/* A call that binds, on its way. */
+/* Bindings of one call between begin and end. */
 struct binds {
-    struct physical *object;
+    struct physical *object;  /* pinned; NULL: not known, nothing is counted */
     struct binding *bindings; /* each counts as a mapping already */
 };
 
-/* One more. With the lock. False: the kernel gives no memory. */
+/* Add a binding. With the lock. False: the kernel gives no memory. */
 static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64_t bytes) {
     struct binding *binding = slab_take(&memory_state()->binding_slab, sizeof *binding);
     if (binding == NULL)
@@ -36,6 +38,7 @@ static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64
     return true;
 }
 
+/* Hand the bindings to the object if the driver made them; otherwise free them. */
 static void end(struct binds *binds, bool bound) {
     struct binding *bindings = binds->bindings;
     if (binds->object == NULL)
@@ -72,7 +75,7 @@ static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle o
     return room ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The range may lie in several mappings. */
+/* Begin to bind a range of addresses, which may lie in several mappings. */
 static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle object, uint64_t at, uint64_t address,
                               uint64_t bytes) {
     *binds = (struct binds){0};
@@ -129,7 +132,7 @@ EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle object, CUde
          flags);
 }
 
-/* Of that GPU, within that range. */
+/* Unbinds what is bound for that GPU within that range of the object. */
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice device, size_t from, size_t size) {
     struct binds binds = {0};
     CUresult result = process_enter();
@@ -153,6 +156,6 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle object, CUdevice 
     }
     memory_unlock();
     result = HAS(cuMulticastUnbind) ? DRIVER(cuMulticastUnbind)(object, device, from, size) : CUDA_ERROR_NOT_FOUND;
-    end(&binds, result != CUDA_SUCCESS); /* as they were, or gone */
+    end(&binds, result != CUDA_SUCCESS); /* the object has them again, or they are gone */
     return result;
 }

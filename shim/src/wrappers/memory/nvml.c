@@ -1,4 +1,5 @@
-/* See nvml.h. */
+/* NVML's memory figures. A process with a session asks the agent on it; another makes a connection that only
+ * observes. */
 #include "wrappers/memory/nvml.h"
 
 #include <fcntl.h>
@@ -8,7 +9,7 @@
 #include <sys/un.h>
 
 #include "driver/entries.h"
-#include "wrappers/memory/linear.h"
+#include "wrappers/memory/view.h"
 #include "tenant/limits.h"
 #include "base/elf.h"
 #include "memory/state.h"
@@ -46,7 +47,7 @@ void *nvml_real(const char *name) {
     return object_find(NVML_FILE, &nvml) ? object_symbol(&nvml, name) : NULL;
 }
 
-/* The next frame, cut to `size`; false when none comes until the deadline. */
+/* Receive the next frame, cut to `size`. False if none comes until the deadline. */
 static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     union {
         struct cmsghdr header;
@@ -70,13 +71,14 @@ static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     return got >= (long)sizeof(struct shp_header);
 }
 
+/* Send a frame. */
 static bool put(int socket, struct shp_header *frame, uint16_t type, uint32_t size, uint32_t seq) {
     *frame =
         (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
     return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
-/* Asks over a connected socket what the tenant uses of that GPU. */
+/* Ask over a connected socket for the tenant's limit on a GPU and what it uses. */
 static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     union {
         struct shp_header header;
@@ -115,8 +117,8 @@ static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t 
     return true;
 }
 
-/* For a process without a session: a connection for this one question, which does not count as one that uses the GPU.
- */
+/* Ask over a connection of its own, which does not count as a process that uses the GPU. For a process without a
+ * session. */
 static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(directory);
@@ -133,7 +135,7 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
     return came;
 }
 
-/* For a process that uses CUDA: the same figures as cuMemGetInfo's. */
+/* Get the same figures as cuMemGetInfo. For a process that uses CUDA. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
     int place = -1;
@@ -148,8 +150,8 @@ static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     return memory_view(place, limit, used);
 }
 
-/* The tenant's view; false where the driver's shall be shown. `used` comes in as the driver has it: without an agent
- * that is what is shown, cut to the limit, so that nobody believes in free memory that may not be there. */
+/* Get the tenant's limit and use. False: the driver's figures are to be shown. `used` holds the driver's figure before
+ * the call, and keeps it without an agent: so no program is shown free memory that may not be there. */
 static bool tenants_view(nvml_device device, uint64_t *limit, uint64_t *used) {
     nvml_result (*uuid_of)(nvml_device, char *, unsigned) =
         (nvml_result (*)(nvml_device, char *, unsigned))nvml_real("nvmlDeviceGetUUID");
@@ -178,7 +180,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Puts the tenant's view of a GPU in place of the driver's, never more than what that says; false: there is none. */
+/* Replace the driver's figures of a GPU by the tenant's, never by larger ones. False: left as they are. */
 static bool show(nvml_device device, unsigned long long *total, unsigned long long *free, unsigned long long *used) {
     uint64_t limit, taken = *used;
     if (!tenants_view(device, &limit, &taken))
@@ -207,6 +209,6 @@ nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2
         return NVML_FUNCTION_NOT_FOUND;
     nvml_result result = real(device, memory);
     if (result == NVML_SUCCESS && memory != NULL && show(device, &memory->total, &memory->free, &memory->used))
-        memory->reserved = 0; /* the driver's own is not the tenant's */
+        memory->reserved = 0; /* the driver's own part is not the tenant's */
     return result;
 }

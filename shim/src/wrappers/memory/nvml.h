@@ -1,8 +1,9 @@
-/* NVML's view of device memory: that of the tenant, as CUDA's.
+/* NVML's figures of device memory: the tenant's view, as CUDA's.
  *
- * Guarantees: a program that never asks NVML for memory notices nothing; one that never calls CUDA, nvidia-smi say,
- * does not become a process that uses the GPU by asking. GPUs that are not the tenant's, or whose memory is not
- * enforced, are shown as the driver does.
+ * Guarantees:
+ * - A program that never asks NVML for memory notices nothing.
+ * - A program that never calls CUDA, such as nvidia-smi, does not count as a process that uses the GPU because it asks.
+ * - GPUs that are not the tenant's, or whose limit is not enforced, are shown as the driver shows them.
  */
 #ifndef SHAREPOD_NVML_H
 #define SHAREPOD_NVML_H
@@ -11,9 +12,9 @@
 
 #define NVML_FILE "libnvidia-ml.so" /* how the name of NVML's file begins */
 
-/* The hook's function in place of NVML's of this name; NULL if it has none. */
+/* Return the hook's function in place of NVML's function of this name; NULL if it has none. */
 void *nvml_wrapper(const char *name);
-/* NVML's own; NULL where NVML is not loaded. */
+/* Return NVML's own function; NULL if NVML is not loaded. */
 void *nvml_real(const char *name);
 
 #endif

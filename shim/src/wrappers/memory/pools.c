@@ -1,6 +1,8 @@
-/* Stream-ordered allocation: cuMemAllocAsync and memory pools. A pool counts by what it reserves of the device, in use
- * or not. An allocation that a stream capture records becomes a node of its graph: see graphmem.c. What was
- * imported is paid for by the process that made it.
+/* Stream-ordered allocation: cuMemAllocAsync and the calls of memory pools.
+ *
+ * - A pool counts by what it has reserved of the device (P1).
+ * - An allocation that a stream capture records becomes a memory node of the graph (graphmem.h).
+ * - An imported pool is charged to the process that made it.
  */
 #include "driver/entries.h"
 #include "driver/own_calls.h"
@@ -9,9 +11,8 @@
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "process/process.h"
-#include "wrappers/memory/linear.h"
 
-/* The device that a stream is on. */
+/* Get the device that a stream is on. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
     CUcontext context, current, popped;
     CUresult result = DRIVER(cuCtxGetCurrent)(&current);
@@ -28,7 +29,8 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     return result;
 }
 
-/* call->memory stays NULL where nothing is counted: then the driver has the word. */
+/* Charge an allocation from a pool; `pool` NULL: the device's current one. call->memory stays NULL if nothing is
+ * counted: then the driver alone decides. */
 static CUresult begin(struct pool_call *call, const void *address, size_t bytes, CUmemoryPool pool, CUstream stream,
                       bool per_thread) {
     CUdevice device;
@@ -53,7 +55,7 @@ static CUresult begin(struct pool_call *call, const void *address, size_t bytes,
                : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* More was taken than there is: the allocation goes back, and what the pool took for it. */
+/* Free an allocation for which the pool grew beyond the limit, and trim the pool. */
 static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream stream, bool per_thread) {
     CUresult (*free)(CUdeviceptr, CUstream) = per_thread ? DRIVER(cuMemFreeAsync_ptsz) : DRIVER(cuMemFreeAsync);
     CUstreamCaptureMode mode = own_calls_begin();
@@ -101,8 +103,8 @@ EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes,
 typedef CUresult (*free_call)(CUdeviceptr, CUstream);
 typedef CUresult (*wait_call)(CUstream);
 
-/* What is no pool's may be freed so too. It is in use until the stream has come there: that is waited for, as cuMemFree
- * does. */
+/* Free memory on a stream. Linear memory may be freed so too: it is in use until the stream has come to the free, and
+ * the call waits for that, as cuMemFree does. */
 static CUresult free_async(free_call call, wait_call wait, CUdeviceptr address, CUstream stream) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS)
@@ -126,21 +128,21 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
     return free_async(DRIVER(cuMemFreeAsync_ptsz), DRIVER(cuStreamSynchronize_ptsz), address, stream);
 }
 
-/* Whether a pool of these properties takes device memory, and of which device. */
+/* Return whether a pool of these properties takes device memory, and get the device. */
 static bool of_device(const CUmemPoolProps *properties, CUdevice *device) {
     switch ((int)properties->location.type) {
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT: return false;
     case CU_MEM_LOCATION_TYPE_DEVICE: *device = properties->location.id; return true;
-    default: /* managed memory without a home: on the device that is current */
+    default: /* managed memory without a preferred location: counted on the current device */
         if (!HAS(cuCtxGetDevice) || DRIVER(cuCtxGetDevice)(device) != CUDA_SUCCESS)
             *device = 0;
         return true;
     }
 }
 
-/* Makes a pool known that the driver has just made; if there is no room for that, it goes again. */
+/* Register a pool that the driver has just made. If the kernel gives no memory for that, destroy the pool. */
 static CUresult known(CUmemoryPool pool, CUdevice device, enum pool_origin origin, uint64_t most) {
     if (pool_register(pool, device, origin, most) != NULL)
         return CUDA_SUCCESS;

@@ -1,8 +1,9 @@
-/* Virtual memory management: physical memory (cuMemCreate) that handles and mappings refer to.
+/* Virtual memory management: physical memory (cuMemCreate), its handles and mappings.
  *
- * Guarantees: its bytes are in use from before it is made until the last handle is released and the last mapping, into
- * an address range or into a sparse array, is gone, in whatever order. What was imported from another process is paid
- * for by the process that made it.
+ * Guarantees:
+ * - Bytes are charged from before they are made until the last handle is released and the last mapping, into an address
+ *   range or into a sparse array, is gone (physical.h).
+ * - Memory imported from another process is charged to the process that made it.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
@@ -28,7 +29,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!credits_reserve(place, size)) {
-        allocation->physical->bytes = 0; /* nothing to give back */
+        allocation->physical->bytes = 0; /* nothing was charged */
         physical_end(allocation, false, 0);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -37,7 +38,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     return result;
 }
 
-/* Of no bytes of this process's own; an import of its own memory may come under the handle that it has. */
+/* Imported memory has no bytes of this process. Importing its own memory may return the handle that it has already. */
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
                                                CUmemAllocationHandleType type) {
     CUresult result = process_enter();
@@ -57,7 +58,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     return result;
 }
 
-/* One more reference, by a handle that need not be known. With the lock. */
+/* Count one more reference by a handle, known or not. `spare`: an allocation for an unknown one. With the lock. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct allocation *spare) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     if (allocation != NULL) {
@@ -96,7 +97,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return result;
 }
 
-/* Taken back before the driver does it: it may give the handle to another at once. */
+/* The handle leaves the table before the driver releases it (M3). */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
@@ -126,12 +127,13 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return result;
 }
 
-/* A mapping on its way; not counted when the handle is unknown. */
+/* Mapping of one call between begin and end; both NULL: the handle is unknown and nothing is counted. */
 struct mapping {
     struct allocation *allocation;
     struct physical *physical;
 };
 
+/* Pin the memory of a handle for a mapping. False: the kernel gives no memory. */
 static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle handle) {
     memory_lock();
     struct allocation *of = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
@@ -143,6 +145,7 @@ static bool begin_mapping(struct mapping *mapping, CUmemGenericAllocationHandle 
     return of == NULL || mapping->allocation != NULL;
 }
 
+/* Enter the mapping if the driver made it, and unpin. `allocation`: its kind, key, bytes and array. */
 static void end_mapping(struct mapping *mapping, bool made, struct allocation allocation) {
     struct physical *physical = mapping->physical;
     if (physical == NULL)
@@ -177,7 +180,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemG
     return result;
 }
 
-/* Addresses. */
+/* Range of addresses. */
 struct range {
     uint64_t from, size;
 };
@@ -187,12 +190,12 @@ static bool begins_in(const struct allocation *allocation, const void *of) {
     return allocation->kind == ALLOCATION_MAPPING && allocation->key - range->from < range->size;
 }
 
-/* Takes out the mappings that begin in a range; they come as a list. */
+/* Take the mappings that begin in a range out of the table; return them as a list. */
 static struct allocation *take_range(uint64_t address, uint64_t size) {
     struct allocation_table *table = &memory_state()->allocations;
     struct allocation *list = NULL;
     memory_lock();
-    if (size / MAPPING_STEP >= table->bucket_count) { /* also what only a slip of the program can be meant to unmap */
+    if (size / MAPPING_STEP >= table->bucket_count) { /* a walk over the table is shorter */
         list = allocations_take_all(table, begins_in, &(struct range){address, size});
     } else {
         for (uint64_t done = 0; done < size;) {
@@ -208,7 +211,7 @@ static struct allocation *take_range(uint64_t address, uint64_t size) {
     return list;
 }
 
-/* The mapping is gone, and counts no more. */
+/* Free a mapping that is gone. */
 static void unmapped(struct allocation *allocation) {
     struct physical *physical = allocation->physical;
     memory_lock();
@@ -237,7 +240,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     return result;
 }
 
-/* Which part of which array, as one number. */
+/* Return a hash of the array and of its part. */
 static uint64_t part(const CUarrayMapInfo *map) {
     uint64_t words[12] = {(uintptr_t)map->resource.array, (uint64_t)map->subresourceType};
     if (map->subresourceType == CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL) {
@@ -260,8 +263,8 @@ static uint64_t part(const CUarrayMapInfo *map) {
     return hash;
 }
 
-/* The parts that were mapped before refer to their memory until they are unmapped as they were mapped, or mapped anew,
- * or the array is gone: too long rather than too short. */
+/* Map or unmap parts of arrays. A part refers to its memory until that same part is unmapped or mapped again, or the
+ * array is gone; a program that unmaps it in other pieces is charged too long rather than too short. */
 static CUresult map_array(CUresult (*call)(CUarrayMapInfo *, unsigned, CUstream), CUarrayMapInfo *list, unsigned count,
                           CUstream stream) {
     CUresult result = process_enter();

@@ -1,10 +1,10 @@
-/* Mappings of physical memory into sparse arrays end with the array. */
+/* End of sparse arrays, for the wrappers that destroy arrays and contexts. */
 #ifndef SHAREPOD_VIRTUAL_H
 #define SHAREPOD_VIRTUAL_H
 
 #include <cuda.h>
 
-/* The array is gone, and what was mapped into it. */
+/* Free the mappings of physical memory into an array that is gone. */
 void virtual_array_gone(CUarray array);
 
 #endif

@@ -1,0 +1,11 @@
+/* The GPU of the current context, as the wrappers that charge memory need it. */
+#ifndef SHAREPOD_CURRENT_GPU_H
+#define SHAREPOD_CURRENT_GPU_H
+
+#include <cuda.h>
+
+/* Get the current context (`context` may be NULL) and the place of its GPU in struct gpus; -1: not a GPU of the tenant.
+ * Returns the driver's answer, or that of process_enter. */
+CUresult current_gpu(CUcontext *context, int *place);
+
+#endif

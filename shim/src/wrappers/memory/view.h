@@ -1,0 +1,12 @@
+/* The tenant's view of a GPU's memory: its limit, and what its processes use. */
+#ifndef SHAREPOD_VIEW_H
+#define SHAREPOD_VIEW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Get the tenant's limit on a GPU and what all its processes use, in bytes, asked of the agent (1 s at most). False
+ * where the limit is not enforced, or the GPU is not the tenant's. */
+bool memory_view(int place, uint64_t *limit, uint64_t *used);
+
+#endif
