@@ -1,12 +1,14 @@
-"""This node's ledger: follows exactly one GPUNode and keeps the agent's tenants equal to its rows.
+"""Watch of this node's ledger: follows one GPUNode and keeps the agent's tenants equal to its rows.
+
+A ledger is *in force* once all of its tenants are set up. A row *entitles* its pod to a volume.
 
 Guarantees:
-- `generation` is that of a ledger which is in force, never one that is only read.
-- A row that turns Releasing, or goes, stops entitling its pod before anything else is done about it; a new row entitles
-  once its tenant is set up.
-- The ledger that was last in force is kept in a file, so that an agent which starts while the API server is away serves
-  the tenants that run; but no new volume is published by it.
-- A GPUNode that disappears takes nothing from the tenants that run: only a ledger that says so does.
+- `generation` is that of a ledger in force, never that of a ledger that was only read.
+- A row that turns Releasing, or is removed, stops entitling its pod before anything else is done about it.
+- A new row entitles its pod only once its tenant is set up.
+- The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
+  run, but publishes no new volume.
+- A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableErro
 log = structlog.get_logger(__name__)
 
 GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+"""Path of the GPUNodes in the API."""
 
 Apply = Callable[[Sequence[Tenant]], Awaitable[None]]
-"""Makes these rows the tenants in force; returns when they are."""
+"""Sets up the tenants of these rows and removes all others; returns when that is done."""
 
 
 class _Checkpoint(BaseModel):
-    """The ledger that was last in force."""
+    """File of the ledger that was last in force."""
 
     model_config = ConfigDict(extra="ignore")
     uid: str
@@ -42,13 +45,17 @@ class _Checkpoint(BaseModel):
 
 
 class LedgerWatch:
-    """The GPUNode named after this node. One event loop."""
+    """Watch of the GPUNode with the name of this node. Called on one event loop."""
 
     def __init__(
         self, api: Connection, *, node: str, apply: Apply, checkpoint: Path, on_change: Callable[[], None]
     ) -> None:
-        """`checkpoint`: the file to keep the ledger in. `on_change` is called whenever anything that can be read here
-        changed.
+        """Args:
+        api: connection to the API server.
+        node: name of the node.
+        apply: puts rows in force.
+        checkpoint: file that the ledger in force is kept in.
+        on_change: called whenever a property of the watch has changed.
         """
         self._api = api
         self._node = node
@@ -64,43 +71,43 @@ class LedgerWatch:
         self._absent: str | None = "the agent has not read its ledger yet"
         self._applying_failed: str | None = None
         self.uid: str | None = None
-        """UID of the GPUNode whose ledger is in force; None before the API server has told."""
+        """UID of the GPUNode whose ledger is in force; None until a ledger from the API server is."""
         self.generation: int | None = None
-        """Its generation."""
+        """Generation of the GPUNode whose ledger is in force; None until a ledger from the API server is."""
 
     @property
     def rows(self) -> tuple[Tenant, ...]:
-        """The rows that entitle pods now; Releasing ones are among them to be told from unknown ones."""
+        """The rows that entitle pods. Releasing rows are among them, so that they can be told from unknown ones."""
         return self._entitling
 
     @property
     def in_force(self) -> tuple[Tenant, ...]:
-        """The rows of the generation that is in force."""
+        """The rows of the ledger in force."""
         return self._in_force
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is not known at present, so that no new volume can be published; None while it is."""
+        """Why the ledger is unknown at present, so that no new volume is published; None while it is known."""
         return self._absent
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the ledger as it stands, or None."""
+        """Why rows of the ledger are not in force; None if all of them are."""
         if self._unreadable:
             return f"rows of the ledger cannot be read (upgrade the agent?): {'; '.join(self._unreadable)}"
         return self._applying_failed
 
     @property
     def object(self) -> Json | None:
-        """The GPUNode as last seen, None where it does not exist."""
+        """The GPUNode as last seen; None if it does not exist."""
         return self._object
 
     async def changed(self) -> None:
-        """Returns when rows, generation or the object next changed."""
+        """Wait until rows, generation or object next change."""
         await self._moved.wait()
 
     def note(self, gpunode: Json) -> None:
-        """Takes a GPUNode that the API server returned, in whatever order watch and writes bring them."""
+        """Take in a GPUNode from the API server. An older one than the last is ignored: watch and writes may cross."""
         if self._object is not None and _is_older(gpunode, self._object):
             return
         self._object = gpunode
@@ -110,27 +117,27 @@ class LedgerWatch:
         self._move()
 
     async def restore(self) -> None:
-        """Puts the ledger of before the restart in force, if there is one."""
+        """Put the ledger of the earlier agent in force, if its file can be read."""
         try:
             kept = _Checkpoint.model_validate_json(self._checkpoint.read_bytes())
         except FileNotFoundError:
             return
         except (OSError, ValidationError) as error:
             log.warning(
-                "cannot read the ledger of before the restart, waiting for the API server",
+                "cannot read the earlier agent's ledger; waiting for the API server",
                 file=str(self._checkpoint),
                 error=str(error),
             )
             return
         rows, unreadable = read_rows(kept.tenants, ())
         if unreadable:
-            log.warning("rows of the ledger of before the restart cannot be read", rows=unreadable)
+            log.warning("rows of the earlier agent's ledger cannot be read", rows=unreadable)
         await self._apply(rows)
         self._in_force = rows
-        log.info("ledger of before the restart is in force", generation=kept.generation, tenants=len(rows))
+        log.info("earlier agent's ledger is in force", generation=kept.generation, tenants=len(rows))
 
     async def follow(self) -> None:
-        """Lists, then watches; again and again. Ends only when cancelled."""
+        """List and watch the GPUNode, until cancelled."""
         query = {"fieldSelector": f"metadata.name={self._node}"}
         attempt = 0
         while True:
@@ -143,17 +150,17 @@ class LedgerWatch:
                         attempt = 0
                         version = str(event["object"]["metadata"]["resourceVersion"])
                         self._take_event(event)
-            except GoneError:  # fell behind: list again, at once the first time
-                log.info("the watch of the ledger fell behind, listing again")
+            except GoneError:  # the first time, the backoff is short
+                log.info("watch of the ledger expired; listing again", gpunode=self._node)
             except UnavailableError as error:
-                log.warning("cannot follow the ledger, trying again", gpunode=self._node, error=str(error))
+                log.warning("cannot follow the ledger; trying again", gpunode=self._node, error=str(error))
             except ApiError as error:
-                log.error("the ledger is refused", gpunode=self._node, error=str(error))
+                log.error("API server refuses the ledger", gpunode=self._node, error=str(error))
             attempt += 1
             await backoff(attempt)
 
     async def enforce(self) -> None:
-        """Puts each ledger that arrives in force; skips those that are overtaken. Ends only when cancelled."""
+        """Put the newest ledger in force whenever one has arrived, until cancelled. Ledgers in between are skipped."""
         attempt = 0
         while True:
             await self._arrived.wait()
@@ -164,9 +171,9 @@ class LedgerWatch:
                 await self._put_in_force(self._object)
                 attempt = 0
             except Exception as error:
-                # Whatever the reason, the other half of the agent (time, memory, the tenants that run) must go on.
+                # Time, memory and the tenants that run do not depend on this ledger: the agent goes on.
                 self._applying_failed = f"the ledger cannot be put in force: {error}"
-                log.exception("cannot put the ledger in force, trying again", gpunode=self._node)
+                log.exception("cannot put the ledger in force; trying again", gpunode=self._node)
                 attempt += 1
                 self._arrived.set()
                 self._move()
@@ -198,27 +205,27 @@ class LedgerWatch:
         try:
             files.replace(self._checkpoint, checkpoint.model_dump_json().encode())
         except OSError as error:
-            log.warning("cannot keep the ledger for a restart", file=str(self._checkpoint), error=str(error))
+            log.warning("cannot keep the ledger for the next agent", file=str(self._checkpoint), error=str(error))
 
     def _take_list(self, listed: Json) -> None:
         items = listed.get("items") or []
         if items:
             self.note(items[0])
         else:
-            self._lose("there is none")
+            self._lose("not in the list")
 
     def _take_event(self, event: Json) -> None:
         if event["type"] in ("ADDED", "MODIFIED"):
             self.note(event["object"])
         elif event["type"] == "DELETED":
             self._object = None
-            self._lose("it was deleted")
+            self._lose("deleted")
 
     def _lose(self, how: str) -> None:
         self._object = None
         self._absent = (
             f"GPUNode {self._node} does not exist ({how}); "
-            f"the operator makes one for each Node with the label {POOL_LABEL}"
+            f"the operator creates one for each Node with the label {POOL_LABEL}"
         )
         log.warning("no ledger", gpunode=self._node, why=how)
         self._move()
@@ -230,9 +237,13 @@ class LedgerWatch:
 
 
 def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Tenant, ...], tuple[str, ...]]:
-    """The rows that can be read, and what is wrong with the others.
+    """Return the rows that can be read, and for each other row a text with what is wrong.
 
     Fields that this version does not know are skipped. A row that has become unreadable stays as it is in force.
+
+    Args:
+        rows: the rows as the API server has them.
+        in_force: the rows in force.
     """
     known = {tenant.id: tenant for tenant in in_force}
     read: dict[str, Tenant] = {}
@@ -253,7 +264,7 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
 
 
 def _is_older(one: Json, other: Json) -> bool:
-    """Whether `one` is an older state of the same object."""
+    """Return whether `one` is an older state of the object `other`."""
     if one["metadata"].get("uid") != other["metadata"].get("uid"):
         return False
     try:

@@ -1,7 +1,9 @@
-"""The agent's liveness: a Lease that it renews as long as its event loop turns and the API server hears it.
+"""Liveness of the agent: a Lease that it renews while its event loop runs and the API server answers.
 
-Nothing is decided by it here; the operator places nothing on a node whose agent's Lease stands still. There is one
-agent per node, so the Lease is never contended, only renewed. It belongs to the GPUNode, and goes with it.
+Guarantees:
+- The Lease is never contended: there is one agent per node.
+- The Lease is owned by the GPUNode and is deleted with it.
+- The agent decides nothing by it. The operator places nothing on a node whose agent's Lease is not renewed.
 """
 
 from __future__ import annotations
@@ -19,21 +21,29 @@ from sharepod.kube import MERGE_PATCH, ApiError, Connection, Json, NotFoundError
 log = structlog.get_logger(__name__)
 
 RENEW_S = 5.0
+"""Seconds from one renewal to the next: three may fail before the Lease expires."""
 DURATION_S = 20
+"""Seconds that a renewal is valid for, as written into the Lease."""
 RENEW_TIMEOUT_S = 4.0
+"""Seconds that one renewal may take: less than `RENEW_S`, so that renewals do not pile up."""
+FIRST_RETRY_S = 1.0
+"""Seconds between tries until the first renewal: placement on the node waits for it."""
 
 
 def lease_name(node: str) -> str:
-    """The name of the Lease of this node's agent."""
+    """Return the name of the Lease of this node's agent."""
     return f"sharepod-agent-{node}"
 
 
 class LivenessLease:
-    """Keeps one Lease renewed."""
+    """Lease of this node's agent, renewed by `run`."""
 
     def __init__(self, api: Connection, *, namespace: str, node: str, owner_uid: Callable[[], str | None]) -> None:
-        """`owner_uid`: UID of this node's GPUNode, None while it is not known: until then there is nothing to be alive
-        for.
+        """Args:
+        api: connection to the API server.
+        namespace: namespace of the Lease.
+        node: name of the node.
+        owner_uid: returns the UID of this node's GPUNode; None while it is unknown, then nothing is renewed.
         """
         self._api = api
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -43,18 +53,17 @@ class LivenessLease:
         self._acquired = _now()
         self._failing: str | None = None
         self.renewed_at: float | None = None
-        """When it was last renewed, in the event loop's time."""
+        """Time of the last renewal, on the event loop's clock; None before the first."""
 
     async def run(self) -> None:
-        """Renews every few seconds, whatever an attempt came to. Ends only when cancelled."""
+        """Renew the Lease at intervals, until cancelled. A failed renewal is logged."""
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()
             owner_uid = self._owner_uid()
             if owner_uid is not None:
                 await self._renew_and_tell(owner_uid)
-            # A first renewal is waited for by placement.
-            pause = RENEW_S if self.renewed_at is not None else 1.0
+            pause = RENEW_S if self.renewed_at is not None else FIRST_RETRY_S
             await asyncio.sleep(max(0.0, begun + pause - loop.time()))
 
     async def _renew_and_tell(self, owner_uid: str) -> None:
@@ -63,19 +72,19 @@ class LivenessLease:
         except ApiError as error:
             if self._failing != str(error):
                 log.error(
-                    "cannot renew the agent's lease; the operator will take this node for dead",
+                    "cannot renew the agent's Lease; the operator will place nothing on this node",
                     lease=self._name,
                     error=str(error),
                 )
             self._failing = str(error)
             return
         if self._failing is not None:
-            log.info("the agent's lease is renewed again", lease=self._name)
+            log.info("agent's Lease is renewed again", lease=self._name)
         self._failing = None
         self.renewed_at = asyncio.get_running_loop().time()
 
     async def renew(self, owner_uid: str) -> None:
-        """One renewal; makes the Lease where there is none. Raises `ApiError`."""
+        """Renew the Lease once, or create it. Raise `ApiError`."""
         body: Json = {
             "metadata": {
                 "ownerReferences": [{"apiVersion": API_VERSION, "kind": KIND, "name": self._node, "uid": owner_uid}]
@@ -92,9 +101,9 @@ class LivenessLease:
         except NotFoundError:
             body["metadata"]["name"] = self._name
             await self._api.create(self._collection, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **body})
-            log.info("lease made", lease=self._name)
+            log.info("created the agent's Lease", lease=self._name)
 
 
 def _now() -> str:
-    """As metav1.MicroTime."""
+    """Return the present time as a metav1.MicroTime."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

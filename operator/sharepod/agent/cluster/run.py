@@ -1,10 +1,10 @@
-"""The agent's Kubernetes half, put together: ledger in, volumes to pods, status and Lease out.
+"""The agent in a cluster: ledger in, volumes to pods, status and Lease out, wired together.
 
 Guarantees:
-- The kubelet can unpublish from the first moment on, and whatever the API server does; publishing begins once the
-  ledger is known.
-- An API server that is away stops nothing that runs: each part waits for it on its own and goes on where it left off.
-- A second agent on the same state directory does not start.
+- The kubelet can unpublish volumes from the start on, whatever the API server does.
+- Volumes are published only once the ledger is known.
+- While the API server is away, everything that runs goes on; each loop tries again by itself.
+- A second agent with the same state directory does not start.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ from sharepod.tasks import Supervisor
 
 from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
-from .status_report import Readiness, StatusReport
+from .status_report import Readiness, ReadyReason, StatusReport
 
 log = structlog.get_logger(__name__)
 
 
 class AlreadyRunningError(OSError):
-    """Another agent uses the state directory."""
+    """State directory that another agent uses."""
 
 
 async def run(agent: Agent) -> None:
-    """Runs the started `agent` as this node's, until cancelled.
+    """Run the started `agent` for this node, until cancelled.
 
-    Raises `NoApiServerError` where nothing says how to reach the API server, `SocketError` where the kubelet cannot be
-    served, `AlreadyRunningError`, `OSError` where the state directory or the mounts cannot be read.
+    Raises:
+        NoApiServerError: nothing says how to reach the API server.
+        SocketError: the kubelet cannot be served.
+        AlreadyRunningError: another agent uses the state directory.
+        OSError: the state directory or the mounts cannot be read.
+        TaskEndedError: one of the loops has failed.
     """
     settings = agent.settings
     node = settings.node_name
@@ -107,21 +111,21 @@ async def run(agent: Agent) -> None:
 
 
 def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
-    """Whether a pod that is placed here now would run."""
+    """Return whether a pod that is placed here now would run, and why not."""
     unhealthy = agent.unhealthy()
     if unhealthy is not None:
-        return Readiness("False", "InventoryUnavailable", unhealthy)
+        return Readiness(ReadyReason.INVENTORY_UNAVAILABLE, unhealthy)
     if ledger.problem is not None:
-        return Readiness("False", "LedgerUnreadable", ledger.problem)
+        return Readiness(ReadyReason.LEDGER_UNREADABLE, ledger.problem)
     if kubelet.settling:
-        return Readiness("Unknown", "Starting", "the kubelet has not registered the driver yet")
+        return Readiness(ReadyReason.STARTING, "the kubelet has not registered the driver yet")
     if kubelet.problem is not None:
-        return Readiness("False", "VolumesUnavailable", kubelet.problem)
-    return Readiness("True", "Serving")
+        return Readiness(ReadyReason.VOLUMES_UNAVAILABLE, kubelet.problem)
+    return Readiness(ReadyReason.SERVING)
 
 
 def pod_getter(api: Connection) -> GetPod:
-    """Reads single pods from the API server."""
+    """Return a function that reads one pod from the API server."""
 
     async def get_pod(namespace: str, name: str) -> Mapping[str, object]:
         try:
@@ -136,7 +140,10 @@ def pod_getter(api: Connection) -> GetPod:
 
 @contextlib.contextmanager
 def _only_one(state_dir: Path) -> Iterator[None]:
-    """Two agents would fight over sockets and volumes. The lock goes with the process, however that ends."""
+    """Lock the state directory: two agents would fight over sockets and volumes. The lock ends with the process.
+
+    Raise `AlreadyRunningError`.
+    """
     state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

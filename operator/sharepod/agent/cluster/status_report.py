@@ -1,11 +1,11 @@
-"""What the agent saw, written into its GPUNode's status.
+"""Status report: writes what the agent knows into the status of its GPUNode.
 
 Guarantees:
-- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second; usage
-  with them, and for itself at most each 30 s and only if it changed.
-- `drained` is never written with a generation older than the one that was in force when it was seen.
-- A status is written only into the very GPUNode whose ledger is in force (by UID), and leaves other writers' conditions
-  alone.
+- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second.
+- Usage is written with facts. By itself it is written at most each 30 s, and only if it changed.
+- `drained` is never written with an older generation than the one in force when the tenant was seen drained.
+- The status is written only to the GPUNode whose ledger is in force, by UID.
+- Conditions of other writers stay as they are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import structlog
@@ -29,23 +30,44 @@ from .ledger_watch import GPUNODES, LedgerWatch
 log = structlog.get_logger(__name__)
 
 FACTS_EVERY_S = 1.0
+"""Shortest time between two writes, in seconds: bounds the load on the API server to one write per node and second."""
 USAGE_EVERY_S = 30.0
+"""Shortest time between two writes of usage alone, in seconds."""
 LOOK_EVERY_S = 5.0
-"""How often to look without being told, for what changes by time alone."""
+"""Seconds between two looks without a wake-up, for facts that change by time alone."""
 LAST_WRITE_S = 3.0
+"""Seconds that the last write may take, out of the grace period of a pod that ends (30 s)."""
+
+
+class ReadyReason(StrEnum):
+    """Reason of the condition `AgentReady`."""
+
+    SERVING = "Serving"
+    STARTING = "Starting"
+    STOPPED = "Stopped"
+    INVENTORY_UNAVAILABLE = "InventoryUnavailable"
+    LEDGER_UNREADABLE = "LedgerUnreadable"
+    VOLUMES_UNAVAILABLE = "VolumesUnavailable"
+
+    @property
+    def status(self) -> str:
+        """Status of the condition: `True`, `False` or `Unknown`."""
+        return {ReadyReason.SERVING: "True", ReadyReason.STARTING: "Unknown"}.get(self, "False")
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether the agent does its work, as `status` of a condition, with a CamelCase reason and a sentence."""
+    """Readiness of the agent to run a pod that is placed here now."""
 
-    status: str
-    reason: str
+    reason: ReadyReason
     message: str = ""
+    """Sentence for people."""
 
 
 @dataclass(frozen=True)
 class _Written:
+    """What was last written."""
+
     uid: str
     status: Json
     facts: AgentFacts
@@ -53,7 +75,7 @@ class _Written:
 
 
 class StatusReport:
-    """Writes the status of one GPUNode."""
+    """Status report of one agent."""
 
     def __init__(
         self,
@@ -65,7 +87,14 @@ class StatusReport:
         readiness: Callable[[], Readiness],
         woken: asyncio.Event,
     ) -> None:
-        """`woken`: set by whoever knows that facts or readiness changed; cleared here before they are read."""
+        """Args:
+        api: connection to the API server.
+        node: name of the node.
+        ledger: the node's ledger.
+        facts: returns what the agent knows.
+        readiness: returns the agent's readiness.
+        woken: set by others when facts or readiness have changed; cleared here before they are read.
+        """
         self._api = api
         self._path = f"{GPUNODES}/{node}/status"
         self._ledger = ledger
@@ -75,7 +104,7 @@ class StatusReport:
         self._written: _Written | None = None
 
     async def run(self) -> None:
-        """Writes as things change. Ends only when cancelled."""
+        """Write the status when it has changed, until cancelled."""
         attempt = 0
         while True:
             await self._news()
@@ -84,11 +113,11 @@ class StatusReport:
                 wrote = await self.write_if_due()
                 attempt = 0
             except UnavailableError as error:
-                log.warning("cannot write the agent's status, trying again", error=str(error))
+                log.warning("cannot write the agent's status; trying again", error=str(error))
             except ApiError as error:
-                # 422: what was tested for has changed, 404: the object is gone. The watch brings the new state.
+                # 422: a test of the patch failed; 404: the GPUNode is gone. The watch brings the new state.
                 if error.status not in (404, 409, 422) or attempt > 2:
-                    log.error("the agent's status is refused", path=self._path, error=str(error))
+                    log.error("API server refuses the agent's status", path=self._path, error=str(error))
                 self._written = None
             else:
                 if wrote:
@@ -99,20 +128,20 @@ class StatusReport:
             await backoff(attempt, first_s=FACTS_EVERY_S)
 
     async def say_stopped(self) -> None:
-        """A last word, if the API server hears it in time."""
+        """Write that the agent has stopped, if the API server answers within `LAST_WRITE_S`."""
         if self._written is None:
             return
         self._readiness = lambda: Readiness(
-            "False", "Stopped", "the agent was stopped; tenants run on at their request until it is back"
+            ReadyReason.STOPPED, "the agent was stopped; until it is back, tenants run on at their request"
         )
         try:
             async with asyncio.timeout(LAST_WRITE_S):
                 await self.write_if_due()
         except (TimeoutError, ApiError) as error:
-            log.info("could not say that the agent stops", error=str(error))
+            log.info("cannot report that the agent stops", error=str(error))
 
     async def write_if_due(self) -> bool:
-        """Writes what is due now; returns whether anything was. Raises `ApiError`."""
+        """Write what is due now; return whether anything was. Raise `ApiError`."""
         ledger, now = self._ledger, asyncio.get_running_loop().time()
         gpunode = ledger.object
         if gpunode is None or ledger.uid is None or gpunode["metadata"].get("uid") != ledger.uid:
@@ -141,7 +170,7 @@ class StatusReport:
         return True
 
     async def _news(self) -> None:
-        """Waits for a reason to look."""
+        """Wait until woken, at most `LOOK_EVERY_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY_S):
                 await self._woken.wait()
@@ -151,12 +180,12 @@ class StatusReport:
         before: Mapping[str, Any] = next(
             (c for c in server.get("conditions") or () if c.get("type") == CONDITION_AGENT_READY), {}
         )
-        same = before.get("status") == readiness.status
+        same = before.get("status") == readiness.reason.status
         since = before.get("lastTransitionTime") if same else None
         condition = {
             "type": CONDITION_AGENT_READY,
-            "status": readiness.status,
-            "reason": readiness.reason,
+            "status": readiness.reason.status,
+            "reason": readiness.reason.value,
             "message": readiness.message,
             "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
@@ -174,7 +203,7 @@ class StatusReport:
 
 
 def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
-    """Of each GPU, by index, the fraction of its time that the rows reserve: `1,0.5`."""
+    """Return the fraction of each GPU's time that the rows reserve, in the order of their index: `1,0.5`."""
     total = {gpu.uuid: 0 for gpu in sorted(gpus, key=lambda gpu: gpu.index)}
     for row in rows:
         for uuid in row.gpus:
@@ -184,11 +213,14 @@ def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:
 
 
 def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | None) -> list[Json]:
-    """The JSON Patch that brings the status of `gpunode` from `last` (None: unknown) to `wanted`; empty where nothing
-    differs.
+    """Return the JSON Patch that brings the status of `gpunode` from `last` to `wanted`; empty if nothing differs.
 
-    It holds only for the object with this UID; where it touches what others write too (the conditions), only for this
-    very state of it.
+    The patch tests the object's UID. If it changes conditions, which others write too, it tests the resourceVersion.
+
+    Args:
+        gpunode: the object as last seen.
+        wanted: the status to write.
+        last: the status as last written; None: unknown.
     """
     server = gpunode.get("status")
     fields = {name: value for name, value in wanted.items() if last is None or last[name] != value}

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""GPUs of the node and the processes on them: inventory, NVML, Xids and context overhead."""

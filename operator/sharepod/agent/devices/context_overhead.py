@@ -1,9 +1,9 @@
-"""What a process's context takes of a GPU's memory beyond what its calls ask for, learnt from what the driver counts.
+"""Context overhead: device memory that a process's CUDA context takes beyond what its calls ask for, learnt from NVML.
 
-It depends on the GPU's model and the driver, and is the same for most programs. Learnt only from processes that were
-told nothing about it, and so have reserved nothing for it: else what is learnt would feed on itself. Of each process
-the least counts that was ever seen of it, because modules and libraries come on top later; over all processes the
-median, because one strange program proves nothing. What was learnt is kept in a file.
+The overhead depends on the GPU's model and the driver, and is the same for most programs. It is learnt only from
+processes that have reserved nothing for it (no overhead was known when they started): otherwise the estimate would feed
+on itself. Of each process the smallest figure counts, because modules and libraries come on top later. Over all
+processes the median counts, because one strange program proves nothing. The estimates are kept in a file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharepod.agent.state import files
 
 LOOKS = 3
-"""A process counts from so many readings on."""
+"""Readings of a process until its smallest figure counts: the first ones may fall between two of its calls."""
 LEAST = 16 << 20
-"""No context takes less; such a figure is another process's memory, or a reading between two calls."""
+"""Smallest plausible overhead in bytes. A smaller figure is a reading between two calls of the process."""
 MOST = 4 << 30
+"""Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
 PROCESSES = 16
-"""Learnt from so many; then it stands."""
+"""Processes that an estimate is learnt from; afterwards it stays as it is."""
 
 
 class _OverheadFile(BaseModel):
@@ -30,34 +31,43 @@ class _OverheadFile(BaseModel):
 
 
 class ContextOverhead:
-    """`path`: the file that it is kept in. `changed` says that `save` has something to write."""
+    """Estimates of the context overhead, by GPU model and driver version."""
 
     def __init__(self, path: Path) -> None:
+        """`path`: the file that the estimates are kept in."""
         self._path = path
         self._learnt: dict[str, list[int]] = {}
         self._seen: dict[tuple[str, int, str], tuple[int, int]] = {}
         self.changed = False
+        """There is something for `save` to write."""
 
     def load(self) -> None:
-        """What an earlier agent learnt; a file that cannot be read is as none."""
+        """Read what an earlier agent has learnt. A file that cannot be read counts as empty."""
         try:
             self._learnt = _OverheadFile.model_validate_json(self._path.read_bytes()).bytes
         except (OSError, ValidationError):
             self._learnt = {}
 
     def save(self) -> None:
-        """Raises `OSError`."""
+        """Write the estimates to the file. Raise `OSError`."""
         self.changed = False
         files.replace(self._path, _OverheadFile(bytes=self._learnt).model_dump_json().encode())
 
     def kib(self, model: str, driver: str) -> int:
-        """What to reserve for a process's context; 0 while that is not known."""
+        """Return the KiB to reserve for the context of a process; 0 while that is unknown."""
         learnt = self._learnt.get(_key(model, driver))
         return round(statistics.median_low(learnt)) >> 10 if learnt else 0
 
     def observe(self, model: str, driver: str, uuid: str, samples: dict[int, int]) -> None:
-        """By pid, what one reading counts beyond the credits of each process on this GPU that reserved nothing for its
-        context. A pid that is missing has ended."""
+        """Learn from one reading of one GPU.
+
+        Args:
+            model: the GPU's model.
+            driver: the driver's version.
+            uuid: the GPU.
+            samples: by pid, bytes beyond the credits of each process that has reserved nothing for its context. A pid
+                that is missing has ended.
+        """
         key = _key(model, driver)
         for pid in [pid for kind, pid, gpu in self._seen if (kind, gpu) == (key, uuid) and pid not in samples]:
             del self._seen[key, pid, uuid]

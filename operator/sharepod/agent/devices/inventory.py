@@ -1,7 +1,9 @@
-"""The GPUs of this node and the processes on them, as one reading at a time.
+"""Inventory of the node: its GPUs and the processes on them, one reading at a time; and an inventory from a file.
 
-A reading is complete or an `InventoryError`; it never hangs longer than its timeout. A GPU that cannot be read stays
-in the reading as unhealthy, with the reason: it never disappears.
+Guarantees:
+- A reading is complete, or it is an `InventoryError`.
+- A reading takes no longer than its timeout.
+- A GPU that cannot be read stays in the reading as unhealthy, with the reason: it never disappears.
 """
 
 from __future__ import annotations
@@ -25,68 +27,75 @@ _UUID = re.compile(r"^GPU-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 
 
 class InventoryError(Exception):
-    """The inventory cannot be read. The message says why and what would help."""
+    """Inventory that cannot be read. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process on a GPU. `pid` in the agent's PID namespace; `memory` in bytes, 0 where the driver does not say;
-    `busy`: the part of the time since the reading before in which its kernels ran, None where the driver does not
-    say."""
+    """Process on a GPU."""
 
     pid: int
+    """In the agent's PID namespace."""
     uuid: str
+    """The GPU."""
     memory: int
+    """Device memory in bytes; 0 if the driver does not tell."""
     utilization: float | None = None
+    """Part of the time since the reading before (0 to 1) in which kernels of the process ran; None if the driver does
+    not tell."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """GPUs in the order of their index, and the processes on them. `fresh`: not an earlier one repeated. `unread`: GPUs
-    whose processes could not be read. `exhaustive`: on other GPUs there are no processes but these. `busy`: by UUID,
-    the part of the time in which any kernel ran, where the driver says it. `xids`: by UUID, how often the driver has
-    reported each Xid since the agent began to listen. `driver`: its version."""
+    """GPUs of the node and the processes on them at one moment."""
 
     gpus: tuple[Gpu, ...]
+    """In the order of their index."""
     processes: tuple[Process, ...]
     fresh: bool = True
+    """False: an earlier reading repeated, because the driver does not answer."""
     unread: frozenset[str] = frozenset()
+    """UUIDs of the GPUs whose processes could not be read."""
     exhaustive: bool = False
+    """On the GPUs that are not `unread` there are no other processes than these."""
     utilization: Mapping[str, float] = field(default_factory=dict)
+    """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU is missing if the driver does not tell."""
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """How often the driver has reported each Xid since the node's boot, as far as agents have listened, by UUID."""
     driver: str = ""
+    """Version of the driver."""
 
 
 XIDS_TOLERATED = frozenset((13, 31, 43, 45, 63, 68, 92, 94, 109))
-"""Xids that do not mean that the GPU has failed: errors of a program (13, 31, 43, 45, 68, 109), memory errors that the
-GPU has contained or mapped away (63, 94), and a notice (92). See NVIDIA's catalogue of Xid errors."""
+"""Xids after which the GPU still counts as healthy: errors of a program (13, 31, 43, 45, 68, 109), memory errors that
+the GPU has contained or remapped (63, 94), and a notice (92). See NVIDIA's catalogue of Xid errors."""
 
 
 def failure(xids: Collection[int], tolerated: Collection[int]) -> str | None:
-    """Why a GPU of which these Xids were reported counts as failed, or None."""
+    """Return why a GPU with these reported Xids counts as failed; None if it does not."""
     fatal = sorted(set(xids).difference(tolerated))
     if not fatal:
         return None
     return (
         f"the driver reported Xid {', '.join(map(str, fatal))}; look it up in NVIDIA's list of Xid errors, "
-        "reset or replace the GPU and restart the node; where the node stays up, remove `xids.json` from the agent's "
-        "state directory and restart the agent"
+        "reset or replace the GPU and restart the node; or, without a restart of the node, remove `xids.json` from the "
+        "agent's state directory and restart the agent"
     )
 
 
 class Inventory(Protocol):
-    """Where readings come from."""
+    """Source of readings."""
 
     @property
     def simulated(self) -> bool:
-        """There is no GPU behind it."""
+        """True if there are no real GPUs behind the readings."""
 
     async def read(self) -> Reading:
-        """The present state. Raises `InventoryError`."""
+        """Return the present state. Raise `InventoryError`."""
 
 
 def is_gpu_uuid(text: str) -> bool:
-    """Whether this is a UUID of a physical GPU as NVML prints it."""
+    """Return whether `text` is the UUID of a physical GPU in NVML's form (a MIG instance is none)."""
     return _UUID.match(text) is not None
 
 
@@ -140,15 +149,14 @@ class _InventoryFile(Model):
 
 
 class SimulatedInventory:
-    """GPUs from a YAML file, read again whenever the file changes:
+    """Inventory from a YAML file, which is read again whenever it changes:
 
         gpus: [{uuid, index, model, memory, health?, numaNode?, links?, shareable?, reason?, busy?, xids?,
                 processesUnread?}]
         processes: [{pid, uuid, memory?, busy?}]
 
-    `busy` is a part of the time, 0 to 1; `xids` are those that the driver has reported; with `processesUnread: true`
-    the driver does not say which processes are on that GPU. A file that became wrong is an `InventoryError` at each
-    reading until it is mended.
+    `busy` is the utilization (0 to 1), `xids` lists the reported Xids. With `processesUnread: true` the GPU's processes
+    cannot be read. While the file is not valid, each reading raises `InventoryError`.
     """
 
     simulated = True
@@ -160,7 +168,7 @@ class SimulatedInventory:
         self._reading: Reading | None = None
 
     async def read(self) -> Reading:
-        """The file's content, from memory where it has not changed."""
+        """Return the file's content; a file that has not changed is not read again."""
         return await asyncio.to_thread(self._load)
 
     def _load(self) -> Reading:
@@ -184,7 +192,7 @@ class SimulatedInventory:
             twice = sorted({str(value) for value in values if values.count(value) > 1})
             if twice:
                 raise InventoryError(
-                    f"the inventory file {self._path} is not valid: {what} {', '.join(twice)} stands there twice"
+                    f"the inventory file {self._path} is not valid: {what} {', '.join(twice)} appears twice"
                 )
         gpus = tuple(self._gpu(gpu) for gpu in sorted(file.gpus, key=lambda gpu: gpu.index))
         known = {gpu.uuid for gpu in gpus}
@@ -192,7 +200,7 @@ class SimulatedInventory:
             if process.uuid not in known:
                 raise InventoryError(
                     f"the inventory file {self._path} is not valid: process {process.pid} is on {process.uuid}, "
-                    "which is no GPU of the file"
+                    "which is not a GPU of the file"
                 )
         return Reading(
             gpus,

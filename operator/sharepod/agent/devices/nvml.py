@@ -1,8 +1,9 @@
-"""The inventory as NVIDIA's driver tells it.
+"""Inventory from NVML, the management library of NVIDIA's driver.
 
-Every reading runs in a thread of its own, one at a time, because a sick GPU can make any of them hang. When a reading
-takes longer than its timeout, the last one is repeated with every GPU unhealthy, until the thread comes back.
-Whatever cannot be read of one GPU makes that GPU unhealthy and no other.
+Guarantees:
+- Readings run in a thread, one at a time: a sick GPU can make any call of NVML hang, and the event loop goes on.
+- When a reading exceeds its timeout, the last one is repeated with every GPU unhealthy until the thread comes back.
+- A failed call about one GPU makes that GPU unhealthy and no other.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from .inventory import XIDS_TOLERATED, InventoryError, Process, Reading, failure
 from .xids import XidListener
 
 _SYS_PCI = Path("/sys/bus/pci/devices")
+"""sysfs folder of the PCI devices, which knows each one's NUMA node."""
 
 
 class NvmlInventory:
-    """`nvml`: the module `pynvml`, or what stands in for it in tests."""
+    """Inventory of the real GPUs."""
 
     simulated = False
 
@@ -37,6 +39,12 @@ class NvmlInventory:
         xids_tolerated: Collection[int] = XIDS_TOLERATED,
         xids_file: Path | None = None,
     ) -> None:
+        """Args:
+        timeout_s: longest time for one reading, in seconds.
+        nvml: the module `pynvml` or a double of it; None: `pynvml`.
+        xids_tolerated: Xids after which a GPU still counts as healthy.
+        xids_file: file in which reported Xids outlive the agent; None: they do not.
+        """
         self._timeout_s = timeout_s
         self._nvml = nvml
         self._xids_tolerated = xids_tolerated
@@ -50,7 +58,7 @@ class NvmlInventory:
         self._links: dict[frozenset[str], str] = {}
 
     async def read(self) -> Reading:
-        """GPUs and processes. Raises `InventoryError` where there is no driver, or none ever answered."""
+        """Return GPUs and processes. Raise `InventoryError` if there is no driver, or if it has never answered."""
         if self._running is None:
             self._running = Future()
             # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
@@ -154,12 +162,12 @@ class NvmlInventory:
         return self._xids
 
     def _lost(self, index: int, reason: str) -> Gpu | None:
-        """A GPU that does not even say who it is: as it was last known."""
+        """Return a GPU that does not even tell its UUID, as it was last known but unhealthy; None if it never was."""
         known = {gpu.index: gpu for gpu in self._last.gpus} if self._last is not None else {}
         return _sick(known[index], reason) if index in known else None
 
     def _read_gpu(self, nvml: Any, index: int, uuid: str, handle: Any) -> tuple[Gpu, list[Process] | None]:
-        """The GPU, and its processes or None if they cannot be read."""
+        """Return the GPU and its processes; None for processes that cannot be read."""
         troubles: list[str] = []
 
         def ask(what: str, call: Callable[[], Any], default: Any) -> Any:
@@ -177,7 +185,7 @@ class NvmlInventory:
         model = str(ask("its name", lambda: nvml.nvmlDeviceGetName(handle), "unknown"))
         memory = int(ask("its memory", capacity, 0))
         if memory <= 0 and not troubles:
-            troubles.append("its memory is not told")
+            troubles.append("the driver does not tell its memory")
         mig = ask("its MIG mode", lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)
         remapping = ask("its remapped rows", lambda: nvml.nvmlDeviceGetRemappedRows(handle), None)
         if remapping is not None and remapping[3]:
@@ -187,7 +195,7 @@ class NvmlInventory:
         for kind in ("Compute", "Graphics", "MPSCompute"):
             before = len(troubles)
             listed = ask("its processes", lambda kind=kind: _running(nvml, kind, handle), None)  # type: ignore[misc]
-            # Not every GPU has graphics or MPS; one that does not tell of compute processes tells nothing.
+            # Not every GPU supports graphics or MPS. One that does not tell its compute processes tells nothing.
             told = told and len(troubles) == before and (listed is not None or kind != "Compute")
             for process in listed or ():
                 used = int(process.usedGpuMemory or 0)
@@ -212,7 +220,8 @@ class NvmlInventory:
         ]
 
     def _utilization_of_processes(self, nvml: Any, uuid: str, handle: Any) -> dict[int, float] | None:
-        """By pid, since the last time; who is not listed was idle. None where the driver does not say."""
+        """Return the utilization since the last call, by pid; a pid that is missing was idle. None if the driver does
+        not tell."""
         since = self._sampled.get(uuid, 0)
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
@@ -221,14 +230,14 @@ class NvmlInventory:
             return {} if value in (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND) else None
         told: dict[int, list[int]] = {}
         for sample in samples:
-            if int(sample.timeStamp) > since and int(sample.smUtil) <= 100:  # else left over, or garbage
+            if int(sample.timeStamp) > since and int(sample.smUtil) <= 100:  # others are old, or garbage
                 told.setdefault(int(sample.pid), []).append(int(sample.smUtil))
                 self._sampled[uuid] = max(self._sampled.get(uuid, 0), int(sample.timeStamp))
         return {pid: sum(each) / len(each) / 100 for pid, each in told.items()}
 
     @staticmethod
     def _numa_node(nvml: Any, handle: Any) -> int | None:
-        """From sysfs, which knows the PCI device's node on every platform; not known is -1 there."""
+        """Return the GPU's NUMA node from sysfs, which knows it on every platform; None if unknown (-1 in sysfs)."""
         try:
             bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
             name = (bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)).lower()
@@ -254,7 +263,7 @@ class NvmlInventory:
 
 
 def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
-    """The processes of one kind; older drivers know an older call only."""
+    """Return the processes of one kind (`Compute`, `Graphics`, `MPSCompute`), on older drivers too."""
     try:
         return list(getattr(nvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle))
     except nvml.NVMLError as error:
@@ -264,7 +273,7 @@ def _running(nvml: Any, kind: str, handle: Any) -> list[Any]:
 
 
 def _utilization(nvml: Any, handle: Any) -> float | None:
-    """The part of the last sample period in which any kernel ran; None where the driver does not say."""
+    """Return the part of the last sample period in which any kernel ran; None if the driver does not tell."""
     try:
         return min(100, max(0, int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu))) / 100
     except nvml.NVMLError:
@@ -280,7 +289,7 @@ def _driver(nvml: Any) -> str:
 
 
 def _kind_of(nvml: Any, one: Any, other: Any) -> str | None:
-    """How two GPUs are connected, the nearest way; None if NVML does not say."""
+    """Return how two GPUs are connected, by the nearest path (as `nvidia-smi topo -m` names it); None if unknown."""
     try:
         if nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK) == nvml.NVML_P2P_STATUS_OK:
             return "NVLINK"

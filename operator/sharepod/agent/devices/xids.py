@@ -1,11 +1,12 @@
-"""The Xids that the driver reports, counted from the first reading on.
+"""Xid errors that the driver reports, counted from the agent's first reading on.
 
-What was reported outlives the agent, in a file: a GPU that failed has not become sound by an upgrade. It is forgotten
-with a restart of the node, which resets GPUs, and where an administrator who reset one removes the file.
+Guarantees:
+- Reported Xids outlive the agent, in a file: an upgrade of the agent does not repair a GPU.
+- They are forgotten with a restart of the node, which resets its GPUs, and when an administrator removes the file.
+- A GPU without Xid events is judged by its readings alone; the log says so once.
+- A driver that answers with errors is asked again at intervals.
 
-They come as events of NVML, which are waited for in a thread of their own: waiting for them blocks. A GPU that has no
-such events is judged by its readings alone, and the log says so once. A driver that answers with errors is asked again,
-at intervals.
+Xids are events of NVML. Waiting for events blocks, so a thread of its own waits.
 """
 
 from __future__ import annotations
@@ -25,23 +26,32 @@ from sharepod.agent.state.boot import boot_id
 log = structlog.get_logger(__name__)
 
 _WAIT_MS = 2000
+"""Milliseconds of one wait for an event: the time within which `stop` takes effect."""
 _AGAIN_S = 5.0
+"""Seconds from an error of the driver to the next try."""
+_NO_EVENTS_AGAIN_S = 300.0
+"""Seconds until GPUs that had no Xid events are asked again: a driver may be replaced under a running agent."""
 
 
 class _XidsFile(BaseModel):
-    """`boot`: the start of the node that they are of. `xids`: by UUID."""
+    """File of reported Xids."""
 
     model_config = ConfigDict(extra="ignore")
     boot: str
+    """Boot id of the node; after another boot the file is void."""
     xids: dict[str, list[int]]
+    """By GPU UUID."""
 
 
 class XidListener:
-    """`nvml`: the module `pynvml`, initialised. `listen` once; `counts` whenever it is asked. `kept`: the file; None:
-    nothing outlives the agent."""
+    """Counter of the Xids of all GPUs. Call `listen` once."""
 
-    def __init__(self, nvml: Any, kept: Path | None = None) -> None:
-        self._kept = kept
+    def __init__(self, nvml: Any, path: Path | None = None) -> None:
+        """Args:
+        nvml: the module `pynvml`, initialised.
+        path: file in which the Xids outlive the agent; None: they do not.
+        """
+        self._path = path
         self._nvml = nvml
         self._lock = threading.Lock()
         self._counts: dict[str, Counter[int]] = {uuid: Counter(xids) for uuid, xids in self._load().items()}
@@ -51,18 +61,18 @@ class XidListener:
         self._failing = False
 
     def listen(self) -> None:
-        """Begins, if it has not."""
+        """Start the thread, unless it runs."""
         if self._thread is None:
             # A daemon thread, so that a call into a sick driver cannot keep the agent from ending.
             self._thread = threading.Thread(target=self._run, name="xids", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Lets the thread end, within the time that one wait takes."""
+        """Let the thread end, within the time of one wait."""
         self._stopped.set()
 
     def counts(self) -> Mapping[str, Mapping[int, int]]:
-        """By UUID, how often each Xid was reported."""
+        """Return how often each Xid was reported, by GPU UUID."""
         with self._lock:
             return {uuid: dict(counts) for uuid, counts in self._counts.items()}
 
@@ -79,12 +89,12 @@ class XidListener:
             self._stopped.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        """One set of events, until the driver fails. Returns where no GPU has any."""
+        """Count the events of one event set until the driver fails. Return if no GPU has Xid events."""
         nvml = self._nvml
         events = nvml.nvmlEventSetCreate()
         try:
             if not self._register(events):
-                self._stopped.wait(60 * _AGAIN_S)
+                self._stopped.wait(_NO_EVENTS_AGAIN_S)
                 return
             self._failing = False
             while not self._stopped.is_set():
@@ -100,7 +110,7 @@ class XidListener:
             nvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> int:
-        """How many GPUs have such events."""
+        """Register all GPUs for Xid events; return how many have them."""
         nvml, heard = self._nvml, 0
         for index in range(int(nvml.nvmlDeviceGetCount())):
             try:
@@ -113,12 +123,12 @@ class XidListener:
                 heard += 1
             except nvml.NVMLError as error:
                 if uuid not in self._deaf:
-                    log.info("this GPU reports no Xids; it is judged by its readings alone", gpu=uuid, error=str(error))
+                    log.info("GPU reports no Xids; it is judged by its readings alone", gpu=uuid, error=str(error))
                     self._deaf.add(uuid)
         return heard
 
     def _count(self, uuid: str, xid: int) -> None:
-        log.error("the driver reports an Xid", gpu=uuid, xid=xid)
+        log.error("driver reports an Xid", gpu=uuid, xid=xid)
         with self._lock:
             counts = self._counts.setdefault(uuid, Counter())
             counts[xid] += 1
@@ -129,26 +139,26 @@ class XidListener:
     # ---- the file
 
     def _load(self) -> dict[str, list[int]]:
-        if self._kept is None:
+        if self._path is None:
             return {}
         try:
-            kept = _XidsFile.model_validate_json(self._kept.read_bytes())
+            kept = _XidsFile.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError) as error:
-            log.warning("cannot read which Xids were reported before", file=str(self._kept), error=str(error))
+            log.warning("cannot read the file of reported Xids", file=str(self._path), error=str(error))
             return {}
         if kept.boot != boot_id():
             return {}
         for uuid, xids in kept.xids.items():
-            log.warning("reported before the agent was started", gpu=uuid, xids=xids, file=str(self._kept))
+            log.warning("Xids were reported before the agent started", gpu=uuid, xids=xids, file=str(self._path))
         return kept.xids
 
     def _save(self) -> None:
-        if self._kept is None:
+        if self._path is None:
             return
         kept = _XidsFile(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
         try:
-            files.replace(self._kept, kept.model_dump_json().encode())
+            files.replace(self._path, kept.model_dump_json().encode())
         except OSError as error:
-            log.warning("cannot keep which Xids were reported", file=str(self._kept), error=str(error))
+            log.warning("cannot write the file of reported Xids", file=str(self._path), error=str(error))

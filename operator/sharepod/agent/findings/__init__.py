@@ -1,1 +1,1 @@
-"""See README.md."""
+"""Process attribution, utilization and findings, from the driver's readings. Pure."""

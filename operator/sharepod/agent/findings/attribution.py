@@ -1,4 +1,4 @@
-"""What one reading of the inventory shows of each tenant, and of nobody's processes. Pure."""
+"""Process attribution: sorts the GPU processes of one reading by the tenant that they belong to. Pure."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from sharepod.agent.devices.inventory import Process, Reading
 
 @dataclass
 class TenantProcesses:
-    """Of one tenant, by UUID of the GPU. `memory`: bytes by pid; `busy`: the part of the time in which kernels of its
-    processes ran; a GPU is missing there where nobody can tell."""
+    """GPU processes of one tenant, as one reading shows them."""
 
     memory: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Device memory in bytes, by GPU UUID and pid."""
     utilization: dict[str, float] = field(default_factory=dict)
+    """Part of the time (0 to 1) in which kernels of the tenant ran, by GPU UUID. A GPU is missing if its utilization
+    cannot be told apart from that of other tenants."""
 
     @property
     def pids(self) -> frozenset[int]:
-        """Its processes, on whatever GPU."""
+        """The tenant's processes on all of its GPUs."""
         return frozenset(pid for by_pid in self.memory.values() for pid in by_pid)
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """`foreign`: by UUID, the processes that are no tenant's."""
+    """Every GPU process of one reading, attributed to its tenant or to none."""
 
     tenants: Mapping[str, TenantProcesses]
+    """By tenant id; a tenant without processes is missing."""
     foreign: Mapping[str, tuple[int, ...]]
+    """By GPU UUID, pids of the processes that belong to no tenant, sorted."""
 
     def of(self, tenant_id: str) -> TenantProcesses:
-        """What was seen of this tenant, which may be nothing."""
+        """Return the tenant's processes, which may be none."""
         return self.tenants.get(tenant_id) or TenantProcesses()
 
 
 def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> Attribution:
-    """Attributes every process of a reading."""
+    """Attribute every process of a reading. `owner_of` returns the tenant id of a process, None for a foreign one."""
     tenants: dict[str, TenantProcesses] = {}
     foreign: dict[str, list[int]] = {}
     on: dict[str, dict[str | None, list[Process]]] = {}
@@ -56,7 +60,10 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
 
 
 def _utilization(processes: list[Process], *, alone: bool, whole: float | None) -> float | None:
-    """Of processes of one owner; who is alone on a GPU is as busy as the GPU is."""
+    """Return the utilization of a GPU by one owner's processes, None if unknown.
+
+    An owner that is `alone` on the GPU has the utilization of the `whole` GPU.
+    """
     if alone and whole is not None:
         return whole
     told = [process.utilization for process in processes if process.utilization is not None]

@@ -1,7 +1,7 @@
-"""How long each tenant's processes, and each GPU, were busy: what readings say, summed up. Pure: the time is passed in.
+"""Utilization of GPUs, in total and by tenant: the readings of the driver, summed over time. Pure: callers pass times.
 
-A reading tells a part of the time since the one before; between two readings that are far apart (the driver did not
-answer) nothing is assumed.
+Each reading gives the part of the time since the reading before in which kernels ran. Between two readings that are far
+apart (the driver did not answer) nothing is assumed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Collection, Mapping
 from .rules import SlidingRate
 
 WINDOW_S = 10.0
+"""Seconds over which `ratio` is taken: as long as the window of the token time that it is compared with."""
 _MOST_S = 15.0
-"""A reading speaks for at most so much time before it."""
+"""Longest time in seconds that one reading stands for: longer than NVML's default timeout (10 s), so that a slow driver
+loses nothing; short, so that a driver that hung adds little."""
 
 Key = tuple[str, str]
-"""Whose (a tenant's id; empty: the GPU's own), and the UUID of the GPU."""
+"""Tenant id (empty: the whole GPU) and GPU UUID."""
 
 
 class UtilizationMeter:
-    """`observe` after each reading, with all that are to be known."""
+    """Busy seconds, and the utilization over the last `WINDOW_S`, of each `Key`."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -27,23 +29,28 @@ class UtilizationMeter:
         self._windows: dict[Key, SlidingRate] = {}
         self._told: frozenset[Key] = frozenset()
 
-    def observe(self, now: float, busy: Mapping[Key, float], kept: Collection[Key] = ()) -> None:
-        """`busy`: parts of the time since the last reading; `kept`: of whom nothing is told this time, but is to be
-        again. All others are forgotten."""
+    def observe(self, now: float, utilization: Mapping[Key, float], kept: Collection[Key] = ()) -> None:
+        """Add one reading.
+
+        Args:
+            now: time of the reading, in seconds.
+            utilization: part of the time since the last reading (0 to 1).
+            kept: keys to remember although this reading does not tell their utilization. All others are forgotten.
+        """
         elapsed = min(_MOST_S, now - self._at) if self._at is not None else 0.0
         self._at = now
-        self._told = frozenset(busy)
-        for key, part in busy.items():
+        self._told = frozenset(utilization)
+        for key, part in utilization.items():
             self._sums[key] = self._sums.get(key, 0.0) + part * elapsed
             self._windows.setdefault(key, SlidingRate(WINDOW_S)).add(now, self._sums[key])
-        for key in self._sums.keys() - busy.keys() - frozenset(kept):
+        for key in self._sums.keys() - utilization.keys() - frozenset(kept):
             del self._sums[key]
             self._windows.pop(key, None)
 
     def seconds(self, key: Key) -> float | None:
-        """For how long it was busy since it became known; None if it is not."""
+        """Return the busy seconds since the key was first observed; None for an unknown key."""
         return self._sums.get(key)
 
     def ratio(self, key: Key) -> float | None:
-        """The part of the last seconds that it was busy; None where the last reading did not tell."""
+        """Return the utilization (0 to 1) over the last `WINDOW_S`; None if the last reading did not tell it."""
         return self._windows[key].rate if key in self._told else None

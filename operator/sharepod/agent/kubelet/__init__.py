@@ -1,1 +1,1 @@
-"""See README.md."""
+"""The kubelet's side: CSI driver and its registration, plugin pods, processes of pods."""

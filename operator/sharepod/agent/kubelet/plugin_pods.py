@@ -1,7 +1,9 @@
-"""Pods that have a GPU of their own from NVIDIA's device plugin, as the kubelet says: they are measured beside tenants.
+"""Plugin pods: pods that have a whole GPU from NVIDIA's device plugin. Their utilization is measured beside tenants'.
 
-The kubelet's pod resources socket is asked at intervals. What it said last stands while it does not answer, for a
-minute; where there is no such socket there are no such pods.
+Guarantees:
+- The kubelet's pod resources socket is asked at intervals; no answer of it is needed by anything else.
+- While the kubelet does not answer, its last answer is valid for a minute.
+- Without the socket there are no plugin pods.
 """
 
 from __future__ import annotations
@@ -20,37 +22,42 @@ from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
 log = structlog.get_logger(__name__)
 
 INTERVAL_S = 5.0
+"""Seconds between two questions: a pod's metrics begin at most this late."""
 TIMEOUT_S = 5.0
+"""Seconds that one answer may take."""
 STANDS_S = 60.0
+"""Seconds for which the last answer is valid: longer than a restart of the kubelet takes."""
 _RESOURCE = "nvidia.com/"
+"""Prefix of the resources that NVIDIA's device plugin offers."""
 
 
 @dataclass(frozen=True)
 class PluginPod:
-    """Who has a GPU."""
+    """Pod with a GPU from the device plugin."""
 
     namespace: str
     name: str
 
 
 class PluginPods:
-    """`by_gpu` is what is known; `run` keeps it so."""
+    """Plugin pods of this node, kept up to date by `run`."""
 
     def __init__(self, kubelet_root: Path) -> None:
         self._socket = kubelet_root / "pod-resources" / "kubelet.sock"
         self._asked_at: float | None = None
         self._failing = False
         self.by_gpu: Mapping[str, PluginPod] = {}
+        """By GPU UUID."""
 
     async def run(self, known: Callable[[Mapping[str, PluginPod]], None]) -> None:
-        """Asks until cancelled; `known` is told each time."""
+        """Ask at intervals until cancelled; call `known` with the pods each time."""
         while True:
             await self.ask()
             known(self.by_gpu)
             await asyncio.sleep(INTERVAL_S)
 
     async def ask(self) -> None:
-        """Once."""
+        """Ask once and update `by_gpu`."""
         now = asyncio.get_running_loop().time()
         if not await asyncio.to_thread(self._socket.is_socket):
             self.by_gpu = {}
@@ -59,7 +66,7 @@ class PluginPods:
             self.by_gpu = by_gpu(await self._list())
         except grpc.RpcError as error:
             if not self._failing:
-                log.warning("the kubelet does not say who has which GPU", socket=str(self._socket), error=str(error))
+                log.warning("kubelet does not tell which pod has which GPU", socket=str(self._socket), error=str(error))
             self._failing = True
             if self._asked_at is None or now - self._asked_at > STANDS_S:
                 self.by_gpu = {}
@@ -80,7 +87,7 @@ class PluginPods:
 
 
 def by_gpu(answer: podresources.ListPodResourcesResponse) -> dict[str, PluginPod]:
-    """Which pod has which GPU. A GPU that the plugin gives out in replicas belongs to nobody alone: it is left out."""
+    """Return the pod of each GPU, by UUID. A GPU that the plugin shares in replicas is left out."""
     found: dict[str, PluginPod] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:

@@ -1,9 +1,12 @@
-"""Which pod a process belongs to, and whether anything of a pod still runs.
+"""Processes of pods: the pod that a process belongs to, and whether processes of a released tenant's pod still run.
 
-Goes by /proc/<pid>/cgroup, which names a process's cgroups in every layout that kubelets make (cgroup v1 and v2,
-cgroupfs and systemd naming, any cgroup root) and is complete as long as the agent shares the host's PID namespace. A
-tenant cannot move its processes out of its pod's cgroup. Reading all of /proc takes tens of milliseconds on a large
-node, so it is done in a thread, only for tenants whose volume is unpublished and that somebody asks about.
+Guarantees:
+- Every cgroup layout that kubelets create is understood: cgroup v1 and v2, cgroupfs and systemd naming, any root.
+- All processes of the node are seen, provided that the agent shares the host's PID namespace.
+- A tenant cannot hide a process: it cannot move one out of its pod's cgroup.
+
+Reading all of /proc takes tens of milliseconds on a large node. It is therefore done in a thread, and only for tenants
+whose volume is unpublished and whose release waits for it.
 """
 
 from __future__ import annotations
@@ -22,18 +25,19 @@ log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SCAN_INTERVAL_S = 1.0
+"""Seconds between two scans of /proc: the delay of a release that waits for the pod's last process."""
 
 
 class PodCgroups:
-    """Recognizes the cgroups of given pods. Cheap to make and to ask."""
+    """Names that the cgroups of given pods have. Cheap to create and to search."""
 
     def __init__(self, uids: Iterable[str]) -> None:
         self._cgroupfs = {f"pod{uid}".encode(): uid for uid in uids}
-        # systemd takes no dash within a slice's name: kubepods-burstable-pod<uid with _ for ->.slice
+        # systemd allows no dash within the name of a slice: kubepods-burstable-pod<uid with _ for ->.slice
         self._systemd = {f"pod{uid.replace('-', '_')}.slice".encode(): uid for uid in self._cgroupfs.values()}
 
     def find(self, cgroup: bytes) -> str | None:
-        """The pod that the text of a /proc/<pid>/cgroup names, or None."""
+        """Return the UID of the pod that the content of a /proc/<pid>/cgroup names; None if it names none."""
         if b"pod" not in cgroup:
             return None
         for line in cgroup.splitlines():
@@ -48,14 +52,15 @@ class PodCgroups:
 
 
 def pod_of_process(pid: int, pods: PodCgroups, proc: Path = PROC) -> str | None:
-    """Which of the pods this process runs in; None where it is in none of them or is gone."""
+    """Return the UID of the pod that a process runs in; None if it runs in none of `pods` or has ended."""
     text = _read(f"{proc}/{pid}/cgroup")
     return pods.find(text) if text else None
 
 
 def count_processes(uids: Iterable[str], proc: Path = PROC) -> Counter[str]:
-    """How many processes each of these pods has. Zombies do not count: they hold nothing. Raises `OSError` without
-    /proc.
+    """Return the number of processes of each pod, by UID. Zombies do not count: they hold no GPU.
+
+    Raise `OSError` if /proc cannot be read.
     """
     pods = PodCgroups(uids)
     counts: Counter[str] = Counter()
@@ -70,9 +75,9 @@ def count_processes(uids: Iterable[str], proc: Path = PROC) -> Counter[str]:
 
 
 def _is_dead(stat: bytes) -> bool:
-    """Whether /proc/<pid>/stat is that of a process which only waits to be reaped (or is gone). See proc_pid_stat(5).
+    """Return whether the content of a /proc/<pid>/stat is that of a zombie, or empty. See proc_pid_stat(5).
 
-    A leader that has exited shows as a zombie while other threads of its process run on.
+    A process whose first thread has exited shows as a zombie while its other threads still run.
     """
     fields = stat.rpartition(b")")[2].split()
     return len(fields) < 18 or (fields[0] in (b"Z", b"X") and int(fields[17]) <= 1)
@@ -85,16 +90,16 @@ def _read(path: str) -> bytes:
         return b""
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # ESRCH: ended between open and read
+    except OSError:  # ESRCH: the process ended between open and read
         return b""
     finally:
         os.close(descriptor)
 
 
 class PodResidue:
-    """What is left of a tenant outside the agent: its published volume, then its pods' processes.
+    """Residue of released tenants outside the agent: the published volume, then processes of its pods.
 
-    A tenant is clean only after a look at /proc that was taken after its volume was unpublished.
+    A tenant has no residue only after a scan of /proc that began after its volume was unpublished.
     """
 
     def __init__(self, volumes: Volumes, proc: Path = PROC) -> None:
@@ -105,8 +110,9 @@ class PodResidue:
         self._seen: dict[str, int] = {}
 
     def residue(self, tenant_id: str) -> str | None:
-        """What is still there, in words, or None. No I/O; the first answers after the volume is gone may be "being
-        looked for".
+        """Return in words what is left of the tenant; None if nothing is. No I/O.
+
+        The first answers after the volume was unpublished may be that its processes are being looked for.
         """
         published = self._volumes.published(tenant_id)
         if published:
@@ -124,13 +130,13 @@ class PodResidue:
         return f"{seen} process{'es' if seen > 1 else ''} of its pod still run{'' if seen > 1 else 's'}"
 
     def owner_of(self, pid: int) -> str | None:
-        """The tenant in whose pod a process runs, or None."""
+        """Return the id of the tenant in whose pod a process runs; None if it runs in no tenant's pod."""
         owners = {uid: tenant_id for tenant_id in self._volumes.tenants() for uid in self._volumes.pods(tenant_id)}
         uid = pod_of_process(pid, PodCgroups(owners), self._proc)
         return owners[uid] if uid is not None else None
 
     async def run(self) -> None:
-        """Looks at /proc for the tenants that were asked about, at most once a second. Ends only when cancelled."""
+        """Scan /proc for the tenants that were asked about, at most each `SCAN_INTERVAL_S`, until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -138,7 +144,7 @@ class PodResidue:
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def look(self) -> None:
-        """One look, for all who were asked about since the last."""
+        """Scan once for all tenants that were asked about since the last scan."""
         asked, self._asked = self._asked, set()
         pods = {
             tenant_id: self._volumes.pods(tenant_id) for tenant_id in asked if not self._volumes.published(tenant_id)
@@ -147,7 +153,7 @@ class PodResidue:
         try:
             counts: Mapping[str, int] = await asyncio.to_thread(self._count_settled, uids)
         except OSError as error:
-            log.error("cannot look for processes of released tenants; their shares stay taken", error=str(error))
+            log.error("cannot look for processes of released tenants; their shares stay reserved", error=str(error))
             return
         for tenant_id, uids_of_tenant in pods.items():
             if not self._volumes.published(tenant_id):
@@ -156,7 +162,7 @@ class PodResidue:
             del self._seen[tenant_id]
 
     def _count_settled(self, uids: frozenset[str]) -> Counter[str]:
-        """A process that forks and ends while /proc is being read can be missed by one look, hardly by two."""
+        """Count twice if a pod seems empty: one scan can miss a process that forks and ends meanwhile, two hardly."""
         counts = count_processes(uids, self._proc)
         if not counts or any(uid not in counts for uid in uids):
             second = count_processes(uids, self._proc)

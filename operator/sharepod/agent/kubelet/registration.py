@@ -1,7 +1,11 @@
-"""The kubelet of this node: where its directories lie, and making the CSI driver known to it without a sidecar.
+"""Registration of the CSI driver with this node's kubelet, without a sidecar; and the paths of the kubelet.
 
-The kubelet watches its `plugins_registry` for sockets, asks each who it is, and says what came of it; it does so again
-whenever it or the agent starts anew.
+The kubelet watches its folder `plugins_registry` for sockets, calls `GetInfo` on each, and answers with the result of
+the registration. It registers the driver again whenever it or the agent has restarted.
+
+Guarantees:
+- A socket that is removed (a wiped plugin folder) is created again within seconds.
+- A refusal of the kubelet is logged and becomes the agent's `problem`.
 """
 
 from __future__ import annotations
@@ -21,20 +25,25 @@ from sharepod.api.objects import CSI_DRIVER
 log = structlog.get_logger(__name__)
 
 CSI_VERSIONS = ("1.0.0",)
-"""The CSI version as registration words it: the kubelet reads the major number."""
+"""CSI versions that the driver registers: the kubelet reads the major number."""
 
 REGISTER_WITHIN_S = 30.0
+"""Seconds that the kubelet may take to register the driver before a missing registration is a problem."""
 CHECK_INTERVAL_S = 5.0
+"""Seconds between two checks that the sockets exist."""
 STOP_GRACE_S = 2.0
+"""Seconds that calls under way may take when a server stops."""
 
 
 class KubeletRegistration:
-    """Serves the CSI driver to the kubelet with this root directory. `problem` says why pods get no volumes, or is
-    None.
-    """
+    """CSI driver and registration sockets of one kubelet."""
 
     def __init__(self, root: Path, services: tuple[Any, ...], *, changed: Callable[[], None] = lambda: None) -> None:
-        """`services`: those of the CSI socket. `changed` is called when `problem` may have changed."""
+        """Args:
+        root: the kubelet's root directory.
+        services: gRPC services of the CSI socket.
+        changed: called when `problem` may have changed.
+        """
         self._csi = UnixServer(csi_socket(root), *services)
         registrar = service(
             registration.DESCRIPTOR,
@@ -50,23 +59,23 @@ class KubeletRegistration:
 
     @property
     def problem(self) -> str | None:
-        """Why pods on this node get no volumes now, or None."""
+        """Why pods on this node get no volumes at present; None if they do."""
         if self._refusal is not None:
             return f"the kubelet refused the driver: {self._refusal}"
         if not self._registered:
             return (
                 f"the kubelet has not registered the driver; "
-                f"is its --root-dir {self._root} (setting kubelet_root), and does it run?"
+                f"check that it runs and that its --root-dir is {self._root} (setting kubelet_root)"
             )
         return None
 
     @property
     def settling(self) -> bool:
-        """Whether a missing registration is still no reason to worry."""
+        """True while the kubelet may still take its time to register the driver."""
         return not self._registered and asyncio.get_running_loop().time() - self._started_at < REGISTER_WITHIN_S
 
     async def start(self) -> None:
-        """Serves; raises `SocketError`."""
+        """Create both sockets and serve. Raise `SocketError`."""
         unseen = propagation_problem(pods_dir(self._root))
         if unseen is not None:
             log.warning("volumes may not reach pods", reason=unseen)
@@ -79,12 +88,12 @@ class KubeletRegistration:
             raise
 
     async def run(self) -> None:
-        """Puts back a socket that was taken away (a wiped plugin directory). Ends only when cancelled."""
+        """Create a removed socket again, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             for server in (self._csi, self._registration):
                 if not server.path.is_socket():
-                    log.warning("socket is gone, making it anew", socket=str(server.path))
+                    log.warning("socket is gone; creating it again", socket=str(server.path))
                     await server.stop(STOP_GRACE_S)
                     try:
                         await server.start()
@@ -92,7 +101,7 @@ class KubeletRegistration:
                         log.error("cannot serve the kubelet", error=str(error))
 
     async def stop(self) -> None:
-        """Takes the registration away, then the driver."""
+        """Remove the registration socket, then the driver's."""
         await self._registration.stop(STOP_GRACE_S)
         await self._csi.stop(STOP_GRACE_S)
 
@@ -103,33 +112,32 @@ class KubeletRegistration:
 
     async def _notify(self, status: registration.RegistrationStatus) -> registration.RegistrationStatusResponse:
         self._registered = status.plugin_registered
-        self._refusal = None if status.plugin_registered else status.error or "it did not say why"
+        self._refusal = None if status.plugin_registered else status.error or "no reason given"
         if self._registered:
             log.info("registered with the kubelet", driver=CSI_DRIVER, socket=str(self._csi.path))
         else:
-            log.error("the kubelet refused the driver", driver=CSI_DRIVER, reason=self._refusal)
+            log.error("kubelet refused the driver", driver=CSI_DRIVER, reason=self._refusal)
         self._changed()
         return registration.RegistrationStatusResponse()
 
 
 def pods_dir(root: Path) -> Path:
-    """Where the kubelet keeps the pods' volumes."""
+    """Return the folder in which the kubelet keeps the pods' volumes."""
     return root / "pods"
 
 
 def csi_socket(root: Path) -> Path:
-    """Where the kubelet reaches the driver."""
+    """Return the path of the driver's socket."""
     return root / "plugins" / CSI_DRIVER / "csi.sock"
 
 
 def propagation_problem(pods: Path) -> str | None:
-    """Why what is mounted under the kubelet's pods directory may not be seen outside the agent's container, or None.
+    """Return why mounts under the kubelet's pods folder may not leave the agent's container; None if they do.
 
-    Where agent and kubelet run in one mount namespace (an agent outside of containers) nothing needs to propagate; from
-    in here that looks the same as a container without propagation, but for the host's first process, which is compared
-    where it can be seen.
+    An agent in the kubelet's own mount namespace needs no propagation. From inside, that looks like a container without
+    propagation, except that the host's first process is in the same namespace; it is compared if it can be seen.
     """
-    on = mounts.holder_of(pods)
+    on = mounts.mount_of(pods)
     if on is None or on.shared:
         return None
     try:

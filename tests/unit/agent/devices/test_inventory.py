@@ -64,10 +64,10 @@ async def test_a_simulated_inventory_follows_its_file(tmp_path: Path) -> None:
     [
         (("uuid: GPU-0", "uuid: GPU-x"), "is not the UUID of a GPU"),
         (("16Gi", "16 apples"), "is not a quantity"),
-        (("index: 1", "index: 0"), "index 0 stands there twice"),
-        ((f"uuid: {GPU1}, index", f"uuid: {GPU0}, index"), "stands there twice"),
+        (("index: 1", "index: 0"), "index 0 appears twice"),
+        ((f"uuid: {GPU1}, index", f"uuid: {GPU0}, index"), "appears twice"),
         (("model", "colour"), "colour"),
-        (("pid: 42, uuid: GPU-0", "pid: 42, uuid: GPU-2"), "is no GPU of the file"),
+        (("pid: 42, uuid: GPU-0", "pid: 42, uuid: GPU-2"), "is not a GPU of the file"),
         (("gpus:", "gpus: ["), "is not valid"),
     ],
 )

@@ -1,8 +1,9 @@
-"""Whose volume it is: decides, from what the kubelet says and what the API server says, which tenant a pod is.
+"""Volume admission: decides which tenant's volume a pod gets, if any. Pure.
 
-Pure. Nothing that a tenant can write counts: not the volume's attributes, not labels or annotations. What counts is the
-pod's UID from the kubelet, the pod's place and controller from the API server, and the ledger row that the operator
-wrote for that very name.
+Guarantees:
+- Nothing that a tenant can write counts: neither the volume's attributes nor labels or annotations.
+- The decision uses the pod's UID from the kubelet, the pod's node and controller from the API server, and the ledger
+  row that the operator wrote for the pod's name.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ _PREFIX = "csi.storage.k8s.io/"
 
 
 class VolumeRefusalReason(Enum):
-    """Why a volume is refused: whether it is the request, the pod, or only the moment that is wrong."""
+    """Reason why a volume is refused."""
 
     MALFORMED = "malformed"
+    """The request is not one that a kubelet makes for an inline volume of this driver."""
     NOT_ENTITLED = "not entitled"
+    """The pod has no right to the volume, now or later."""
     NO_RESERVATION = "no reservation"
-    """May pass: the ledger can be behind the pod by a moment."""
+    """The ledger has no row for the pod; it may be a moment behind the pod."""
 
 
 class VolumeRefusedError(Exception):
-    """The volume is not published. The message ends up in the pod's events and says what to do."""
+    """Refusal to publish a volume. The message shows in the pod's events and says what to do."""
 
     def __init__(self, reason: VolumeRefusalReason, message: str) -> None:
         super().__init__(message)
@@ -36,7 +39,7 @@ class VolumeRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodIdentity:
-    """The pod as the kubelet names it."""
+    """Pod, as the kubelet names it."""
 
     namespace: str
     name: str
@@ -47,9 +50,9 @@ class PodIdentity:
 
 
 def identify(volume_context: Mapping[str, str]) -> PodIdentity:
-    """The pod that the kubelet asks for.
+    """Return the pod that the kubelet asks for.
 
-    Raises `VolumeRefusedError` where it does not say, or the volume is no inline one.
+    Raise `VolumeRefusedError` if the kubelet does not name it, or if the volume is not an inline one.
     """
     if volume_context.get(_PREFIX + "ephemeral") != "true":
         raise VolumeRefusedError(
@@ -62,22 +65,26 @@ def identify(volume_context: Mapping[str, str]) -> PodIdentity:
     if not (namespace and name and uid):
         raise VolumeRefusedError(
             VolumeRefusalReason.MALFORMED,
-            f"the kubelet does not say which pod this is; the CSIDriver {CSI_DRIVER} has to have podInfoOnMount: true",
+            f"the kubelet does not say which pod this is; set podInfoOnMount: true in the CSIDriver {CSI_DRIVER}",
         )
     return PodIdentity(namespace=namespace, name=name, uid=uid)
 
 
 def check_pod(pod: Mapping[str, object], who: PodIdentity, node: str) -> str:
-    """The UID that owns this pod: its controller's, or its own where it has none.
+    """Return the UID of the pod's controller; the pod's own UID if it has none.
 
-    `pod`: the object that the API server has under that name. Raises `VolumeRefusedError` where it is another pod or
-    another node's.
+    Raise `VolumeRefusedError` for another pod than the kubelet's, or a pod of another node.
+
+    Args:
+        pod: the object of that name from the API server.
+        who: the pod that the kubelet asks for.
+        node: this node.
     """
     metadata = _mapping(pod.get("metadata"))
     if metadata.get("uid") != who.uid:
         raise VolumeRefusedError(
             VolumeRefusalReason.NOT_ENTITLED,
-            f"pod {who} is now another one (UID {metadata.get('uid')}, not {who.uid}); the old one is being taken away",
+            f"pod {who} is now another one (UID {metadata.get('uid')}, not {who.uid}); the old one is being deleted",
         )
     placed = _mapping(pod.get("spec")).get("nodeName")
     if placed != node:
@@ -93,21 +100,20 @@ def check_pod(pod: Mapping[str, object], who: PodIdentity, node: str) -> str:
 
 
 def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, owner_uid: str, node: str) -> Tenant:
-    """The row of the ledger that entitles this pod. Raises `VolumeRefusedError` where there is none."""
+    """Return the ledger row that entitles this pod. Raise `VolumeRefusedError` if there is none."""
     named = [row for row in rows if (row.namespace, row.pod_name) == (who.namespace, who.name)]
     if not named:
         raise VolumeRefusedError(
             VolumeRefusalReason.NO_RESERVATION,
             f"no share of a GPU is reserved on node {node} for pod {who}; "
-            "only pods that the operator made for a SharePod have one: create a SharePod, not a Pod with this volume",
+            "only the operator's pods for SharePods have one: create a SharePod, not a Pod with this volume",
         )
     entitled = next((row for row in named if row.id == owner_uid), None)
     if entitled is None:
         raise VolumeRefusedError(
             VolumeRefusalReason.NOT_ENTITLED,
             f"the share reserved on node {node} under the name {who} is SharePod {named[0].id}'s, "
-            f"and this pod's owner is {owner_uid}; "
-            "delete this pod, or give it another name",
+            f"and the owner of this pod is {owner_uid}; delete this pod, or give it another name",
         )
     if entitled.state is not TenantState.RESERVED:
         raise VolumeRefusedError(

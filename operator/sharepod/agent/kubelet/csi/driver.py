@@ -1,10 +1,9 @@
-"""The CSI services of the node: publishes a tenant's directory in its pod, and nobody else's.
+"""CSI services of the node (Identity and Node): publish a tenant's directory in its pod, and in no other pod.
 
 Guarantees:
-- A volume is published only for the pod that the kubelet names, and only while the ledger has this very pod's share
-  reserved here.
-- Refusals are gRPC statuses whose message shows in `kubectl describe pod` and says what to do; the kubelet retries each
-  of them.
+- A volume is published only for the pod that the kubelet names.
+- A volume is published only while the ledger has a share reserved on this node for this very pod.
+- A refusal is a gRPC status whose message shows in `kubectl describe pod` and says what to do; the kubelet tries again.
 - Unpublishing needs neither the API server nor the ledger.
 """
 
@@ -30,9 +29,8 @@ from .volumes import VolumeBusyError, VolumeError, Volumes
 log = structlog.get_logger(__name__)
 
 RESERVATION_WAIT_S = 3.0
-"""How long a publish waits for the ledger to show the pod's row: the operator writes it before it makes the pod, but
-the agent's watch may be behind the kubelet's.
-"""
+"""Seconds that a publish waits for the ledger to show the pod's row. The operator writes the row before it creates the
+pod, but the agent's watch may be behind the kubelet's; after this time the kubelet's own retry takes over."""
 
 _CODES = {
     VolumeRefusalReason.MALFORMED: grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,34 +40,34 @@ _CODES = {
 
 
 class PodUnknownError(Exception):
-    """No such pod exists."""
+    """Pod that does not exist."""
 
 
 class PodsUnavailableError(Exception):
-    """The API server could not be asked. The message says why."""
+    """API server that could not be asked. The message says why."""
 
 
 GetPod = Callable[[str, str], Awaitable[Mapping[str, object]]]
-"""(namespace, name) -> the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
+"""Takes namespace and name, returns the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
 
 
 class Ledger(Protocol):
-    """The rows in force on this node."""
+    """Ledger of this node."""
 
     @property
     def rows(self) -> Iterable[Tenant]:
-        """Every row whose tenant is set up: its directory is complete."""
+        """The rows in force: each one's tenant is set up and its directory complete."""
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is not known at present; None while it is."""
+        """Why the ledger is unknown at present; None while it is known."""
 
     async def changed(self) -> None:
-        """Returns when `rows` is next replaced."""
+        """Wait until `rows` is next replaced."""
 
 
 class Driver:
-    """Identity and Node service of one node."""
+    """CSI driver of one node: its Identity and Node service."""
 
     def __init__(
         self,
@@ -83,8 +81,15 @@ class Driver:
         get_pod: GetPod,
         reservation_wait_s: float = RESERVATION_WAIT_S,
     ) -> None:
-        """`directory`: tenant id -> the directory that its pod gets, or None where there is none; then `trouble` may
-        say why.
+        """Args:
+        node: name of the node.
+        version: version of the agent.
+        volumes: the volumes of the node.
+        ledger: the ledger of the node.
+        directory: takes a tenant id; returns the directory that the tenant's pod gets, None if there is none.
+        trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
+        get_pod: reads a pod from the API server.
+        reservation_wait_s: seconds to wait for a row that the ledger does not have yet.
         """
         self._node = node
         self._version = version
@@ -96,7 +101,7 @@ class Driver:
         self._reservation_wait_s = reservation_wait_s
 
     def services(self) -> tuple[Any, ...]:
-        """What to serve on the CSI socket."""
+        """Return the gRPC services of the CSI socket."""
         return (
             service(
                 csi.DESCRIPTOR,
@@ -135,7 +140,7 @@ class Driver:
         return csi.NodeGetInfoResponse(node_id=self._node)
 
     async def publish(self, request: csi.NodePublishVolumeRequest) -> csi.NodePublishVolumeResponse:
-        """Publishes the tenant's directory at the target path; idempotent."""
+        """Publish the tenant's directory at the target path. Idempotent."""
         target = _target(request)
         try:
             who = identify(request.volume_context)
@@ -144,8 +149,8 @@ class Driver:
                     VolumeRefusalReason.MALFORMED, f"target path {target} is not one of pod {who} (UID {who.uid})"
                 )
             owner_uid = await self._owner(who)
-            # From here to the mark that publish() sets there is no suspension: a row that turns Releasing finds the
-            # volume published.
+            # From _reserved's answer until publish() has marked the volume there is no suspension: a row that turns
+            # Releasing finds the volume published.
             tenant, source = await self._reserved(who, owner_uid)
             await self._volumes.publish(target=target, tenant_id=tenant.id, source=source)
         except VolumeRefusedError as refusal:
@@ -156,7 +161,7 @@ class Driver:
         return csi.NodePublishVolumeResponse()
 
     async def unpublish(self, request: csi.NodeUnpublishVolumeRequest) -> csi.NodeUnpublishVolumeResponse:
-        """Takes the volume away from the target path; idempotent."""
+        """Remove the volume from the target path. Idempotent."""
         target = _target(request)
         try:
             await self._volumes.unpublish(target)
@@ -178,7 +183,7 @@ class Driver:
         return check_pod(pod, who, self._node)
 
     async def _reserved(self, who: PodIdentity, owner_uid: str) -> tuple[Tenant, Path]:
-        """The pod's tenant and its directory; waits shortly for a row that is not there yet."""
+        """Return the pod's tenant and its directory; wait a moment for a row that the ledger does not have yet."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._reservation_wait_s
         while True:
@@ -190,7 +195,7 @@ class Driver:
                 tenant = choose_tenant(self._ledger.rows, who, owner_uid, self._node)
                 source = self._directory(tenant.id)
                 if source is None:
-                    why = self._trouble(tenant.id) or "it does not say why; if this goes on, see its log"
+                    why = self._trouble(tenant.id) or "no reason given; if this goes on, see the agent's log"
                     raise VolumeRefusedError(
                         VolumeRefusalReason.NO_RESERVATION,
                         f"the agent of node {self._node} cannot serve pod {who}: {why}",
@@ -214,7 +219,7 @@ def _target(request: csi.NodePublishVolumeRequest | csi.NodeUnpublishVolumeReque
     if not path.is_absolute() or ".." in path.parts:
         raise RpcError(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"target_path {request.target_path!r} has to be an absolute path without '..'",
+            f"target_path {request.target_path!r} must be an absolute path without '..'",
         )
     return path
 

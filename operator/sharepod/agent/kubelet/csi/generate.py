@@ -1,7 +1,7 @@
-"""Generates `*_pb2.py` beside the `.proto` files: `python -m sharepod.agent.kubelet.csi.generate [DIRECTORY]`.
+"""Generator of the `*_pb2.py` beside the `.proto` files: `python -m sharepod.agent.kubelet.csi.generate [DIRECTORY]`.
 
-The result is checked in, so that installing needs no protocol compiler; a test fails when it is stale. Needs
-`grpcio-tools`.
+Needs `grpcio-tools`. The result is checked in, so that an installation needs no protocol compiler; a test fails if it
+is stale.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ PROTOS = ("csi.proto", "podresources.proto", "registration.proto")
 
 
 def generate(destination: Path = SOURCE_ROOT) -> tuple[Path, ...]:
-    """Writes the modules, in their package's folders, under `destination`; returns their paths.
+    """Write the modules under `destination`, in the folder of their package; return their paths.
 
-    Raises `RuntimeError` when the compiler refuses a file (it prints why).
+    Raise `RuntimeError` if the compiler refuses a file; the compiler prints why.
     """
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
     well_known = str(resources.files("grpc_tools") / "_proto")
     sources = [str(HERE / proto) for proto in PROTOS]
-    # Named from the source root: the modules import each other, and their descriptors are filed, under the package's
-    # own path.
+    # Paths start at the source root: the modules import each other, and register their descriptors, by this path.
     arguments = [
         "protoc",
         f"-I{SOURCE_ROOT}",

@@ -1,8 +1,9 @@
-"""Bind mounts of a directory into a pod, read-only in every mount namespace that they reach.
+"""Bind mounts of a directory into a pod, by mount(2), umount2(2) and the kernel's list of mounts.
 
-Plain mount(2) and umount2(2) and the kernel's own list of mounts; nothing is remembered here. All calls are idempotent,
-and what they leave behind when the process dies between two of them is taken away by the next `bind_readonly` or by
-`sweep`.
+Guarantees:
+- A mount is read-only in every mount namespace that it reaches.
+- All functions are idempotent and keep no state.
+- What a process killed between two calls left behind is removed by the next `bind_readonly` or by `sweep`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _MNT_DETACH = 2
 _UMOUNT_NOFOLLOW = 8
 
 _STACKED_MAX = 32
+"""Mounts on one point that `unmount` removes: far more than retries of the kubelet can stack, so the loop ends."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_void_p)
@@ -37,13 +39,15 @@ _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo. `root`: the directory of the filesystem that is mounted; `point`: where."""
+    """Mount, as a line of /proc/self/mountinfo describes it."""
 
     root: str
+    """The directory of the filesystem that is mounted."""
     point: Path
+    """The path at which it is mounted."""
     options: frozenset[str]
     shared: bool
-    """Whether what is mounted below it propagates to other mount namespaces."""
+    """Mounts below this one propagate to other mount namespaces."""
 
     @property
     def readonly(self) -> bool:
@@ -51,8 +55,9 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
-    """The mounts in the order of the kernel's list: of several on one point the last is on top. See
-    proc_pid_mountinfo(5).
+    """Parse the lines of a mountinfo, in their order: of several mounts on one point the last is on top.
+
+    See proc_pid_mountinfo(5).
     """
     found = []
     for line in lines:
@@ -72,43 +77,42 @@ def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
 
 
 def _unescape(text: str) -> str:
-    """mountinfo writes space, tab, newline and backslash as three octal digits."""
+    """Decode octal escapes: mountinfo writes space, tab, newline and backslash so."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
 def mounts() -> tuple[Mount, ...]:
-    """All mounts of this process's mount namespace."""
+    """Return all mounts of this process's mount namespace."""
     with MOUNTINFO.open(encoding="utf-8", errors="surrogateescape") as lines:
         return parse_mountinfo(lines)
 
 
 def mounted_at(point: Path) -> Mount | None:
-    """The topmost mount at exactly this path."""
+    """Return the topmost mount at exactly this path; None if there is none."""
     real = _real(point)
     return next((mount for mount in reversed(mounts()) if mount.point == real), None)
 
 
-def holder_of(path: Path) -> Mount | None:
-    """The mount that `path` lies on."""
+def mount_of(path: Path) -> Mount | None:
+    """Return the mount that `path` lies on; None if none is listed."""
     real = path.resolve()
     on_path = [mount for mount in mounts() if mount.point == real or mount.point in real.parents]
     return max(on_path, key=lambda mount: len(mount.point.parts), default=None)
 
 
 def _real(point: Path) -> Path:
-    """As the kernel lists it: a kubelet's root is often a symbolic link. A link at the end is not followed."""
+    """Return the path as the kernel lists it: without symbolic links, except one at its end."""
     return point.parent.resolve() / point.name
 
 
 def bind_readonly(source: Path, target: Path, staging: Path) -> None:
-    """Makes the directory `source` visible at `target`, read-only. `target` is created; what else is mounted there is
-    taken away.
+    """Mount the directory `source` read-only at `target`, which is created; unmount anything else that is there.
 
-    A mount that was made read-only after it has propagated stays writable in the namespaces that it reached, and where
-    the agent runs in a container it is those that count. So it is made read-only at `staging`, a path of the agent's
-    own on no shared mount's peers, and cloned from there: a clone keeps the flags, and only the clone propagates.
+    A mount that is made read-only after it has propagated stays writable in the namespaces that it has reached, and for
+    an agent in a container those are the ones that count. The mount is therefore made read-only at `staging`, a private
+    path of the agent, and cloned from there: a clone keeps the flags, and only the clone propagates.
 
-    Raises `OSError`.
+    Raise `OSError`.
     """
     present = mounted_at(target)
     if present is not None and present.readonly and os.path.samestat(source.stat(), target.stat()):
@@ -129,22 +133,20 @@ def bind_readonly(source: Path, target: Path, staging: Path) -> None:
 
 
 def unmount(target: Path) -> None:
-    """Nothing is mounted at `target` afterwards, or `OSError`. A mount that is still in use goes when its last user
-    does.
-    """
+    """Unmount everything at `target`; a mount in use disappears with its last user. Raise `OSError`."""
     for _ in range(_STACKED_MAX):
         if mounted_at(target) is None:
             return
         if _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             number = ctypes.get_errno()
-            if number in (errno.EINVAL, errno.ENOENT):  # gone meanwhile
+            if number in (errno.EINVAL, errno.ENOENT):  # unmounted meanwhile
                 continue
             raise OSError(number, f"cannot unmount: {os.strerror(number)}", str(target))
     raise OSError(errno.EBUSY, f"more than {_STACKED_MAX} mounts on top of each other", str(target))
 
 
 def sweep(folder: Path) -> None:
-    """Takes away what a process that died while mounting has left in `folder` of staging paths."""
+    """Remove the staging mounts and folders in `folder` that a killed process has left."""
     if not folder.is_dir():
         return
     for left in folder.iterdir():

@@ -1,6 +1,8 @@
-"""gRPC services on unix sockets, built from the descriptors of the generated messages: no generated stubs.
+"""gRPC services on Unix sockets, built from the descriptors of the generated messages, without generated stubs.
 
-A socket is bound afresh at its path (what an earlier agent left there is replaced) and is root's alone.
+Guarantees:
+- A socket replaces what an earlier agent left at its path, and only root can connect to it.
+- A handler that raises ends its call with a gRPC status and nothing else.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from google.protobuf import message_factory
 log = structlog.get_logger(__name__)
 
 UNIX_PATH_MAX = 107
+"""Longest path of a Unix socket in bytes: sun_path of sockaddr_un, less the final zero."""
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Takes the request message, returns the response message, raises `RpcError` or anything else (INTERNAL)."""
+"""Takes the request message and returns the response message. Raises `RpcError`; any other exception is INTERNAL."""
 
 
 class RpcError(Exception):
-    """The call's status: `code` is a `grpc.StatusCode`, the message is the caller's to read."""
+    """Status that ends a call: `code` is a `grpc.StatusCode`; the message is for the caller."""
 
     def __init__(self, code: Any, message: str) -> None:
         super().__init__(message)
@@ -32,11 +35,11 @@ class RpcError(Exception):
 
 
 class SocketError(OSError):
-    """A socket that cannot be served. The message says where and what to do."""
+    """Socket that cannot be served. The message says where, and what to do."""
 
 
 def service(file_descriptor: Any, name: str, handlers: Mapping[str, Handler]) -> Any:
-    """The service `name` of a `.proto` file. Raises `ValueError` unless `handlers` names just its methods."""
+    """Return the service `name` of a `.proto` file. Raise `ValueError` unless `handlers` has exactly its methods."""
     descriptor = file_descriptor.services_by_name[name]
     methods = {method.name: method for method in descriptor.methods}
     if methods.keys() != handlers.keys():
@@ -72,7 +75,7 @@ def _answering(method: str, handler: Handler) -> Callable[[Any, Any], Awaitable[
 
 
 class UnixServer:
-    """Services on one unix socket."""
+    """gRPC server on one Unix socket."""
 
     def __init__(self, path: Path, *services: Any) -> None:
         self.path = path
@@ -80,7 +83,7 @@ class UnixServer:
         self._server: Any = None
 
     async def start(self) -> None:
-        """Listens; raises `SocketError`."""
+        """Create the socket and serve. Raise `SocketError`."""
         if len(os.fsencode(self.path)) > UNIX_PATH_MAX:
             raise SocketError(
                 f"socket path {self.path} is longer than {UNIX_PATH_MAX} bytes; choose a shorter kubelet_root"
@@ -90,7 +93,7 @@ class UnixServer:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             raise SocketError(
-                f"cannot make socket {self.path}: {error}; is kubelet_root mounted, writable, into the agent?"
+                f"cannot create socket {self.path}: {error}; mount kubelet_root writable into the agent's container"
             ) from error
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         server.add_generic_rpc_handlers(self._services)
@@ -104,7 +107,7 @@ class UnixServer:
         self._server = server
 
     async def stop(self, grace_s: float) -> None:
-        """Takes the socket away, lets calls under way end for at most `grace_s`, then cancels them."""
+        """Remove the socket; let calls under way run for at most `grace_s` seconds, then cancel them."""
         if self._server is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)

@@ -1,12 +1,11 @@
-"""Which tenant's directory is published in which pod, across restarts of the agent.
+"""Published volumes: which tenant's directory is mounted in which pod, across restarts of the agent.
 
 Guarantees:
-- A volume counts as published from before it is mounted until after it is unmounted, whatever dies in between.
-- What is known here comes from a file of the agent's own and from the kernel's list of mounts, which is right where
-  they differ; without the file the mounts alone tell everything but the pods whose volumes are already unmounted.
-- Nothing here needs the API server, the ledger or the tenant's directory, so a volume can be unpublished without any of
-  them.
-- A pod is remembered with its tenant until the tenant is forgotten: its cgroup may outlive its volume.
+- A volume counts as published from before it is mounted until after it is unmounted, even if the agent is killed.
+- The records come from a file and from the kernel's list of mounts. Where they differ, the mounts are right. Without
+  the file only the pods of volumes that are already unmounted are lost.
+- A volume can be unpublished without the API server, the ledger and the tenant's directory.
+- A pod is remembered with its tenant until the tenant is forgotten: the pod's cgroup may outlive its volume.
 """
 
 from __future__ import annotations
@@ -29,19 +28,20 @@ from . import mounts
 log = structlog.get_logger(__name__)
 
 _STATE_VERSION = 1
+"""Version of the file's layout; a file of another version is not read."""
 _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 
 
 class VolumeError(Exception):
-    """A volume that cannot be published or unpublished. The message says which and what to do."""
+    """Volume that cannot be published or unpublished. The message says which one, and what to do."""
 
 
 class VolumeBusyError(VolumeError):
-    """Another operation on the same target is under way; the caller is to try again."""
+    """Target with another operation under way. The caller tries again."""
 
 
 class TargetError(VolumeError):
-    """A target path that is not a CSI volume of a pod under the kubelet's root."""
+    """Target path that is not a CSI volume of a pod under the kubelet's root."""
 
 
 @dataclass
@@ -63,10 +63,14 @@ class _State(BaseModel):
 
 
 class Volumes:
-    """The volumes of one node. One event loop; mounting happens in threads."""
+    """Volumes of one node. Called on one event loop; mounts are made in threads."""
 
     def __init__(self, *, pods_dir: Path, tenants_dir: Path, state_dir: Path) -> None:
-        """`pods_dir`: the kubelet's; `tenants_dir`: where tenants' directories lie, each named after its id."""
+        """Args:
+        pods_dir: folder in which the kubelet keeps pods' volumes.
+        tenants_dir: folder of the tenants' directories, each named by the tenant's id.
+        state_dir: the agent's state directory.
+        """
         self._pods_dir = pods_dir
         self._listed_pods_dir = pods_dir.resolve()
         self._tenants_dir = tenants_dir
@@ -77,12 +81,10 @@ class Volumes:
         self._running: dict[Path, asyncio.Task[None]] = {}
         self._saving = asyncio.Lock()
         self.changed: Callable[[], None] = lambda: None
-        """Called after a volume was unpublished."""
+        """Called after each unpublishing."""
 
     def recover(self) -> None:
-        """Reads what an earlier agent left. Call once, before anything else. Raises `OSError` where mounts cannot be
-        read.
-        """
+        """Read the records of an earlier agent. Call once, first. Raise `OSError` if the mounts cannot be read."""
         mounts.sweep(self._staging)
         state = self._load()
         self._tenants = {
@@ -99,8 +101,9 @@ class Volumes:
         log.info("volumes recovered", tenants=len(self._tenants), published=len(mounted))
 
     def pod_of(self, target: Path) -> str:
-        """UID of the pod that `target` (`<pods>/<uid>/volumes/kubernetes.io~csi/<name>/mount`) belongs to; raises
-        `TargetError`.
+        """Return the UID of the pod of `target` (`<pods>/<uid>/volumes/kubernetes.io~csi/<name>/mount`).
+
+        Raise `TargetError` for any other path.
         """
         parts = target.relative_to(self._pods_dir).parts if target.is_relative_to(self._pods_dir) else ()
         if (
@@ -116,24 +119,24 @@ class Volumes:
         return parts[0]
 
     def published(self, tenant_id: str) -> tuple[Path, ...]:
-        """Where this tenant's directory is, or is just being, published."""
+        """Return the targets at which this tenant's directory is published or just being published, sorted."""
         tenant = self._tenants.get(tenant_id)
         return tuple(sorted(tenant.targets)) if tenant else ()
 
     def pods(self, tenant_id: str) -> frozenset[str]:
-        """UIDs of the pods that this tenant's directory was ever published in."""
+        """Return the UIDs of all pods in which this tenant's directory was ever published."""
         tenant = self._tenants.get(tenant_id)
         return frozenset(tenant.pods) if tenant else frozenset()
 
     def tenants(self) -> frozenset[str]:
-        """Every tenant that is remembered here."""
+        """Return the ids of all remembered tenants."""
         return frozenset(self._tenants)
 
     async def publish(self, *, target: Path, tenant_id: str, source: Path) -> None:
-        """Mounts `source`, this tenant's directory, read-only at `target`; does nothing where that is done already.
+        """Mount `source`, the tenant's directory, read-only at `target`, unless it is mounted there already.
 
-        From the call on, before its first suspension, `published` shows it. Goes on to its end when the caller is
-        cancelled. Raises `VolumeError`.
+        `published` shows the volume from the call on, before the first suspension. The operation runs to its end even
+        if the caller is cancelled. Raise `VolumeError`.
         """
         pod_uid = self.pod_of(target)
         self._refuse_busy(target)
@@ -145,16 +148,16 @@ class Volumes:
         await self._to_the_end(target, self._publish(target, source, tenant))
 
     async def unpublish(self, target: Path) -> None:
-        """Nothing is mounted at `target` and the path is gone afterwards, whoever it was for.
+        """Unmount everything at `target` and remove the path, whichever tenant it was published for.
 
-        Goes on to its end when the caller is cancelled. Raises `VolumeError`.
+        The operation runs to its end even if the caller is cancelled. Raise `VolumeError`.
         """
         self.pod_of(target)
         self._refuse_busy(target)
         await self._to_the_end(target, self._unpublish(target))
 
     async def forget_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Drops what is known of tenants that are in no ledger any more and have nothing published."""
+        """Forget all tenants that are not in `tenant_ids` and have no published volume."""
         gone = [
             tenant_id
             for tenant_id, tenant in self._tenants.items()
@@ -189,7 +192,7 @@ class Volumes:
             raise VolumeBusyError(f"another operation on {target} is under way; try again")
 
     async def _to_the_end(self, target: Path, operation: Coroutine[None, None, None]) -> None:
-        """A call that the kubelet has given up on must not leave a thread mounting beside the next call's."""
+        """Run `operation` to its end: a call that the kubelet has given up must not mount beside the next call."""
 
         def done(task: asyncio.Task[None]) -> None:
             del self._running[target]
@@ -202,7 +205,7 @@ class Volumes:
         await asyncio.shield(task)
 
     def _mounted(self) -> dict[Path, str]:
-        """Target -> tenant of every volume of ours, as the kernel lists them."""
+        """Return the tenant id of each mounted volume, by target, from the kernel's list of mounts."""
         found: dict[Path, str] = {}
         for mount in mounts.mounts():
             if not mount.point.is_relative_to(self._listed_pods_dir):
@@ -212,7 +215,7 @@ class Volumes:
                 self.pod_of(target)
             except TargetError:
                 continue
-            # `root` begins at the filesystem that the directory lies on: only its end is the same everywhere.
+            # `root` is relative to the directory's filesystem: only the end of the path is the same everywhere.
             tenant_dir = PurePosixPath(mount.root.removesuffix("//deleted"))
             if tenant_dir.parent.name == self._tenants_dir.name:
                 found[target] = tenant_dir.name
@@ -226,13 +229,13 @@ class Volumes:
             return empty
         except (OSError, ValidationError) as error:
             log.warning(
-                "cannot read which volumes are published, going by the mounts",
+                "cannot read the file of published volumes; using the mounts alone",
                 file=str(self._state_file),
                 error=str(error),
             )
             return empty
         if state.version != _STATE_VERSION:
-            log.warning("volumes were written down by another version, going by the mounts", version=state.version)
+            log.warning("file of published volumes has another version; using the mounts alone", version=state.version)
             return empty
         return state
 
@@ -246,11 +249,11 @@ class Volumes:
             await asyncio.to_thread(files.replace, self._state_file, text.encode())
 
     async def _save_if_possible(self) -> None:
-        """Where nothing is lost without: the mounts tell the same at the next start."""
+        """Save; log a failure. For changes that the mounts will tell the next agent as well."""
         try:
             await self._save()
         except OSError as error:
-            log.warning("cannot write down which volumes are published", file=str(self._state_file), error=str(error))
+            log.warning("cannot write the file of published volumes", file=str(self._state_file), error=str(error))
 
 
 def _take_away(target: Path) -> None:
