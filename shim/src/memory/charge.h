@@ -1,7 +1,7 @@
-/* Charge of a call: its bytes are reserved before the driver is asked (M1) and given back if it fails (M2).
+/* Charge of a call: its bytes are reserved before the driver is asked (C1) and given back if it fails (C2).
  *
  * A wrapper that allocates calls charge_begin, the driver, charge_end. A wrapper that frees calls uncharge_begin, the
- * driver, uncharge_end. None of the four keeps the lock (M4).
+ * driver, uncharge_end. None of the four keeps the lock (C4).
  */
 #ifndef SHAREPOD_CHARGE_H
 #define SHAREPOD_CHARGE_H
@@ -23,7 +23,7 @@ CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint6
 /* Enter the allocation under its key if the driver made it; otherwise give the charge back. */
 void charge_end(struct charge *charge, bool made, enum allocation_kind kind, uint64_t key);
 
-/* Take an allocation out of the table before the driver frees it (M3). NULL: nothing was charged under that key. */
+/* Take an allocation out of the table before the driver frees it (C3). NULL: nothing was charged under that key. */
 struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key);
 /* Give the charge back if the driver freed the allocation; otherwise enter the allocation again. */
 void uncharge_end(struct allocation *allocation, bool freed);

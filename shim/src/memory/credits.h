@@ -1,10 +1,10 @@
 /* Credits: the bytes of a GPU's memory that the agent counts for this process, and how many of them are in use.
  *
  * Guarantees:
- * - On a GPU whose limit is enforced, bytes are in use only after the agent has credited them (M1). The one exception
- *   is credits_grow, of which the agent is told (M5).
- * - Credits that nothing uses go back to the agent (M6).
- * - The lock is not held while the agent is asked (M4).
+ * - On a GPU whose limit is enforced, bytes are in use only after the agent has credited them (C1). The one exception
+ *   is credits_grow, of which the agent is told (C5).
+ * - Credits that nothing uses go back to the agent (C6).
+ * - The lock is not held while the agent is asked (C4).
  */
 #ifndef SHAREPOD_CREDITS_H
 #define SHAREPOD_CREDITS_H
@@ -22,7 +22,7 @@ bool credits_reserve(int place, uint64_t bytes);
 bool credits_reserve_ahead(int place, uint64_t bytes);
 /* Put bytes to use of the idle credits alone. Asks nobody. */
 bool credits_take(int place, uint64_t bytes);
-/* Count bytes that the driver has taken already, whatever the limit (M5). */
+/* Count bytes that the driver has taken already, whatever the limit (C5). */
 void credits_grow(int place, uint64_t bytes);
 /* Count bytes as idle. Those beyond CREDITS_IDLE_MOST, or all after a lowered limit, go back at once. */
 void credits_return(int place, uint64_t bytes);

@@ -2,17 +2,17 @@
  *
  * Invariants of memory/ and wrappers/memory, cited by name:
  *
- * M1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver is
+ * C1 charged-before-taken: on a GPU whose limit is enforced, the bytes of a call are charged before the driver is
  *    asked. Where only the driver knows how many (a pitch, a pool), the expected bytes are charged before and the rest
  *    right after; if the rest is refused, the call is undone and fails. So no call returns success over the limit,
- *    except a graph launch, which cannot be undone (M5).
- * M2 failed-call-gives-back: a call that fails, and memory that is freed, gives its whole charge back.
- * M3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its name
+ *    except a graph launch, which cannot be undone (C5).
+ * C2 failed-call-gives-back: a call that fails, and memory that is freed, gives its whole charge back.
+ * C3 out-before-free: an allocation leaves the table before the driver frees it, because the driver may give its name
  *    to another thread at once. If the driver fails to free it, the allocation returns to the table.
- * M4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
- * M5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
+ * C4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
+ * C5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
  *    the agent is told.
- * M6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST, when the agent
+ * C6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST, when the agent
  *    recalls them, when the limit is lowered, and CREDITS_IDLE_NS after the last reservation or return.
  *
  * The one struct memory lies in struct process. memory_state() is valid once credits_prepare() has run, that is after

@@ -1,4 +1,4 @@
-/* Calls that may make a pool grow: what is charged for them before, and what counts after (P2).
+/* Calls that may make a pool grow: what is charged for them before, and what counts after (C8).
  *
  * The driver grows a pool in steps that it does not tell, and that differ between drivers. Until the step is known, a
  * call charges the largest step that was seen; if the limit does not allow that, the least that the call can take. The
@@ -83,7 +83,7 @@ static void leave_turn(struct pool_call *call) {
 }
 
 /* Begin a call for which nothing is charged. Return whether memory that the pool has can serve it; then the call has
- * the pool for itself, so that no other call takes that memory (P2). */
+ * the pool for itself, so that no other call takes that memory (C8). */
 static bool reuse_alone(struct pool_call *call, enum pool_reuse may_reuse) {
     struct pool_memory *memory = call->memory;
     uint64_t there;

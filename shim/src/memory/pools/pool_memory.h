@@ -3,13 +3,13 @@
  * The graph pool of a device is what cuGraphLaunch reserves for graphs with memory nodes, and keeps for the next graph.
  *
  * Guarantees:
- * P1 reserved-counts: a pool counts by the bytes that it has reserved of the device, used or not; the driver's own
+ * C7 reserved-counts: a pool counts by the bytes that it has reserved of the device, used or not; the driver's own
  *    figure says how many.
- * P2 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (M1). Where it is
+ * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1). Where it is
  *    not to be had, the call is made only if memory that the pool has already could serve it, and then no other call of
  *    the pool is under way, so that none takes that memory.
- * P3 no-read-while-ending: the driver is asked for nothing about a pool that it is being asked to destroy.
- * P4 shrinking-is-seen: what a pool has given back to the device stops counting with the next call, when the program
+ * C9 no-read-while-ending: the driver is asked for nothing about a pool that it is being asked to destroy.
+ * C10 shrinking-is-seen: what a pool has given back to the device stops counting with the next call, when the program
  *    asks how much is free, when the agent recalls credits, and every POOL_LOOK_NS.
  *
  * pool_registry.c knows the pools, pool_settle.c reads the driver's figures, pool_calls.c stands around calls.
@@ -27,7 +27,7 @@
 enum pool_state {
     POOL_LIVE,
     POOL_LINGERING, /* destroyed by the program with allocations left; the hook destroys it when it is empty */
-    POOL_ENDING,    /* the driver is being asked to destroy it (P3) */
+    POOL_ENDING,    /* the driver is being asked to destroy it (C9) */
     POOL_VACANT     /* destroyed; its entry stays in the list, for the next pool */
 };
 
@@ -46,10 +46,10 @@ struct pool_memory {
     int place; /* of its GPU in struct gpus; -1: not a GPU of the tenant, or not a GPU's memory */
     enum pool_origin origin;
     enum pool_state state;
-    _Atomic uint32_t readers; /* threads that read the driver's figures now, without the lock (P3) */
+    _Atomic uint32_t readers; /* threads that read the driver's figures now, without the lock (C9) */
     uint32_t busy;            /* calls under way */
     _Atomic uint32_t calls;   /* calls begun plus calls ended; a futex for the threads that wait for an end */
-    bool alone;               /* one call has the pool for itself: nothing was charged for it (P2) */
+    bool alone;               /* one call has the pool for itself: nothing was charged for it (C8) */
     bool awaited;             /* a thread waits for a call to end */
     uint32_t trims;           /* how often the hook saw the graph pool trimmed */
     uint64_t counted;         /* bytes of credits in use for it */
@@ -65,7 +65,7 @@ struct pool_call {
     uint64_t reserved;          /* bytes charged for it before it was made */
     uint64_t before;            /* the driver's figure before the call; only if `learns` */
     uint32_t calls;             /* memory->calls when this call had begun */
-    bool alone;                 /* nothing is charged for it: it has the pool for itself (P2) */
+    bool alone;                 /* nothing is charged for it: it has the pool for itself (C8) */
     bool learns;                /* the growth that it causes says in what steps the driver grows pools */
 };
 
@@ -95,18 +95,18 @@ struct pool_memory *pool_find_made(CUmemoryPool pool);
 
 /* pool_calls.c */
 
-/* Charge a call that may take `bytes` more, before it is made (P2). May wait for the agent and for other calls. False:
+/* Charge a call that may take `bytes` more, before it is made (C8). May wait for the agent and for other calls. False:
  * the limit does not allow it. */
 bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_t bytes, enum pool_reuse may_reuse);
 /* Charge what the driver has taken beyond that, after the call. False: the limit does not allow it; the caller undoes
  * the call if it can, and then calls pool_call_close. */
 bool pool_call_end(struct pool_call *call);
-/* End a call whose pool_call_end was refused: what the driver has taken is charged whatever the limit (M5). */
+/* End a call whose pool_call_end was refused: what the driver has taken is charged whatever the limit (C5). */
 void pool_call_close(struct pool_call *call);
 
 /* pool_settle.c */
 
-/* Count what the driver says now. Growth is counted, whatever the limit (M5), only while no call is under way. */
+/* Count what the driver says now. Growth is counted, whatever the limit (C5), only while no call is under way. */
 void pool_settle(struct pool_memory *memory);
 /* Destroy a pool for the program that made it. A pool with allocations left lingers, counted, until it is empty.
  * Returns the driver's answer. */
@@ -116,7 +116,7 @@ bool pool_figure(const struct pool_memory *memory, bool used, uint64_t *bytes);
 /* Give the pool's unused memory back to the device. True if that was something. */
 bool pool_trim(struct pool_memory *memory);
 /* Get the driver's figure of reserved bytes (`now`), and memory->calls from before it was read. False: the pool is gone
- * or ending (P3). */
+ * or ending (C9). */
 bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now);
 /* Lower `counted` to the driver's figure plus what calls under way may yet take; return the difference. Does nothing if
  * a call began or ended since the figure was read, or has the pool for itself: that call looks itself. With the

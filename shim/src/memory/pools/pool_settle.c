@@ -1,6 +1,6 @@
 /* What pools count by: the driver's figures, read without the lock, and the end of pools that the program destroys.
  *
- * A reader announces itself in `readers`; a pool is destroyed only after its readers have left (P3).
+ * A reader announces itself in `readers`; a pool is destroyed only after its readers have left (C9).
  */
 #include "memory/pools/pool_memory.h"
 
@@ -56,7 +56,7 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     memory_lock();
     CUmemoryPool pool = memory->pool;
     bool there = memory->state == POOL_LIVE || memory->state == POOL_LINGERING;
-    if (there) /* P3: it is not destroyed meanwhile */
+    if (there) /* C9: it is not destroyed meanwhile */
         atomic_fetch_add(&memory->readers, 1);
     *calls = memory->calls;
     memory_unlock();
@@ -94,7 +94,7 @@ void pool_settle(struct pool_memory *memory) {
     credits_grow(place, more);
 }
 
-/* Move a pool from one state to POOL_ENDING and wait until nothing reads its figures (P3). False: another thread was
+/* Move a pool from one state to POOL_ENDING and wait until nothing reads its figures (C9). False: another thread was
  * faster. */
 static bool claim(struct pool_memory *memory, enum pool_state from) {
     memory_lock();

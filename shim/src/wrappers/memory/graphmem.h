@@ -4,9 +4,9 @@
  * the memory in the device's graph pool, for the next graph of the process.
  *
  * Guarantees:
- * - Before a launch or an upload the bytes that it may take are charged (P2); afterwards the driver's figure counts
- *   (P1).
- * - What the driver takes over the limit at a later launch of the same graph is counted (M5).
+ * - Before a launch or an upload the bytes that it may take are charged (C8); afterwards the driver's figure counts
+ *   (C7).
+ * - What the driver takes over the limit at a later launch of the same graph is counted (C5).
  */
 #ifndef SHAREPOD_GRAPHMEM_H
 #define SHAREPOD_GRAPHMEM_H

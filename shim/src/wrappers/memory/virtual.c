@@ -97,7 +97,7 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
     return result;
 }
 
-/* The handle leaves the table before the driver releases it (M3). */
+/* The handle leaves the table before the driver releases it (C3). */
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     CUresult result = process_enter();
     if (result != CUDA_SUCCESS || !HAS(cuMemRelease))
