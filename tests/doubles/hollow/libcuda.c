@@ -1,4 +1,4 @@
-/* A libcuda that does nothing, at once: what is left of a call's time is the hook's. For benchmarks/hook_overhead.py
+/* Hollow driver: every call returns at once, so that the time of a call is the hook's. For benchmarks/hook_overhead.py
  * and benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
  */
 #include <cuda.h>

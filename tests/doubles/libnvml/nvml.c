@@ -1,4 +1,4 @@
-/* A double of libnvidia-ml.so.1 on the devices of the fake CUDA: what the agent and programs ask of NVML.
+/* Double of libnvidia-ml.so.1 on the simulated devices: the functions that the agent and programs call.
  *
  * Guarantees: figures are those of the state file (FAKE_CUDA_STATE) at the time of the call; processes are those that
  * live and have memory of the device, by the pid that they themselves see. FAKE_CUDA_VISIBLE chooses the devices, as
@@ -66,7 +66,7 @@ static uint64_t reserved(void) {
     return value == NULL ? 0 : strtoull(value, NULL, 10);
 }
 
-/* The device of a handle; -1 if it is none. */
+/* Return the device of a handle; -1 if it is none. */
 static int device_of(const void *handle) {
     if (users == 0 || handle == NULL)
         return -1;
@@ -246,7 +246,7 @@ EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *co
     return nobody(handle, count);
 }
 
-/* Whether the device is at work now, where the real one says how much of its last period it was. */
+/* Utilization: 100 if the device is at work now, else 0. The real one averages over its last period. */
 EXPORT int nvmlDeviceGetUtilizationRates(void *handle, struct utilization *out) {
     int device = device_of(handle);
     struct timespec now;

@@ -1,4 +1,4 @@
-/* How long allocating takes the allocating thread: prints nanoseconds, one JSON object.
+/* Cost of an allocation to the thread that makes it: prints nanoseconds, one JSON object.
  *
  * alloccost calls BYTES COUNT ROUNDS   allocates COUNT times BYTES, then frees them, ROUNDS times over: medians of what
  *     one call of each took. Made for a libcuda that does nothing (tests/doubles/hollow).

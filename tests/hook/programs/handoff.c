@@ -1,4 +1,4 @@
-/* NOCUDA. How long the token takes from one tenant to the next: plays tenants' processes against a running agent.
+/* NOCUDA. Time of the token from one tenant to the next: plays tenants' processes against a running agent.
  *
  * handoff --seconds S --hold-us N GROUP:SOCKET...   tenants of one group share GPUs; each holds the token for N us (0:
  *     for the whole quantum), gives it back and wants it again. Counted is the time from sending DRAINED to receiving

@@ -1,4 +1,4 @@
-/* What a call costs the thread that makes it: launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default.
+/* Cost of a call to the thread that makes it: launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default.
  *
  * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
  * what is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED`

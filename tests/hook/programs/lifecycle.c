@@ -132,7 +132,7 @@ static void exec_holding(void) {
     check("execl", errno);
 }
 
-/* As much memory as the tenant has. */
+/* Allocates all of the tenant's memory. */
 static void hold(void) {
     CUdeviceptr memory;
     start();
@@ -183,7 +183,7 @@ static void at_exit(void) {
     say("launched at exit");
 }
 
-/* Its handler runs while main has returned, and has to wait for the token. */
+/* An exit handler runs after main has returned, and has to wait for the token. */
 static void exit_handler(void) {
     start();
     atexit(at_exit);
@@ -299,8 +299,8 @@ static void interrupted(void) {
     say("interrupted %d", interruptions);
 }
 
-/* As a program does that makes a daemon of itself. Then it opens files where the hook's were, and they stay as they
- * are.
+/* A program makes a background service of itself: it closes all descriptors. Files that it then opens where the hook's
+ * were stay as they are.
  */
 static void close_all(void) {
     enum { FILES = 1100 };
@@ -338,7 +338,7 @@ static void *start_late(void *result) {
     return NULL;
 }
 
-/* As the kernel answers where the container may have no more threads. */
+/* Starting a thread fails as in a container that may have no more. */
 static void forbid_threads(void) {
 #if defined(__x86_64__)
     enum { CLONE = 56, CLONE3 = 435 };

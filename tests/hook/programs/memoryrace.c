@@ -17,7 +17,7 @@
 enum kind { NOTHING, LINEAR, MANAGED, PITCHED, ARRAY, POOL, OWN_POOL, PHYSICAL, MAPPED, GRAPH, KINDS };
 enum { SLOTS = 48, THREADS_MOST = 32, PAGE = 2 << 20, FORK_EVERY = 97 };
 
-/* Something held; whoever swaps `kind` out of the slot has it. */
+/* Memory held; the thread that swaps `kind` out of the slot owns it. */
 struct slot {
     _Atomic int kind; /* -1: being filled or emptied */
     CUdeviceptr address;
@@ -188,6 +188,6 @@ int main(int count_of_arguments, char **arguments) {
         failed++;
     printf("{\"taken\": %ld, \"refused\": %ld, \"failed\": %ld, \"held\": %ld}\n", taken, refused, failed, held);
     fflush(stdout);
-    getchar(); /* the books are read */
+    getchar(); /* the test reads ledger and driver */
     return 0;
 }

@@ -1,4 +1,4 @@
-/* A process's random life, all of it from one seed: threads that come and go launch by every kind of call, capture in
+/* Random life of a process, all of it from one seed: threads that come and go launch by every kind of call, capture in
  * every mode, launch graphs, move memory, make and end streams and contexts, allocate, wait, sleep, fork.
  *
  *     randomlife SEED SECONDS THREADS
@@ -20,7 +20,7 @@
 
 enum { STREAMS = 4, ALLOCATIONS = 6, KERNELS = 3, MOST_THREADS = 64 };
 
-/* What one thread has. */
+/* State of one thread. */
 struct life {
     uint64_t random;
     CUcontext context; /* its own, or the primary one */

@@ -56,7 +56,7 @@ static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* Whether work of one of the two waits for what the other was given before. */
+/* Return whether work of one of the two streams waits for earlier work of the other. */
 static bool ordered(const struct stream *one, const struct stream *other) {
     const struct stream *legacy = &one->context->legacy;
     if (one == other)
@@ -65,7 +65,7 @@ static bool ordered(const struct stream *one, const struct stream *other) {
                                               (other == legacy && !(one->flags & CU_STREAM_NON_BLOCKING)));
 }
 
-/* When everything ends that work of this stream waits for, of what is on the timeline. */
+/* Return the end of all work on the timeline that new work of this stream waits for. */
 static uint64_t ordered_end(const struct stream *stream) {
     struct context *context = stream->context;
     const struct stream *fixed[] = {&context->legacy, &context->per_thread},
@@ -81,7 +81,7 @@ static uint64_t ordered_end(const struct stream *stream) {
     return end;
 }
 
-/* An event that goes before the work of streams that it does not wait for. */
+/* Commit an event ahead of the work of streams that it does not wait for. */
 static bool goes_ahead(const struct op *op) {
     return op->kind == OP_EVENT && !op->behind_all;
 }

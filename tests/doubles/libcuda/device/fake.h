@@ -1,4 +1,4 @@
-/* What the files of the double share: contexts, streams, events, the queue of a device, stream capture.
+/* Common declarations of the double: contexts, streams, events, the queue of a device, stream capture.
  *
  * Every call that CUDA declares in a _ptds or _ptsz form has one function here; the other form is generated and sets
  * fake_per_thread around it. Every function that is not written here is a generated stub (generate.py).
@@ -33,19 +33,19 @@ enum {
     MAGIC_PHYSICAL,
     MAGIC_EXTERNAL
 };
-enum {
-    QUEUE_DEPTH = 1024
-}; /* unfinished operations of one stream; a launch beyond them blocks, as the real one does */
+/* Unfinished operations that one stream holds; a launch beyond them blocks, as on a real driver. */
+enum { QUEUE_DEPTH = 1024 };
 
+/* One stream capture. */
 struct capture {
     CUstreamCaptureMode mode;
     pthread_t thread;
     struct context *context;
     struct stream *origin;
     struct graph *graph;
-    bool owns_graph; /* made for this capture, not given to it */
+    bool owns_graph; /* the graph was made for this capture, not given to it */
     bool invalid, over;
-    struct node *recaptured; /* of an existing graph: the node that the next one has to be like */
+    struct node *recaptured; /* recapture of an existing graph: the node that the next one has to equal */
     bool recaptures;
     CUgraphRecaptureCallback mismatch;
     void *argument;
@@ -58,7 +58,7 @@ struct stream {
     int priority;
     struct context *context;
     uint64_t submitted, committed, finished; /* operations: accepted, on the timeline, over */
-    uint64_t end;                            /* when the last committed one ends */
+    uint64_t end;                            /* end of the last committed operation, ns */
     struct capture *capture;
     struct stream *next;
 };
@@ -82,7 +82,7 @@ struct context {
     uint64_t charged; /* device memory that the context itself takes */
     struct stream legacy, per_thread;
     struct stream *streams;
-    struct stream *destroyed; /* with work on them, perhaps */
+    struct stream *destroyed; /* streams destroyed by the program that may still have work */
     struct context *next;
 };
 
@@ -101,13 +101,13 @@ struct op {
     struct stream *stream;
     struct event *event;
     bool behind_all;      /* OP_EVENT: behind all work of the device, not only its stream's */
-    uint64_t generation;  /* OP_EVENT, OP_WAIT: which record of the event */
+    uint64_t generation;  /* OP_EVENT, OP_WAIT: number of the event's record */
     void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
 };
 
-/* Work as a stream takes it, as a graph keeps it. */
+/* Work of a stream, or of a graph's node. */
 struct work {
     CUgraphNodeType type;
     bool hang;
@@ -116,9 +116,9 @@ struct work {
     void *argument;
 };
 
-/* One lock for all of it: a double need not scale. */
+/* The one lock of the double, which need not scale. */
 extern pthread_mutex_t fake_lock;
-/* In a _ptds or _ptsz form: the default stream is the thread's own. */
+/* True inside a _ptds or _ptsz form: the default stream is the thread's own. */
 extern __thread bool fake_per_thread;
 
 uint64_t fake_now(void);
@@ -152,12 +152,13 @@ CUresult fake_not_captured(struct stream *stream);     /* a call that a capturin
 void fake_capture_context_gone(struct context *context);
 
 struct node;
-/* Adds a node to what the stream captures; a mismatch on recapture calls the program, without fake_lock. */
+/* Add a node to the capture of a stream. A mismatch on recapture calls the program back, without fake_lock. */
 CUresult fake_capture_node(struct stream *stream, const struct node *node);
 
-/* launch.c; with fake_lock: captured, or put on the stream; counted as a launch if it takes time of the device */
+/* launch.c; with fake_lock. Record the work in the stream's capture, or submit it; it counts as a launch if it takes
+ * device time. */
 CUresult fake_submit_work(struct stream *stream, const struct work *work);
-/* The same outside of capture and without a look at other captures. */
+/* Submit work outside of any capture, without a look at other captures. */
 void fake_put_work(struct stream *stream, const struct work *work);
 
 /* symbols.c */

@@ -1,4 +1,4 @@
-/* What a context takes of its device by itself, and the limits that change it.
+/* Memory that a context itself takes of its device, and the limits that change it.
  *
  * The first context of a process on a device takes what the state file says, given back with the last. A printf FIFO
  * and a heap larger than at first (1 MiB, 8 MiB) take their bytes above that, a stack larger than 1 KiB its bytes above

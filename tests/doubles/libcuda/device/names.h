@@ -1,4 +1,4 @@
-/* The names of functions and errors, as generate.py finds them in the headers. */
+/* Names of functions and errors, which generate.py finds in the headers. */
 #ifndef FAKECUDA_NAMES_H
 #define FAKECUDA_NAMES_H
 

@@ -41,7 +41,7 @@ static void unlock_memory(void) {
     pthread_mutex_unlock(&memory_mutex);
 }
 
-/* Frees what ended processes held. With the memory lock. */
+/* Free the memory of ended processes. With the memory lock. */
 static void reap(void) {
     for (int i = 0; i < FAKE_CLIENTS; i++) {
         struct fake_client *client = &state->clients[i];
@@ -84,7 +84,7 @@ static void format_uuid(const uint8_t *uuid, char *text) {
         at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
 }
 
-/* Whether the text names one of the devices, by index or by what its UUID begins with; -1 if none, or more than one. */
+/* Return the device that a text names, by index or by the beginning of its UUID; -1: none, or more than one. */
 static int named(const char *text, const int *devices, int count) {
     int found = -1;
     char *end;
@@ -103,7 +103,7 @@ static int named(const char *text, const int *devices, int count) {
     return found;
 }
 
-/* CUDA_VISIBLE_DEVICES: the devices up to the first that is not there, in its order; none if one is named twice. */
+/* Devices of CUDA_VISIBLE_DEVICES, in its order, up to the first unknown one; none if one is named twice. */
 static void choose(const char *list) {
     int before[FAKE_DEVICES], count = 0, chosen = 0;
     for (; count < FAKE_DEVICES && visible[count] >= 0; count++) {
@@ -126,7 +126,7 @@ static void choose(const char *list) {
     free(copy);
 }
 
-/* FAKE_CUDA_VISIBLE: the devices of the container, as NVIDIA_VISIBLE_DEVICES gives them. */
+/* Devices of FAKE_CUDA_VISIBLE: those of the container, as NVIDIA_VISIBLE_DEVICES names them. */
 static void find_visible(const char *choice) {
     const char *list = getenv("FAKE_CUDA_VISIBLE");
     int all[FAKE_DEVICES], count = 0;

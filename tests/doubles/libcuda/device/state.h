@@ -1,9 +1,11 @@
-/* The simulated devices: one file, mapped shared by every process that uses the double.
+/* State of the simulated devices: one file, mapped shared by every process that uses the double.
  *
- * Guarantees: what a process holds (memory, its record) comes back when it dies in whatever way, and in whatever pid
- * namespace it lived, because the kernel drops its file locks; device time is handed out without locks, so that a
- * process killed at any instruction leaves the timeline usable. tests/doubles/gpus.py reads and writes the same
- * layout.
+ * Guarantees:
+ * - The memory and the record of a process are free when it dies, in whatever way and pid namespace: the kernel drops
+ *   its file locks.
+ * - Device time is handed out without locks, so that a process killed at any instruction leaves the timeline usable.
+ *
+ * tests/doubles/gpus.py reads and writes the same layout.
  */
 #ifndef FAKECUDA_STATE_H
 #define FAKECUDA_STATE_H
@@ -19,12 +21,12 @@
 #define FAKE_CLIENTS 256
 #define FAKE_LABEL_BYTES 64
 
-/* What device memory is taken for. */
+/* Kinds of device memory. */
 enum fake_kind {
     FAKE_LINEAR,
     FAKE_MANAGED,
     FAKE_ARRAY,
-    FAKE_POOL, /* all that the pools hold, used or not */
+    FAKE_POOL, /* reserved by pools, used or not */
     FAKE_VIRTUAL,
     FAKE_GRAPH,
     FAKE_MODULE,
@@ -36,14 +38,14 @@ struct fake_device {
     uint8_t uuid[16];
     char model[64];
     uint64_t memory;
-    _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC: when the device has done all that was put on its timeline */
+    _Atomic uint64_t busy_until; /* CLOCK_MONOTONIC, ns: end of all work on the device's timeline */
 };
 
 struct fake_usage {
     _Atomic uint64_t submitted; /* kernels and graphs accepted by a launch call */
     _Atomic uint64_t kernels;   /* finished, or on the timeline */
-    _Atomic uint64_t busy_ns;   /* device time of them */
-    _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC: when the last of them ends */
+    _Atomic uint64_t busy_ns;   /* their device time */
+    _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC, ns: end of the last of them */
     _Atomic uint64_t memory;    /* bytes of device memory now: the sum of `kinds` */
     _Atomic uint64_t peak;
     _Atomic uint64_t copies;   /* transfers beside the device, accepted */
@@ -63,7 +65,7 @@ struct fake_state {
     uint32_t layout;
     uint32_t device_count;
     _Atomic uint32_t release; /* not 0: hung kernels end */
-    uint64_t context_bytes;   /* what each context takes of its device */
+    uint64_t context_bytes;   /* bytes that a process's contexts take of a device */
     struct fake_device devices[FAKE_DEVICES];
     struct fake_client clients[FAKE_CLIENTS];
 };
@@ -71,31 +73,31 @@ struct fake_state {
 _Static_assert(sizeof(struct fake_device) == 96, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
 
-/* Maps the file FAKE_CUDA_STATE names and takes a record in it; false when there is none, or it is not such a file. */
+/* Map the file that FAKE_CUDA_STATE names and take a record in it. False if there is none, or it is no state file. */
 bool fake_state_attach(void);
-/* Maps it to look only: no record, and every device of FAKE_CUDA_VISIBLE. */
+/* Map the file for reading: without a record, and with every device of FAKE_CUDA_VISIBLE. */
 bool fake_state_watch(void);
-/* In the child of a fork: forgets the parent's mapping and locks. */
+/* Forget the parent's mapping and locks, in a child of fork. */
 void fake_state_detach(void);
-/* The devices that FAKE_CUDA_VISIBLE and, of those, CUDA_VISIBLE_DEVICES let this process see, in their order; -1
- * beyond the last. */
+/* Return a visible device by its ordinal: of the devices of FAKE_CUDA_VISIBLE those of CUDA_VISIBLE_DEVICES, in that
+ * order; -1 beyond the last. */
 int fake_state_visible(int ordinal);
 struct fake_device *fake_state_device(int device);
 const struct fake_client *fake_state_client(unsigned record);
-/* "GPU-" and 36 characters, into `text` of 64. */
+/* Write "GPU-" and 36 characters into `text`, which has 64 bytes. */
 void fake_state_uuid(int device, char *text);
 struct fake_usage *fake_state_usage(int device);
 bool fake_state_released(void);
-/* Which record is this process's; whether the process of a record still lives. */
+/* Get this process's record; return whether the process of a record still lives. */
 void fake_state_self(uint32_t *record, uint32_t *pid);
 bool fake_state_lives(uint32_t record, uint32_t pid);
-/* Puts `length` ns on the device's timeline, not before `ready`; returns when it ends. */
+/* Put `length` ns on the device's timeline, not before `ready`; return their end. */
 uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length);
-/* Takes memory of the device; false when there is not as much left. */
+/* Take memory of the device. False if there is not as much left. */
 bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes);
 void fake_state_give(int device, enum fake_kind kind, uint64_t bytes);
 uint64_t fake_state_context_bytes(void);
-/* Bytes that nobody uses. */
+/* Return the unused bytes of a device. */
 uint64_t fake_state_free(int device);
 
 #endif

@@ -72,7 +72,7 @@ static struct format format_of(CUarray_format format) {
     }
 }
 
-/* Whether the format names its channels itself (UNORM_INT8X4), so that NumChannels does not multiply. */
+/* Return whether the format includes its channels (UNORM_INT8X4), so that NumChannels does not multiply. */
 static bool counted(CUarray_format format) {
     return format >= 0x91;
 }

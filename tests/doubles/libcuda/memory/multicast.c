@@ -38,7 +38,7 @@ static bool has(const struct object *object, int device) {
     return false;
 }
 
-/* Lets go of the object's bindings within; `device` -1: of all. How many there were. */
+/* Free the object's bindings within a range; `device` -1: of all devices. Return their number. */
 static unsigned unbind(const struct physical *object, int device, uint64_t from, uint64_t bytes) {
     unsigned count = 0;
     for (struct binding **at = &bindings; *at != NULL;) {

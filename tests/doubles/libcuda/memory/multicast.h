@@ -4,8 +4,7 @@
 
 #include "memory/virtual.h"
 
-/* The object has neither references nor mappings any more: what was bound to it is let go. Nothing for other handles.
- */
+/* Unbind everything from a multicast object without references and mappings. Does nothing for other handles. */
 void fake_multicast_gone(const struct physical *object);
 
 #endif

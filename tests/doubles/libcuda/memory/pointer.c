@@ -1,4 +1,4 @@
-/* What the driver says of an address: cuPointerGetAttribute and its like. */
+/* Attributes of addresses: cuPointerGetAttribute and its like. */
 #include <string.h>
 
 #include "memory/ranges.h"

@@ -51,7 +51,7 @@ static void give(struct pool *pool, uint64_t bytes) {
         fake_state_give(pool->device, FAKE_POOL, bytes);
 }
 
-/* Gives back what is above `keep`, in whole pages. */
+/* Give unused memory above `keep` bytes back to the device, in whole pages. */
 static void trim(struct pool *pool, uint64_t keep) {
     uint64_t needed = fake_round(pool->used + pool->returning, PAGE_BYTES);
     uint64_t left = needed > keep ? needed : fake_round(keep, PAGE_BYTES);
@@ -95,7 +95,7 @@ static bool grow(struct pool *pool, uint64_t missing) {
     return false;
 }
 
-/* What other streams have freed and this one has to wait for. */
+/* Memory that other streams have freed and that this one has to wait for. */
 static uint64_t out_of_reach(const struct pool *pool, const struct stream *stream) {
     uint64_t bytes = 0;
     for (const struct freed *freed = pool->freed; freed != NULL; freed = freed->next)
@@ -176,7 +176,7 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemory
     return allocate(out, bytes, pool, false, stream);
 }
 
-/* What another call allocated goes back when the work before it is over. */
+/* Free memory of any call on a stream: it goes back when the work before is over. */
 static void free_later(void *of) {
     fake_memory_return(of);
 }
@@ -294,7 +294,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *propert
     return CUDA_SUCCESS;
 }
 
-/* Goes on holding what is allocated until that is freed. */
+/* A destroyed pool holds its allocations until they are freed. */
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle) {
     pthread_mutex_lock(&fake_lock);
     struct pool *pool = fake_pool_of(handle);

@@ -1,4 +1,4 @@
-/* Stream-ordered memory and its pools. With fake_lock. */
+/* Pools of stream-ordered memory. With fake_lock. */
 #ifndef FAKECUDA_POOL_H
 #define FAKECUDA_POOL_H
 
@@ -6,27 +6,27 @@
 
 struct pool {
     unsigned magic;
-    int device;          /* -1: of host memory, which nobody counts */
+    int device;          /* -1: host memory, which is not counted */
     bool destroyed, own; /* own: made by cuMemPoolCreate or imported */
-    bool imported;       /* another process's: nothing is allocated from it here */
+    bool imported;       /* of another process: nothing is allocated from it here */
     uint64_t reserved, used, reserved_high, used_high;
     uint64_t threshold, most;
-    uint64_t returning; /* freed, and the work before that is not over */
+    uint64_t returning; /* bytes freed on a stream whose work before the free is not over */
     struct freed *freed;
     int settings[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
-    CUmemAllocationHandleType handles; /* by which it can be exported */
+    CUmemAllocationHandleType handles; /* kinds of handle by which the pool can be exported */
     struct pool *next;
 };
 
 struct pool *fake_pool_new(int device, uint64_t most, bool own);
-/* NULL if the handle is no pool's, or one's that is destroyed. */
+/* Return the pool of a handle; NULL if there is none, or it is destroyed. */
 struct pool *fake_pool_of(CUmemoryPool handle);
-/* Which cuMemAllocAsync takes from. */
+/* Return the device's current pool, which cuMemAllocAsync takes from. */
 struct pool *fake_pool_current(int device);
 void fake_pool_not_current(const struct pool *pool);
-/* The range's bytes go back to its pool, now. The range itself stays the caller's. */
+/* Give a range's bytes back to its pool at once. The range itself stays the caller's. */
 void fake_pool_return(struct range *range);
-/* The host has waited for work of the device: what the pools hold above their thresholds goes back to it. */
+/* Give unused memory above the pools' thresholds back to the device, after the host has waited for its work. */
 void fake_pools_waited(int device);
 
 #endif

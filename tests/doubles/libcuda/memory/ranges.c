@@ -1,5 +1,5 @@
-/* See ranges.h. A tree of ranges that never overlap: two that overlap compare as equal, so that a search for one byte
- * finds the range that holds it. */
+/* Address ranges in a tree. Ranges never overlap, and two that overlap compare as equal: so a search for one byte finds
+ * the range that holds it. */
 #include "memory/ranges.h"
 
 #include <search.h>

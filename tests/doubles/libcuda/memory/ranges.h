@@ -1,6 +1,6 @@
-/* The address ranges of this process: device memory, reserved addresses, registered host memory.
+/* Address ranges of this process: device memory, reserved addresses, registered host memory. With fake_lock.
  *
- * Addresses are given out upwards and never twice; nothing lies behind those of device memory. All with fake_lock.
+ * Guarantee: addresses are given out upwards and never twice. Nothing lies behind those of device memory.
  */
 #ifndef FAKECUDA_RANGES_H
 #define FAKECUDA_RANGES_H
@@ -13,7 +13,7 @@ enum range_kind {
     RANGE_POOL,        /* stream-ordered */
     RANGE_GRAPH,       /* an allocation node's */
     RANGE_RESERVATION, /* cuMemAddressReserve */
-    RANGE_IPC,         /* another process's memory, opened here */
+    RANGE_IPC,         /* memory of another process, opened here */
     RANGE_GLOBAL,      /* a module's variable */
     RANGE_EXTERNAL,    /* a buffer of imported external memory */
     RANGE_HOST
@@ -21,26 +21,26 @@ enum range_kind {
 
 struct range {
     CUdeviceptr address;
-    uint64_t bytes; /* rounded */
-    uint64_t asked;
+    uint64_t bytes; /* rounded to the granularity */
+    uint64_t asked; /* bytes as the program asked for them */
     enum range_kind kind;
     int device;
     struct context *context;
-    void *object; /* what it belongs to: a pool, a graph, a mapping's handle, the memory of cuMemAllocHost */
-    uint64_t id;  /* no two ranges of a process have the same */
+    void *object; /* its owner: a pool, a graph, a mapping's handle, the memory of cuMemAllocHost */
+    uint64_t id;  /* unique in the process */
 };
 
-/* Gives the range an address, a multiple of `alignment`, and keeps it; `wanted` 0: any. NULL if `wanted` is taken. */
+/* Give a range an address, a multiple of `alignment`, and keep it; `wanted` 0: any. NULL if `wanted` is taken. */
 struct range *fake_range_add(struct range range, uint64_t alignment, CUdeviceptr wanted);
-/* A range below 4 GiB, for the 32-bit forms of CUDA 3.1 and before. */
+/* Keep a range below 4 GiB, for the 32-bit forms of CUDA 3.1 and before. */
 struct range *fake_range_add_low(struct range range);
-/* The one that holds the address, or begins at it; NULL if none does. */
+/* Return the range that holds the address, or that begins at it; NULL if none does. */
 struct range *fake_range_holding(CUdeviceptr address);
 struct range *fake_range_at(CUdeviceptr address);
 void fake_range_remove(struct range *range);
-/* Whether all of it is known device memory. */
+/* Return whether all of the bytes are known device memory. */
 bool fake_range_on_device(CUdeviceptr address, uint64_t bytes);
-/* One of the context's ranges of the kind; NULL if there is none. */
+/* Return one of the context's ranges of that kind; NULL if there is none. */
 struct range *fake_range_of_context(const struct context *context, enum range_kind kind);
 
 #endif

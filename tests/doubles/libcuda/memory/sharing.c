@@ -14,10 +14,10 @@
 #include "memory/memory.h"
 #include "memory/pool.h"
 
-/* What a handle or descriptor says, in the 64 bytes that CUDA gives it. */
+/* Contents of a handle or descriptor, in the 64 bytes that CUDA gives it. */
 struct shared {
     uint64_t magic;
-    uint32_t client, pid; /* who holds the memory */
+    uint32_t client, pid; /* process that holds the memory */
     int32_t device;
     uint32_t reserved;
     uint64_t address, bytes, asked, id;
@@ -28,7 +28,7 @@ _Static_assert(sizeof(struct shared) <= sizeof(CUmemPoolPtrExportData), "fits in
 
 enum { IPC_MAGIC = 0x31435049, POOL_MAGIC = 0x314c4f50, POINTER_MAGIC = 0x31525450 };
 
-/* A handle that a context has opened; each time it does so counts. */
+/* Handle that a context has opened, with the number of times. */
 struct opened {
     struct shared what;
     struct range *range;
@@ -293,7 +293,7 @@ EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *out, C
     return what == NULL ? CUDA_ERROR_INVALID_VALUE : fake_mipmap_elsewhere(out, &what->arrayDesc, what->numLevels);
 }
 
-/* What is mapped of it stays until it is freed. */
+/* A buffer mapped from external memory stays until it is freed. */
 EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory handle) {
     struct external *external = (struct external *)handle;
     if (!fake_is(external, MAGIC_EXTERNAL))

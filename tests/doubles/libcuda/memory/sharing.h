@@ -4,9 +4,9 @@
 
 #include "device/fake.h"
 
-/* A descriptor that says these bytes to whoever gets it; -1 if there is none to be had. */
+/* Make a descriptor whose receiver can read these bytes; -1 if no descriptor is left. */
 int fake_describe_in_file(const void *content, size_t bytes);
-/* What the context has opened of others ends with it. With fake_lock. */
+/* Close the memory of other processes that a context has opened. With fake_lock. */
 void fake_sharing_of_context_gone(struct context *context);
 
 #endif

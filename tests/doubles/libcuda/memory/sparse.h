@@ -4,7 +4,7 @@
 
 #include "device/fake.h"
 
-/* The array ends, and lets go of what is mapped to it. */
+/* Free the mappings to an array that ends. */
 void fake_tiles_of_array_gone(const void *array);
 
 #endif

@@ -21,7 +21,7 @@ struct mapping {
     struct mapping *next;
 };
 
-/* What an exported descriptor says. */
+/* Contents of an exported descriptor. */
 struct exported {
     uint64_t magic;
     uint64_t bytes;
@@ -196,7 +196,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmem
     return result;
 }
 
-/* The bytes of mappings that lie wholly within. */
+/* Return the bytes of the mappings that lie wholly within a range. */
 static uint64_t mapped_within(CUdeviceptr address, uint64_t bytes) {
     uint64_t sum = 0;
     for (const struct mapping *mapping = mappings; mapping != NULL; mapping = mapping->next)
@@ -205,7 +205,7 @@ static uint64_t mapped_within(CUdeviceptr address, uint64_t bytes) {
     return sum;
 }
 
-/* All of it must be mapped, and no mapping in part. */
+/* Unmap a range, which has to be mapped completely and by whole mappings. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)

@@ -1,4 +1,4 @@
-/* Physical memory behind handles, for those who map it by other means than addresses. With fake_lock. */
+/* Physical memory behind handles, for mappings other than to addresses. With fake_lock. */
 #ifndef FAKECUDA_VIRTUAL_H
 #define FAKECUDA_VIRTUAL_H
 
@@ -9,17 +9,17 @@ struct physical {
     unsigned references, mappings;
     int device; /* -1: host memory, or a multicast object */
     uint64_t bytes;
-    uint64_t charged; /* 0 for what was imported */
+    uint64_t charged; /* bytes taken of the device; 0: imported */
     CUmemAllocationProp properties;
     struct physical *next_free;
 };
 
 struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged, const CUmemAllocationProp *how);
-/* Of a handle that the program may use: one that it holds no reference to is none of its own. Else NULL. */
+/* Return the physical memory of a handle that the program holds a reference to; otherwise NULL. */
 struct physical *fake_physical_held(CUmemGenericAllocationHandle handle);
-/* What is mapped at the address, for as many bytes; NULL if nothing is. */
+/* Return the memory that is mapped at the address for as many bytes; NULL if none is. */
 struct physical *fake_physical_mapped(CUdeviceptr address, uint64_t bytes);
-/* As long as it is mapped somewhere its bytes stay. */
+/* Count a mapping: mapped memory stays. */
 void fake_physical_map(struct physical *physical);
 void fake_physical_unmap(struct physical *physical);
 

@@ -48,7 +48,7 @@ EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr to, CUdeviceptr from, si
     return fake_submit_transfer(stream, fake_copy_work(host, size));
 }
 
-/* Whether that side is host memory; `element`: of arrays. False through `valid`: no such operand. */
+/* Return whether a side is host memory; `element`: bytes, of arrays. `valid` false: no such operand. */
 static bool operand(const CUmemcpy3DOperand *side, uint64_t *element, bool *valid) {
     if (side->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
         *valid &= fake_is(side->op.array.array, MAGIC_ARRAY);

@@ -2,7 +2,7 @@
  *
  * Two of them break naive interposers: a call such as cuEventQuery from any thread while a capture in global mode is
  * open, and cuCtxSynchronize (or cuCtxRecordEvent) on a context in which a stream is capturing. Both fail with
- * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidate the capture of whoever made it.
+ * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidate the capture.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -234,7 +234,7 @@ static bool alike(const struct node *a, const struct node *b) {
     return a->work.device_ns == b->work.device_ns && a->work.copy_ns == b->work.copy_ns && a->bytes == b->bytes;
 }
 
-/* Compares with what the graph has. Lets go of fake_lock for the program's callback. */
+/* Compare a node with the graph's. Releases fake_lock for the program's callback. */
 static CUresult recapture(struct capture *capture, const struct node *node) {
     struct node *before = capture->recaptured;
     CUresult result = before != NULL && before->work.type == node->work.type ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

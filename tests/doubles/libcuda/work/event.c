@@ -93,7 +93,7 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
     return result;
 }
 
-/* Whether the real one needs a current context is nowhere said; the double does. */
+/* The double needs a current context; CUDA does not say whether the driver does. */
 static CUresult event_call(CUevent handle, bool wait) {
     struct event *event = (struct event *)handle;
     struct context *current;

@@ -1,4 +1,4 @@
-/* Graphs: what a capture records and a launch runs. With fake_lock. */
+/* Graphs: lists of nodes that a capture records and a launch runs. With fake_lock. */
 #ifndef FAKECUDA_GRAPH_H
 #define FAKECUDA_GRAPH_H
 
@@ -7,12 +7,12 @@
 struct node {
     unsigned magic;
     struct work work;
-    struct graph *graph; /* which it belongs to */
+    struct graph *graph; /* its owner */
     struct graph *child; /* CU_GRAPH_NODE_TYPE_GRAPH: a clone, owned */
     CUdeviceptr address; /* memory nodes */
     uint64_t bytes;
     int device;
-    bool freed; /* of an allocation: by a later node of the graph, and its addresses may serve the next one */
+    bool freed; /* allocation: a later node of the graph frees it, and its addresses may serve the next allocation */
     struct node *next;
 };
 
@@ -25,7 +25,7 @@ struct graph {
 struct graph *fake_graph_new(void);
 struct graph *fake_graph_clone(const struct graph *graph);
 void fake_graph_free(struct graph *graph);
-/* Appends a copy of the node. */
+/* Append a copy of the node. */
 struct node *fake_graph_add(struct graph *graph, struct node node);
 
 #endif

@@ -40,7 +40,7 @@ void fake_graph_frees(struct graph *graph, CUdeviceptr address) {
         newest->freed = true;
 }
 
-/* Page numbers of the graph's allocations, one for each page of each; returns how many, `out` may be NULL. */
+/* Get the page numbers of the graph's allocations, one for each page of each; return how many. `out` may be NULL. */
 static size_t pages_of(const struct graph *graph, uint64_t *out, int *device) {
     size_t count = 0;
     for (const struct node *node = graph->first; node != NULL; node = node->next) {

@@ -97,7 +97,7 @@ static bool read_file(const char *path, char *content) {
     return true;
 }
 
-/* Gives back what the module has, and forgets it. With fake_lock. */
+/* Give back the module's memory and forget it. With fake_lock. */
 static void end(struct module *module) {
     for (unsigned i = 0; i < module->image.count; i++)
         if (module->variables[i] != NULL)
@@ -224,7 +224,7 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule h
     return variable_of((const struct module *)handle, out, bytes, name);
 }
 
-/* Adds a function of that name, if such a name there is. */
+/* Add a function of that name; only names that say a behaviour exist. */
 static CUresult new_function(struct function **functions, struct library *library, const char *name,
                              struct function **out) {
     struct function function = {.magic = MAGIC_FUNCTION, .library = library, .next = *functions};

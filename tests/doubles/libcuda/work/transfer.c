@@ -53,7 +53,7 @@ bool fake_on_device(CUdeviceptr address, uint64_t bytes) {
     return is;
 }
 
-/* Whether the address is one of host memory: all that is not the device's. */
+/* Return whether an address is of host memory: every one that is not of the device. */
 static bool host(CUdeviceptr address) {
     return !fake_on_device(address, 1);
 }
@@ -131,7 +131,7 @@ EXPORT CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int va
     return fill(to, height, pitch, 4 * width, stream, ASYNC);
 }
 
-/* A plain copy: what side is host memory is known by the call (true), or to be found by the address. */
+/* Plain copy. Which side is host memory follows from the call (true) or from the address. */
 static CUresult copy_linear(CUdeviceptr to, CUdeviceptr from, bool to_host, bool from_host, size_t bytes,
                             CUstream stream, enum manner manner) {
     CUresult result = fake_initialized();

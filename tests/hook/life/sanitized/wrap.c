@@ -1,4 +1,4 @@
-/* What the hook does past the C library, led to the C library again, for a build under sanitizers. Linked with --wrap.
+/* Functions that lead the hook back to the C library, which it otherwise passes by, for sanitizers. Linked with --wrap.
  *
  * object_libc_symbol: what it takes from there has to be what the sanitizer put in its place (pthread_create above
  * all), or its thread would be one that the sanitizer has never seen. sys_map, sys_unmap: memory that comes back under

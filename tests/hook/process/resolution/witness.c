@@ -28,7 +28,7 @@ static void note(const char *name, int version, unsigned long long flags, int re
 static get_v1 witness_v1;
 static get_v2 witness_v2;
 
-/* Who asks cuGetProcAddress for itself goes on being watched. */
+/* A program that asks for cuGetProcAddress itself stays watched. */
 static void replace(void **function) {
     Dl_info where = {0};
     if (function == NULL || *function == NULL || dladdr(*function, &where) == 0 || where.dli_sname == NULL)
