@@ -224,7 +224,7 @@ def test_a_row_removed_by_an_admin_does_not_leave_an_unaccounted_pod(world: Worl
     world.api.patch(f"{GPUNODES}/{node}", {"spec": {"tenants": []}})
     world.phase(namespace, "one", "Failed")
     message = world.condition(namespace, "one", "PodReady", status="False", reason="ReservationLost")
-    assert "make it anew" in message
+    assert "create the SharePod again" in message
     wait(lambda: world.pod(namespace, "one") is None, what="the pod to go")
     assert not world.rows(node)
 

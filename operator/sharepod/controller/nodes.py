@@ -1,8 +1,9 @@
-"""Keeps a GPUNode for every Node of the pool, and tells admins of what needs them.
+"""Reconciles one node of the pool: its GPUNode, its condition AgentAlive, and Events for admins.
 
-Guarantees: a GPUNode is made for every Node with the pool label and never for another; it goes only when its Node is
-gone, or has left the pool, and its ledger is empty; force-release is honoured for tenants that have ended, and
-refused, with an Event, for others.
+Guarantees:
+- A GPUNode is created for every Node with the pool label and for no other.
+- A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
+- force-release is honoured for tenants that have ended and refused, with an Event, for others.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from .settings import OperatorSettings
 CONDITION_AGENT_ALIVE = "AgentAlive"
 
 _UNLABELLED = (
-    f"the node has lost its label {POOL_LABEL} while it has tenants, so no agent runs there to see them end, and the "
-    f"shares of those that end are not given away: put the label back, or give away the share of a tenant that is "
-    f"surely gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+    f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
+    f"shares of tenants that end are not given away. Put the label back, or give away the share of a tenant that is "
+    f"certainly gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
 )
 
 log = structlog.get_logger(__name__)
 
 
 class NodeReconciler:
-    """Works on nodes by name. `clock`: monotonic seconds."""
+    """Reconciler of nodes by name. `clock`: monotonic seconds."""
 
     def __init__(
         self,
@@ -56,15 +57,17 @@ class NodeReconciler:
         self._settings = settings
         self._clock = clock
         self._away: dict[str, float] = {}
+        """By node: since when its agent is away."""
         self._unfit: dict[tuple[str, str], str] = {}
-        self.queue: WorkQueue[str] = WorkQueue("node", self._work, settings.writers)
+        """By node and GPU: the last Event about a GPU that cannot be used."""
+        self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Reconcile nodes from the queue until cancelled."""
         await self.queue.run()
 
     def check_agents(self) -> None:
-        """Takes in which agents have come or gone; to be called about each second."""
+        """Enqueue the nodes whose agent has come or gone. To be called about every second."""
         names = [node.name for node in self._state.nodes]
         for name in self._state.agents.changed(names):
             log.info("agent came or went", node=name, away=self._state.agent_away(name))
@@ -72,23 +75,30 @@ class NodeReconciler:
             self.queue.add(name)
         metrics.AGENTS_AWAY.set(sum(self._state.agent_away(name) for name in names))
 
-    async def _work(self, name: str) -> None:
+    async def reconcile(self, name: str) -> None:
+        """Bring one node up to date. Raises `ApiError` and `NotLeadingError`.
+
+        1. Honour or refuse force-release.
+        2. Without its Node: delete the GPUNode once its ledger is empty.
+        3. Without its GPUNode: create it.
+        4. Else: follow the pool label, announce GPUs, and show whether the agent is alive.
+        """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
-            await self._forced(gpunode)
+            await self._force_release(gpunode)
         if node is None:
             await self._without_node(name, gpunode)
         elif gpunode is None:
             if node.pool in tuple(Pool):
-                await self._make(node)
+                await self._create(node)
         else:
             if node.pool in tuple(Pool) and gpunode.spec.pool != node.pool:
                 self._ledger.add(name)
-            self._tell_of_gpus(gpunode)
-            await self._advise(node, gpunode)
+            self._announce_gpus(gpunode)
+            await self._show_agent(node, gpunode)
 
-    def _tell_of_gpus(self, gpunode: GpuNodeFacts) -> None:
-        """Events about GPUs that have failed, cannot be shared, or can be used again."""
+    def _announce_gpus(self, gpunode: GpuNodeFacts) -> None:
+        """Write Events about GPUs that have failed, cannot be shared, or can be shared again."""
         for gpu in gpunode.status.gpus:
             key = (gpunode.name, gpu.uuid)
             failed = gpu.health is not Health.HEALTHY
@@ -103,7 +113,7 @@ class NodeReconciler:
                 text = f"GPU {gpu.index} ({gpu.uuid}) can be shared again"
                 self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
 
-    async def _make(self, node: NodeFacts) -> None:
+    async def _create(self, node: NodeFacts) -> None:
         try:
             made = await self._client.create(GPUNODES, manifest(node.name, GPUNodeSpec(pool=Pool(node.pool))))
         except AlreadyExistsError:
@@ -113,7 +123,7 @@ class NodeReconciler:
         self._state.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
-        """The Node was deleted, or left the pool."""
+        """The Node was deleted or has left the pool: advise while it has tenants, else delete the GPUNode."""
         self._away.pop(name, None)
         self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
         try:
@@ -126,7 +136,7 @@ class NodeReconciler:
                 self._state.put_node(raw)
                 return
             if gpunode is not None and gpunode.spec.tenants:
-                await self._say_agent(gpunode, away=True, reason="PoolLabelGone", text=_UNLABELLED.format(name))
+                await self._write_condition(gpunode, away=True, reason="PoolLabelGone", text=_UNLABELLED.format(name))
                 return
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
             return
@@ -137,9 +147,11 @@ class NodeReconciler:
         else:
             log.info("deleted GPUNode: its Node is gone and its ledger is empty", node=name)
 
-    async def _forced(self, gpunode: GpuNodeFacts) -> None:
-        """The annotation force-release: the tenants themselves are removed where they are worked on; here it is said
-        which cannot be, and the annotation goes once it has done its work.
+    async def _force_release(self, gpunode: GpuNodeFacts) -> None:
+        """Work off the annotation force-release.
+
+        The tenants that it names are enqueued: their reconciler removes their rows. Tenants that still run are named
+        in an Event. The annotation is removed once no row that it names is left.
         """
         if not gpunode.forced:
             return
@@ -155,7 +167,7 @@ class NodeReconciler:
                 live.append(f"{sharepod.namespace}/{sharepod.name}")
             self._state.on_tenant_changed(tenant)
         if live:
-            text = f"force-release does not end what runs: delete the SharePod first: {', '.join(live)}"
+            text = f"force-release does not end running SharePods; delete them first: {', '.join(live)}"
             self._events.warning(KIND, gpunode, "ForceReleaseRefused", "Release", text)
             return
         if gpunode.forced & gpunode.rows.keys():
@@ -170,35 +182,33 @@ class NodeReconciler:
         except (InvalidError, ConflictError, NotFoundError):
             self.queue.add_after(gpunode.name, 1.0)
 
-    async def _advise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
-        """A Node that is ready without its agent gets a condition with advice; it is taken back when the agent is
-        there.
-        """
+    async def _show_agent(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
+        """Set AgentAlive to False, with advice, on a Node that is ready without its agent; to True when it is back."""
         known = next((item for item in gpunode.status.conditions if item.type == CONDITION_AGENT_ALIVE), None)
         away = node.ready and self._state.agent_away(node.name)
         if not away:
             self._away.pop(node.name, None)
         else:
-            # An agent of a new node needs a while to start; this process, to see the Leases.
+            # The agent of a new node needs time to start, and this process time to see the Leases.
             due = self._away.setdefault(node.name, self._clock()) + self._settings.agent_duration
             if self._clock() < due:
                 self.queue.add_after(node.name, due - self._clock() + 0.1)
                 return
         reason = "LeaseNotRenewed" if away else "LeaseRenewed"
         if known is not None or away:
-            await self._say_agent(gpunode, away=away, reason=reason, text=self._advice(node.name) if away else "")
+            await self._write_condition(gpunode, away=away, reason=reason, text=self._advice(node.name) if away else "")
 
     def _advice(self, name: str) -> str:
         namespace, lease = self._settings.namespace, f"{PREFIX}{name}"
         return (
-            f"the node is ready, but its agent does not renew Lease {namespace}/{lease}: no SharePod is placed there, "
+            f"the node is ready, but its agent does not renew Lease {namespace}/{lease}. No SharePod is placed there, "
             f"and the shares of those that end are not given away. Look at: kubectl -n {namespace} get pods -o wide "
-            f"--field-selector spec.nodeName={name}. To give away the share of a tenant that is surely gone: "
+            f"--field-selector spec.nodeName={name}. To give away the share of a tenant that is certainly gone: "
             f"kubectl annotate gpunode {name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
         )
 
-    async def _say_agent(self, gpunode: GpuNodeFacts, *, away: bool, reason: str, text: str) -> None:
-        """Writes the condition AgentAlive, unless it says so already."""
+    async def _write_condition(self, gpunode: GpuNodeFacts, *, away: bool, reason: str, text: str) -> None:
+        """Write the condition AgentAlive, unless it has this reason already; and an Event if the agent is away."""
         if any(item.type == CONDITION_AGENT_ALIVE and item.reason == reason for item in gpunode.status.conditions):
             return
         condition: Json = {

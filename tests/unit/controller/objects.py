@@ -7,7 +7,7 @@ from typing import Any
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
-from sharepod.controller.decisions.lifecycle import Reserved
+from sharepod.controller.decisions.lifecycle import RemovalReason, Reserved
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
 from sharepod.kube import Json
 from sharepod.placement.state.types import Reservation
@@ -97,7 +97,7 @@ def reserved(
     releasing: bool = False,
     ending: bool = False,
     drained: bool = False,
-    override: str | None = None,
+    override: RemovalReason | None = None,
     forced: bool = False,
 ) -> Reserved:
     """A reservation. `releasing`: the row says so; `ending`: that is only decided."""

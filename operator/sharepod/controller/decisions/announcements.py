@@ -1,9 +1,14 @@
-"""Which Events a SharePod's new status is worth.
+"""Which Events a SharePod's new status is worth. Pure.
 
-Guarantees: what is said was not said before in the same words, or had ceased to be so meanwhile.
+Guarantees:
+- Nothing is announced twice in the same words, unless it had ceased to be so meanwhile.
+- A terminal phase is announced alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from sharepod.api.gpunode import FindingReason, TenantStatus
 from sharepod.api.objects import Condition
@@ -12,52 +17,61 @@ from sharepod.api.sharepod import (
     CONDITION_GPU_HEALTHY,
     CONDITION_PLACED,
     CONDITION_RESIZED,
-    KIND,
     Phase,
     SharePodStatus,
 )
-from sharepod.controller.apiserver.events import Events
-from sharepod.controller.state.facts import SharePodFacts
-from sharepod.controller.state.memos import TenantMemo
 
 from .lifecycle import Finish
 
 
-def announce(
-    events: Events,
-    sharepod: SharePodFacts,
-    written: SharePodStatus,
-    finish: Finish | None,
-    memo: TenantMemo,
-    seen: TenantStatus | None,
-) -> None:
-    """Tells of what the status that was `written`, and the agent (`seen`), say now and did not before."""
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """One Event about a SharePod; `warning`: of type Warning, else Normal."""
+
+    warning: bool
+    reason: str
+    action: str
+    message: str
+
+
+def announcements(
+    written: SharePodStatus, finish: Finish | None, seen: TenantStatus | None, announced: Mapping[str, str]
+) -> tuple[list[Announcement], dict[str, str]]:
+    """Return the Events to write and what counts as announced after them.
+
+    Args:
+        written: The status that was just written.
+        finish: How the SharePod ended with this status, if it did.
+        seen: The agent's report of the tenant.
+        announced: By condition type or finding: the words of the last Event.
+    """
+    known = dict(announced)
     if finish is not None:
-        tell = events.normal if finish.phase is Phase.SUCCEEDED else events.warning
-        tell(KIND, sharepod, finish.reason, "Finish", finish.message)
-        return
-    for condition in written.conditions:
-        if memo.announced.get(condition.type) != condition.reason + condition.message:
-            memo.announced[condition.type] = condition.reason + condition.message
-            _announce_condition(events, sharepod, condition, found=bool(seen is not None and seen.findings))
+        return [Announcement(finish.phase is not Phase.SUCCEEDED, finish.reason, "Finish", finish.message)], known
+    found: list[Announcement] = []
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
+    for condition in written.conditions:
+        words = condition.reason + condition.message
+        if known.get(condition.type) != words:
+            known[condition.type] = words
+            found += _of_condition(condition, findings=bool(findings))
     for reason in FindingReason:
         if reason not in findings:
-            memo.announced.pop(reason, None)
-        elif memo.announced.get(reason) != findings[reason]:
-            memo.announced[reason] = findings[reason]
-            events.warning(KIND, sharepod, reason.value, "Watch", findings[reason])
+            known.pop(reason, None)
+        elif known.get(reason) != findings[reason]:
+            known[reason] = findings[reason]
+            found.append(Announcement(True, reason.value, "Watch", findings[reason]))
+    return found, known
 
 
-def _announce_condition(events: Events, sharepod: SharePodFacts, condition: Condition, *, found: bool) -> None:
-    """`found`: the agent has findings, which speak for themselves."""
-    tell = events.normal if condition.status == "True" else events.warning
+def _of_condition(condition: Condition, *, findings: bool) -> Iterator[Announcement]:
+    """`findings`: the agent has findings, which are announced on their own."""
+    warning = condition.status != "True"
     if condition.type == CONDITION_PLACED and condition.reason != "Waiting":
-        reason = "Placed" if condition.status == "True" else condition.reason
-        tell(KIND, sharepod, reason, "Place", condition.message)
+        yield Announcement(warning, condition.reason if warning else "Placed", "Place", condition.message)
     elif condition.type == CONDITION_RESIZED:
-        tell(KIND, sharepod, f"Resize{condition.reason}", "Resize", condition.message)
+        yield Announcement(warning, f"Resize{condition.reason}", "Resize", condition.message)
     elif condition.type == CONDITION_GPU_HEALTHY or (
-        condition.type == CONDITION_ENFORCED and condition.status == "False" and not found
+        condition.type == CONDITION_ENFORCED and condition.status == "False" and not findings
     ):
-        tell(KIND, sharepod, condition.reason, "Watch", condition.message)
+        yield Announcement(warning, condition.reason, "Watch", condition.message)

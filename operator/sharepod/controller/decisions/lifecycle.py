@@ -1,75 +1,110 @@
-"""What to do next for one tenant. Pure: what is known in, one step out.
+"""The next step for one tenant. Pure: a snapshot of what is known goes in, one step comes out.
 
 Guarantees, whatever order things happen in:
-- a Pod is made only where the ledger, as the API server has it, says Reserved, and only while `status.podUID` is
-  empty: no work runs twice;
-- a terminal phase is written before the reservation begins to end;
-- nothing is taken as lost while a row of the tenant cannot be read;
-- a row of the ledger is removed only when its agent has confirmed that nothing is left, when that is overridden (the
-  Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was ever bound to that node;
-- a Pod is taken back only while it is not bound.
+- L1 no work runs twice: a Pod is created only where the ledger, as the API server has it, says Reserved, and only while
+  `status.podUID` is empty.
+- L2 an end is on record first: a terminal phase is written before the reservation begins to be released.
+- L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read.
+- L4 no share is given away under a process: a row is removed only when its agent has confirmed that nothing is left,
+  when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
+  ever bound to that node.
+- L5 a Pod is taken back only while it is not bound.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum, StrEnum
 
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.sharepod import CONDITION_POD_READY, Phase
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.placement.state.types import Reservation
 
-EVICTED = "Evicted"
-POD_LOST = "PodLost"
-POD_FAILED = "PodFailed"
-COMPLETED = "Completed"
-RESERVATION_LOST = "ReservationLost"
-NODE_GONE = "the Node is gone"
-FORCED = "force-release"
+_REASON_LIMIT = 128
+"""Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""
+
+
+class EndReason(StrEnum):
+    """Why a SharePod has ended, as users see it in conditions and Events. A kubelet's own reason may stand instead."""
+
+    COMPLETED = "Completed"
+    EVICTED = "Evicted"
+    INVALID = "Invalid"
+    POD_FAILED = "PodFailed"
+    POD_LOST = "PodLost"
+    POD_REFUSED = "PodRefused"
+    RESERVATION_LOST = "ReservationLost"
+
+
+class Absence(Enum):
+    """What must be missing for an end to be true. A live read confirms that before the end is written."""
+
+    POD = "pod"
+    ROW = "row"
+
+
+class RemovalReason(Enum):
+    """Why a row may be removed (L4)."""
+
+    DRAINED = "drained"
+    NODE_GONE = "the Node is gone"
+    OUT_OF_SERVICE = "the node is out of service"
+    FORCED = "force-release"
+    NEVER_BOUND = "no Pod of it was bound"
+    POD_ELSEWHERE = "its Pod is on another node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """A reservation of the tenant on one node. `written`: the row as the API server has it, None while it is only
-    decided; `drained`: its agent reported, for this release, that nothing is left; `override`: why that need not be
-    awaited; `forced`: an admin has named the tenant in force-release.
-    """
+    """One reservation of the tenant, on one node."""
 
     node: str
     wanted: Reservation
+    """The reservation as placement has it."""
     written: Tenant | None
+    """Its row as the API server has it; None while it is only decided."""
     drained: bool = False
-    override: str | None = None
+    """The agent has reported, for this release, that nothing is left."""
+    override: RemovalReason | None = None
+    """Why the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
     forced: bool = False
+    """An admin has named the tenant in force-release."""
 
     @property
     def releasing(self) -> bool:
-        """Whether the row, as written, is being released."""
+        """True if the row, as written, is being released."""
         return self.written is not None and self.written.state is TenantState.RELEASING
+
+    @property
+    def confirmed(self) -> RemovalReason | None:
+        """What confirms that nothing is left on the node, None if nothing does."""
+        return self.override or (RemovalReason.DRAINED if self.drained else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSnapshot:
-    """What is known of one tenant. Times are monotonic seconds.
-
-    `lost`: its Pod as last seen, if it is gone; `returned`: uids of Pods that this process took back before they were
-    bound; `unbound_since`: when kube-scheduler was first seen to refuse its Pod; `give_back`: its Pod was taken back,
-    or could not be made for long, so that its reservation is to be given back; `blocked_until`: not to try to make it
-    before; `unreadable_row`: a row of it cannot be read, so what it holds is not known.
-    """
+    """Everything known of one tenant at one moment. Times are monotonic seconds."""
 
     sharepod: SharePodFacts | None
     pod: PodFacts | None
     reserved: tuple[Reserved, ...]
     lost: PodFacts | None = None
+    """Its Pod as last seen, if it is gone."""
     returned: frozenset[str] = frozenset()
+    """Uids of Pods that this process took back before they were bound."""
     unbound_since: float | None = None
+    """When kube-scheduler was first seen to refuse its Pod."""
     give_back: bool = False
+    """Its reservation is to be given back: its Pod was taken back, or could not be created for long."""
     blocked_until: float = 0.0
+    """When to try again to create its Pod."""
     now: float = 0.0
     bind_timeout: float = 60.0
+    """Seconds after which a Pod that kube-scheduler refuses is taken back."""
     unreadable_row: bool = False
+    """A row of the tenant cannot be read, so what it holds is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +114,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do but to show how it stands; look again at `until`, if that is set."""
+    """Only show how it stands; look again at `until` (monotonic seconds), if that is set."""
 
     until: float | None = None
 
@@ -91,7 +126,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Make the Pod of this reservation."""
+    """Create the Pod of this reservation."""
 
     node: str
     row: Tenant
@@ -99,22 +134,23 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Begin to end the Pod of a SharePod that is gone, or that has ended."""
+    """Begin to delete the Pod of a SharePod that is gone, or that has ended."""
 
     pod: PodFacts
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeBackPod:
     """Delete a Pod that was not bound, unless it has been by now."""
 
     pod: PodFacts
-    why: str
+    message: str
+    """Why, for users: kube-scheduler's own words where it refused the Pod."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClearPod:
-    """The Pod in `status.podUID` was taken back: it may be made anew."""
+class ClearPodUid:
+    """Empty `status.podUID`: that Pod was taken back, and another may be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +159,10 @@ class Finish:
 
     phase: Phase
     reason: str
+    """An `EndReason`, or a kubelet's reason."""
     message: str
+    absence: Absence | None = field(default=None, compare=False)
+    """What a live read must confirm to be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +174,44 @@ class Unreserve:
 
 @dataclass(frozen=True, slots=True)
 class BeginRelease:
-    """Set the row's state to Releasing, once the Pod's absence is confirmed."""
+    """Set the row's state to Releasing, once a live read has confirmed that the Pod is gone."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveRow:
     """Remove the row: its share is given away."""
 
     node: str
-    why: str
+    reason: RemovalReason
+    pod_node: str = ""
+    """With `POD_ELSEWHERE`: where its Pod is."""
+
+    @property
+    def text(self) -> str:
+        """The reason in words, for Events and logs."""
+        return f"its Pod is on {self.pod_node}" if self.pod_node else self.reason.value
 
 
-Step = Forget | Wait | Place | CreatePod | DeletePod | TakeBack | ClearPod | Finish | Unreserve | BeginRelease | Remove
-
-NEVER_BOUND = "no Pod of it was bound"
+Step = (
+    Forget
+    | Wait
+    | Place
+    | CreatePod
+    | DeletePod
+    | TakeBackPod
+    | ClearPodUid
+    | Finish
+    | Unreserve
+    | BeginRelease
+    | RemoveRow
+)
 
 
 def decide(snapshot: TenantSnapshot) -> Step:
-    """The next step for a tenant."""
-    if snapshot.unreadable_row:
+    """Return the next step for a tenant."""
+    if snapshot.unreadable_row:  # L3
         return Wait()
     sharepod = snapshot.sharepod
     if sharepod is None or sharepod.deleting or sharepod.ended:
@@ -166,7 +222,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
 
 
 def _end(snapshot: TenantSnapshot) -> Step:
-    """The SharePod is gone or has ended: so must its Pod, then its reservations."""
+    """The SharePod is gone or has ended: its Pod goes first, then its reservations."""
     for reserved in snapshot.reserved:
         if reserved.written is None:
             return Unreserve(reserved.node)
@@ -176,15 +232,15 @@ def _end(snapshot: TenantSnapshot) -> Step:
         return DeletePod(pod)
     for reserved in snapshot.reserved:
         if reserved.forced:
-            return Remove(reserved.node, FORCED)
+            return RemoveRow(reserved.node, RemovalReason.FORCED)
         if stuck:
             continue
         if not reserved.releasing:
             if reserved.wanted.releasing:
                 continue  # on its way to the ledger
             return BeginRelease(reserved.node)
-        if reserved.drained or reserved.override:
-            return Remove(reserved.node, reserved.override or "drained")
+        if reserved.confirmed is not None:
+            return RemoveRow(reserved.node, reserved.confirmed)
     return Forget() if not snapshot.reserved and pod is None else Wait()
 
 
@@ -193,7 +249,7 @@ def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
         return ended(pod)
     if pod.deleting:
         if any(reserved.forced for reserved in snapshot.reserved):
-            reason = EVICTED if pod.disrupted else POD_LOST
+            reason = EndReason.EVICTED if pod.disrupted else EndReason.POD_LOST
             return Finish(Phase.FAILED, reason, "an admin gave its share away while its pod was being deleted")
         return Wait()
     place = pod.node or pod.pin
@@ -204,27 +260,26 @@ def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
         elif reserved.written is None:
             return Unreserve(reserved.node)
         elif not reserved.releasing:
-            return Remove(reserved.node, f"its Pod is on {place}")
-        elif reserved.drained or reserved.override:
-            return Remove(reserved.node, reserved.override or "drained")
+            return RemoveRow(reserved.node, RemovalReason.POD_ELSEWHERE, str(place))
+        elif reserved.confirmed is not None:
+            return RemoveRow(reserved.node, reserved.confirmed)
     if here is None or here.releasing:
         if pod.node is None:
-            return TakeBack(pod, "its reservation is gone")
-        return Finish(
-            Phase.FAILED, RESERVATION_LOST, f"the ledger of {place} has no reservation for it any more; make it anew"
-        )
+            return TakeBackPod(pod, "its reservation is gone")
+        lost = f"the ledger of {place} no longer has a reservation for it; create the SharePod again"
+        return Finish(Phase.FAILED, EndReason.RESERVATION_LOST, lost, Absence.ROW)
     if here.written is None or pod.node is not None or snapshot.unbound_since is None:
         return Wait()
     due = snapshot.unbound_since + snapshot.bind_timeout
     if snapshot.now < due:
         return Wait(due)
-    return TakeBack(pod, pod.unschedulable)
+    return TakeBackPod(pod, pod.unschedulable)  # L5: the caller deletes this version of the Pod only
 
 
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     if sharepod.status.pod_uid is not None:
         if sharepod.status.pod_uid in snapshot.returned:
-            return ClearPod()
+            return ClearPodUid()
         return _lost(snapshot, sharepod)
     if snapshot.lost is not None and snapshot.lost.node is not None and snapshot.lost.uid not in snapshot.returned:
         return _lost(snapshot, sharepod)  # it was bound, and is gone before `podUID` was written
@@ -233,47 +288,50 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     kept = min(snapshot.reserved, key=lambda reserved: (reserved.written is None, reserved.releasing, reserved.node))
     for reserved in snapshot.reserved:
         if reserved is not kept or sharepod.error is not None:
-            return Unreserve(reserved.node) if reserved.written is None else Remove(reserved.node, NEVER_BOUND)
+            never = RemoveRow(reserved.node, RemovalReason.NEVER_BOUND)
+            return Unreserve(reserved.node) if reserved.written is None else never
     if kept.written is None:
         return Wait()
     if kept.releasing:
-        done = kept.drained or kept.override or kept.forced
-        return Remove(kept.node, kept.override or "drained") if done else Wait()
+        confirmed = kept.confirmed or (RemovalReason.DRAINED if kept.forced else None)
+        return RemoveRow(kept.node, confirmed) if confirmed is not None else Wait()
     if snapshot.give_back:
-        return Remove(kept.node, NEVER_BOUND)
+        return RemoveRow(kept.node, RemovalReason.NEVER_BOUND)
     if snapshot.now < snapshot.blocked_until:
         return Wait(snapshot.blocked_until)
-    return CreatePod(kept.node, kept.written)
+    return CreatePod(kept.node, kept.written)  # L1
 
 
 def ended(pod: PodFacts) -> Finish:
-    """What a Pod in a terminal phase means for its SharePod."""
+    """Return what a Pod in a terminal phase means for its SharePod."""
     if pod.disrupted and (pod.deleting or pod.phase == "Failed"):
-        return Finish(Phase.FAILED, EVICTED, pod.disrupted)
-    if pod.reason == EVICTED:
-        return Finish(Phase.FAILED, EVICTED, pod.message or "the kubelet evicted the pod")
+        return Finish(Phase.FAILED, EndReason.EVICTED, pod.disrupted)
+    if pod.reason == EndReason.EVICTED:
+        return Finish(Phase.FAILED, EndReason.EVICTED, pod.message or "the kubelet evicted the pod")
     if pod.phase == "Succeeded" and not (pod.deleting and pod.restarts):
-        return Finish(Phase.SUCCEEDED, COMPLETED, "all containers ended with exit code 0")
+        return Finish(Phase.SUCCEEDED, EndReason.COMPLETED, "all containers ended with exit code 0")
     if pod.deleting:
-        return Finish(Phase.FAILED, POD_LOST, "the pod was deleted before it had ended; nothing is run a second time")
-    return Finish(Phase.FAILED, _reason(pod.reason), pod.message or "a container failed")
+        early = "the pod was deleted before it had ended; nothing is run a second time"
+        return Finish(Phase.FAILED, EndReason.POD_LOST, early)
+    return Finish(Phase.FAILED, _condition_reason(pod.reason), pod.message or "a container failed")
 
 
-def _reason(said: str) -> str:
-    """A kubelet's reason, such as `OutOfephemeral-storage`, as a condition's: those allow fewer characters."""
-    kept = re.sub(r"[^A-Za-z0-9_]", "_", said)[:128]
-    return kept if re.match("[A-Za-z]", kept) else POD_FAILED
+def _condition_reason(reason: str) -> str:
+    """Return a kubelet's reason (`OutOfephemeral-storage`) in the characters that a condition's reason allows."""
+    kept = re.sub(r"[^A-Za-z0-9_]", "_", reason)[:_REASON_LIMIT]
+    return kept if re.match("[A-Za-z]", kept) else EndReason.POD_FAILED
 
 
 def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Finish:
-    """Its Pod was made and is gone."""
+    """Its Pod was created and is gone: end as the Pod last stood, or as lost."""
     lost = snapshot.lost
     if lost is not None and sharepod.status.pod_uid in (None, lost.uid):
         if lost.ended:
-            return ended(lost)
+            return replace(ended(lost), absence=Absence.POD)
         if lost.disrupted:
-            return Finish(Phase.FAILED, EVICTED, lost.disrupted)
+            return Finish(Phase.FAILED, EndReason.EVICTED, lost.disrupted, Absence.POD)
     for condition in sharepod.status.conditions:
-        if condition.type == CONDITION_POD_READY and condition.reason == EVICTED:
-            return Finish(Phase.FAILED, EVICTED, condition.message)
-    return Finish(Phase.FAILED, POD_LOST, "the pod is gone and had not ended; nothing is run a second time")
+        if condition.type == CONDITION_POD_READY and condition.reason == EndReason.EVICTED:
+            return Finish(Phase.FAILED, EndReason.EVICTED, condition.message, Absence.POD)
+    gone = "the pod is gone and had not ended; nothing is run a second time"
+    return Finish(Phase.FAILED, EndReason.POD_LOST, gone, Absence.POD)

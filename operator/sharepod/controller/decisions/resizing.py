@@ -1,52 +1,70 @@
-"""Whether a SharePod asks for another share than it was granted.
+"""Does a SharePod ask for another share than it was granted? Pure.
 
-Guarantees: the question is answered from what the API server holds and one number in the tenant's memo. That a GPU's
-memory is reported otherwise asks for nothing: memory by default changes with the SharePod alone.
+Guarantees:
+- The answer follows from what the API server holds and one number that the operator remembers of the tenant.
+- A GPU whose memory is reported otherwise asks for nothing: memory by default changes with the SharePod alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sharepod.api.gpunode import Mode
-from sharepod.api.sharepod import GpuRequest
-from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import SharePodFacts
-from sharepod.controller.state.memos import TenantMemo
+from sharepod.api.sharepod import CONDITION_RESIZED, GpuRequest
+from sharepod.controller.state.facts import GpuNodeFacts, SharePodFacts
 from sharepod.placement.state.types import Reservation
 
 from .lifecycle import TenantSnapshot
 
 
-def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: TenantMemo) -> bool:
-    """Return whether request, limit or memory that `snapshot.sharepod` asks for differ from its row.
+@dataclass(frozen=True, slots=True)
+class ResizeWish:
+    """The answer, and the number to remember."""
 
-    False for a SharePod that has ended, is not placed, or is being released.
+    wanted: bool
+    memory_settled: int | None
+    """The SharePod's generation at which its default memory was what it asked for; -1: none was; None: not known."""
+
+
+def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_settled: int | None) -> ResizeWish:
+    """Compare request, limit and memory that the SharePod asks for with its row.
+
+    Nothing is wanted of a SharePod that has ended, is not placed, or is being released.
+
+    Args:
+        snapshot: The tenant.
+        gpunode: The GPUNode of its first reservation.
+        memory_settled: What the last answer said.
     """
-    sharepod = snapshot.sharepod
+    sharepod, no = snapshot.sharepod, ResizeWish(False, memory_settled)
     if sharepod is None or sharepod.gpu is None or sharepod.ended or sharepod.deleting:
-        return False
+        return no
     if len(snapshot.reserved) != 1 or snapshot.reserved[0].written is None or snapshot.reserved[0].releasing:
-        return False
+        return no
     row, asked = snapshot.reserved[0].wanted, sharepod.gpu
     if row.mode is Mode.EXCLUSIVE:
-        return False
+        return no
     if (row.request, row.limit) != (asked.request, asked.limit):
-        return True
+        return ResizeWish(True, memory_settled)
     if asked.memory is not None:
-        return asked.memory != row.memory
-    return _default_memory_changed(state, snapshot.reserved[0].node, row, sharepod, asked, memo)
+        return ResizeWish(asked.memory != row.memory, memory_settled)
+    return _default_memory(gpunode, row, sharepod, asked, memory_settled)
 
 
-def _default_memory_changed(
-    state: ClusterState, node: str, row: Reservation, sharepod: SharePodFacts, asked: GpuRequest, memo: TenantMemo
-) -> bool:
-    """Whether this version of the SharePod asks, by its request alone, for other memory than it has."""
-    gpunode = state.gpunodes.named(node)
+def _default_memory(
+    gpunode: GpuNodeFacts | None,
+    row: Reservation,
+    sharepod: SharePodFacts,
+    asked: GpuRequest,
+    settled: int | None,
+) -> ResizeWish:
+    """Does this version of the SharePod ask, by its request alone, for other memory than it has?"""
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
-        return False
-    if memo.memory_settled is None:  # since this process began: what the status says was seen to
-        refused = any(item.type == "Resized" and item.status == "False" for item in sharepod.status.conditions)
-        memo.memory_settled = -1 if refused else sharepod.status.observed_generation or -1
+        return ResizeWish(False, settled)
+    if settled is None:  # this process has not answered before: the status tells what an earlier one settled
+        refused = any(item.type == CONDITION_RESIZED and item.status == "False" for item in sharepod.status.conditions)
+        settled = -1 if refused else sharepod.status.observed_generation or -1
     if min(asked.memory_on(size) for size in sizes) == row.memory:
-        memo.memory_settled = sharepod.generation
-    return memo.memory_settled != sharepod.generation
+        settled = sharepod.generation
+    return ResizeWish(settled != sharepod.generation, settled)

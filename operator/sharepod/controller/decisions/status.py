@@ -32,7 +32,7 @@ from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down
 
-from .lifecycle import EVICTED, Finish, TenantSnapshot
+from .lifecycle import EndReason, Finish, TenantSnapshot
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -193,7 +193,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
             kind, "False", "NoPod", "the pod is made once a place is reserved" if inputs.row is None else ""
         )
     if pod.disrupted:
-        return _condition(kind, "False", EVICTED, pod.disrupted)
+        return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
     if pod.deleting:
         return _condition(kind, "False", "PodDeleting", "the pod is being deleted; its share is kept until it is gone")
     if pod.node is None:
@@ -241,7 +241,7 @@ def _gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Condi
     failed = [gpu for gpu in inputs.report.gpus if gpu.uuid in inputs.row.gpus and gpu.health is Health.UNHEALTHY]
     if failed:
         which = "; ".join(f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
-        advice = "what runs there may fail or hang; to have it placed on another GPU, make the SharePod anew"
+        advice = "what runs there may fail or hang; to have it placed on another GPU, create the SharePod again"
         return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
     return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 

@@ -1,40 +1,62 @@
-"""What the operator remembers of a tenant and could forget: reasons to show, times, proofs. After a restart all of it
-is found out again, or taken the safe way: a Pod that was taken back just before counts as one that was lost. What must
-not be forgotten stands in the API server.
+"""Volatile memory of each tenant between two looks at it: backoffs, reasons to show, what was announced.
+
+Guarantees:
+- Forgetting a memo harms nothing: after a restart all of it is found out again or taken the safe way (a Pod that was
+  taken back just before the restart counts as one that was lost).
+- What must not be forgotten is not here but in the API server.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sharepod.placement.state.types import Refusal
+
+LONGEST_PAUSE_S = 600.0
+"""Longest time that a tenant is kept from being placed again, whatever failed: ten minutes: a person who
+has fixed the cause does not wait longer than this."""
+
+
+class BlockedReason(StrEnum):
+    """Why a Pod cannot be created for now, as users see it in the condition PodReady."""
+
+    FORBIDDEN = "PodForbidden"
+    """By a quota, an admission policy, or because the namespace is being deleted."""
+    NAME_TAKEN = "PodNameTaken"
+    """By a pod that does not belong to the SharePod."""
+    TERMINATING = "PodTerminating"
+    """The former pod of that name is being deleted."""
 
 
 @dataclass(slots=True)
 class Blocked:
-    """Why its Pod cannot be made for now. `since`, and when to try again, in monotonic seconds."""
+    """Creation of a Pod that failed and is tried again. Times are monotonic seconds."""
 
-    reason: str
+    reason: BlockedReason
     message: str
     since: float
     until: float
+    """When to try again."""
 
 
 @dataclass(slots=True)
 class Eviction:
-    """Of the Pod with this uid, because its share is not enforced. `since` when that is so, and `refused_since` when a
-    disruption budget refuses, in monotonic seconds; `done`: why, once the API server has taken it.
-    """
+    """Eviction of one Pod whose share is not enforced. Times are monotonic seconds."""
 
     pod: str
+    """Uid of the Pod."""
     since: float
+    """When the share was first seen not to be enforced."""
     refused_since: float | None = None
+    """When a disruption budget first refused the eviction."""
     done: str | None = None
+    """Why it was evicted, in words, once the API server has accepted the eviction."""
 
 
 @dataclass(slots=True)
 class TenantMemo:
-    """Of one tenant. Times are monotonic seconds."""
+    """Memory of one tenant. Times are monotonic seconds."""
 
     refusal: Refusal | None = None
     """Why it has no place."""
@@ -43,8 +65,9 @@ class TenantMemo:
     resize_asked: int | None = None
     """The SharePod's generation that asked for another share."""
     memory_settled: int | None = None
-    """The SharePod's generation at which the memory it has by default was what it asked for."""
+    """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
+    """Why its Pod cannot be created for now."""
     returned: set[str] = field(default_factory=set)
     """Uids of its Pods that were taken back unbound."""
     unbound: tuple[str, float] | None = None
@@ -52,34 +75,43 @@ class TenantMemo:
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Nodes that kube-scheduler refused: why, and until when to stay away."""
     give_back: bool = False
-    """Its reservation is to be given back: its Pod was taken back, or could not be made for long."""
-    given_back: int = 0
+    """Its reservation is to be given back: its Pod was taken back, or could not be created for long."""
+    failures: int = 0
+    """How often its reservation was given back, or refused by the API server."""
     not_before: float = 0.0
-    """Not placed again before this."""
+    """It is not placed again before this."""
     release_generation: dict[str, int] = field(default_factory=dict)
     """By node: the GPUNode's generation at which its row was Releasing, or a later one."""
     eviction: Eviction | None = None
     status_written: float | None = None
+    """When its status was last written."""
     usage_written: float | None = None
+    """When `status.usage` was last written."""
     announced: dict[str, str] = field(default_factory=dict)
-    """By reason: the message of the last Event."""
+    """By condition type or finding: the words of the last Event."""
+
+    def next_pause_s(self, first_s: float) -> float:
+        """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""
+        self.failures += 1
+        return min(LONGEST_PAUSE_S, first_s * 2.0 ** min(self.failures - 1, 10))
 
 
 class TenantMemos:
-    """Of all tenants."""
+    """Memos by tenant."""
 
     def __init__(self) -> None:
         self._memos: dict[str, TenantMemo] = {}
 
     def of(self, tenant: str) -> TenantMemo:
-        """The memo of a tenant, a new one if there is none."""
+        """Return the memo of a tenant, a new one if there is none."""
         return self._memos.setdefault(tenant, TenantMemo())
 
     def forget(self, tenant: str) -> None:
+        """Drop the memo of a tenant of which nothing is left."""
         self._memos.pop(tenant, None)
 
     def clear(self) -> None:
-        """Forgets all but which Pods were taken back, which nothing else tells from those that ran and are gone."""
+        """Drop all but which Pods were taken back: nothing else tells those from Pods that ran and are gone."""
         self._memos = {
             tenant: TenantMemo(returned=memo.returned) for tenant, memo in self._memos.items() if memo.returned
         }

@@ -1,13 +1,13 @@
-"""Evicts pods whose share is not enforced, where the administrator has set that policy.
+"""Evictor: evicts Pods whose share is not enforced, where the administrator has set that policy.
 
-Guarantees: only a bound pod of which an agent says that a process uses a GPU without the hook, and has been saying so
-for `unenforced_grace`, is evicted; no more than `evictions_per_minute` in the whole cluster, however many there are;
-just the pod that was seen, by its uid.
-
-A pod is asked to go by the Eviction API, as by `kubectl drain`, so that its PodDisruptionBudget may delay that. But a
-budget lies in the hands of the tenant, whose neighbours pay meanwhile: what still refuses after `eviction_patience`
-does not count, and the pod is deleted. Either way it has its terminationGracePeriodSeconds, and its SharePod ends as
-Evicted.
+Guarantees:
+- Only a bound Pod is evicted of which an agent reports, and has reported for `unenforced_grace`, that a process uses a
+  GPU without the hook.
+- At most `evictions_per_minute` Pods are evicted in the whole cluster.
+- The Pod that was seen is evicted, by its uid, and no other.
+- A PodDisruptionBudget delays an eviction by `eviction_patience` at most: budgets are in the tenant's hands, and its
+  neighbours pay meanwhile. After that the Pod is deleted.
+- Either way the Pod has its terminationGracePeriodSeconds, and its SharePod ends as Evicted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from sharepod.controller.state.memos import Eviction, TenantMemo
 from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.rate_limit import RateLimiter
 
-_TOO_MANY = 429  # what the Eviction API answers where a PodDisruptionBudget forbids it
-_AGAIN = 5.0
+_TOO_MANY = 429
+"""HTTP status by which the Eviction API says that a PodDisruptionBudget forbids the eviction."""
+_RETRY_S = 5.0
+"""Seconds until a refused eviction is tried again: a budget frees one pod in about the time another needs to start."""
 
 log = structlog.get_logger(__name__)
 
 
 class Evictor:
-    """`clock`: monotonic seconds."""
+    """Evictor of Pods by the setting `unenforced_policy`. `clock`: monotonic seconds."""
 
     def __init__(self, client: Client, events: Events, settings: OperatorSettings, clock: Callable[[], float]) -> None:
         self._client = client
@@ -43,11 +45,12 @@ class Evictor:
         self._clock = clock
         self._limiter = RateLimiter(clock(), per_s=settings.evictions_per_minute / 60, burst=1)
 
-    async def look(
+    async def check(
         self, sharepod: SharePodFacts, pod: PodFacts | None, seen: TenantStatus | None, memo: TenantMemo
     ) -> float | None:
-        """Does what is due about one tenant; returns in how many seconds to look again, None if there is nothing to
-        wait for. Raises `ApiError`.
+        """Evict the Pod of one tenant if that is due.
+
+        Return in how many seconds to check again, None if there is nothing to wait for. Raises `ApiError`.
         """
         finding = _unhooked(seen)
         if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
@@ -81,20 +84,20 @@ class Evictor:
                 await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
                 how = "delete"
         except (NotFoundError, ConflictError):
-            return _AGAIN  # gone, or another pod by now: the watch will tell
+            return _RETRY_S  # gone, or another pod by now: the watch brings it
         except ApiError as error:
             if error.status != _TOO_MANY:
                 raise
             if eviction.refused_since is None:
                 eviction.refused_since = now
             left = eviction.refused_since + self._settings.eviction_patience - now
-            said = (
+            refused = (
                 f"the eviction is refused for now ({error.message}); the pod is deleted in {max(0.0, left):.0f} s "
                 "if it still uses the GPU without the hook then"
             )
-            self._events.warning(KIND, sharepod, "EvictionRefused", "Evict", said)
+            self._events.warning(KIND, sharepod, "EvictionRefused", "Evict", refused)
             metrics.EVICTIONS.labels("refused").inc()
-            return min(_AGAIN, left) if left > 0 else 0.1
+            return min(_RETRY_S, left) if left > 0 else 0.1
         eviction.done = text
         metrics.EVICTIONS.labels(how).inc()
         log.warning("evicting", tenant=sharepod.uid, pod=f"{pod.namespace}/{pod.name}", finding=finding.message)

@@ -1,7 +1,9 @@
-"""Makes, takes back and ends the Pods.
+"""Pod control: creates the Pods of SharePods, takes them back, deletes them, and reads them live.
 
-Guarantees: a Pod is made with `fieldValidation=Strict` and under the SharePod's name, so that of two operators only
-one makes it; every delete names the uid, and one that takes a Pod back names the version at which it was not bound.
+Guarantees:
+- A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
+- Every delete names the uid.
+- A delete that takes a Pod back names the version at which it was not bound.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.decisions.lifecycle import Finish
+from sharepod.controller.decisions.lifecycle import EndReason, Finish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts
-from sharepod.controller.state.memos import Blocked, TenantMemo
+from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo
 from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 
-_AGAIN_WHEN_BLOCKED = 5.0
-POD_TERMINATING = "PodTerminating"
+_RETRY_BLOCKED_S = 5.0
+"""Seconds until a Pod that was refused is created again: a quota may have been raised, a former pod be gone."""
 
 
 class PodControl:
-    """Acts on the Pods of tenants. Every method may raise an `ApiError` or `NotLeadingError`."""
+    """Control of the tenants' Pods. Every method may raise an `ApiError` or `NotLeadingError`."""
 
     def __init__(self, state: ClusterState, client: Client, events: Events, settings: PodSettings) -> None:
         self._state = state
@@ -34,39 +36,39 @@ class PodControl:
     async def create(
         self, sharepod: SharePodFacts, node: str, row: Tenant, memo: TenantMemo, now: float
     ) -> Finish | None:
-        """Makes the Pod of a reservation, or finds it made. Returns how the SharePod ends if it can never be made;
-        the memo says why where it cannot be made for now.
+        """Create the Pod of a reservation, or find it created.
+
+        Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked`
+        says why. `now`: monotonic seconds.
         """
         try:
             manifest = build_pod(sharepod.raw, node, row.gpus, self._settings)
             made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
         except SpecError as error:
-            return Finish(Phase.FAILED, "Invalid", str(error))
+            return Finish(Phase.FAILED, EndReason.INVALID, str(error))
         except InvalidError as error:
-            self._events.warning(KIND, sharepod, "PodRefused", "Bind", error.message)
-            return Finish(
-                Phase.FAILED,
-                "PodRefused",
-                f"the API server refused the pod: {error.message}; correct it and make it anew",
-            )
+            self._events.warning(KIND, sharepod, EndReason.POD_REFUSED, "Bind", error.message)
+            refused = f"the API server refused the pod: {error.message}; fix the SharePod and create it again"
+            return Finish(Phase.FAILED, EndReason.POD_REFUSED, refused)
         except ForbiddenError as error:
-            self._block(sharepod, memo, "PodForbidden", f"the API server forbids the pod: {error.message}", now)
+            text = f"the API server forbids the pod: {error.message}"
+            self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now)
             return None
         except AlreadyExistsError:
             await self._found(sharepod, memo, now)
             return None
         except NotFoundError as error:  # the namespace is being deleted
-            self._block(sharepod, memo, "PodForbidden", error.message, now)
+            self._block(sharepod, memo, BlockedReason.FORBIDDEN, error.message, now)
             return None
         memo.blocked = None
         metrics.PODS_CREATED.inc()
         self._state.put_pod(made)
-        indexes = ",".join(row.gpus)
-        self._events.normal(KIND, sharepod, "PodCreated", "Bind", f"made pod {sharepod.name} on {node} with {indexes}")
+        uuids = ",".join(row.gpus)
+        self._events.normal(KIND, sharepod, "PodCreated", "Bind", f"created pod {sharepod.name} on {node} with {uuids}")
         return None
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
-        """A Pod of that name exists: made by another operator for the same SharePod, or not ours."""
+        """Adopt a pod of that name that another operator created for the same SharePod; else say who has the name."""
         try:
             raw = await self._client.get(PODS, sharepod.name, sharepod.namespace)
         except NotFoundError:
@@ -76,44 +78,46 @@ class PodControl:
             self._state.put_pod(raw)
             return
         if raw["metadata"].get("deletionTimestamp"):
-            text = f"waits until the former pod named {sharepod.name} is gone, which is being deleted"
-            self._block(sharepod, memo, POD_TERMINATING, text, now)
+            text = f"waits until the former pod named {sharepod.name}, which is being deleted, is gone"
+            self._block(sharepod, memo, BlockedReason.TERMINATING, text, now)
             return
         text = (
             f"a pod named {sharepod.name} exists in {sharepod.namespace} and does not belong to this SharePod; "
             "delete it, or give the SharePod another name"
         )
-        self._block(sharepod, memo, "PodNameTaken", text, now)
+        self._block(sharepod, memo, BlockedReason.NAME_TAKEN, text, now)
 
-    def _block(self, sharepod: SharePodFacts, memo: TenantMemo, reason: str, message: str, now: float) -> None:
+    def _block(
+        self, sharepod: SharePodFacts, memo: TenantMemo, reason: BlockedReason, message: str, now: float
+    ) -> None:
         since = memo.blocked.since if memo.blocked is not None else now
-        memo.blocked = Blocked(reason, message, since, now + _AGAIN_WHEN_BLOCKED)
-        tell = self._events.normal if reason == POD_TERMINATING else self._events.warning
+        memo.blocked = Blocked(reason, message, since, now + _RETRY_BLOCKED_S)
+        tell = self._events.normal if reason is BlockedReason.TERMINATING else self._events.warning
         tell(KIND, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts) -> None:
-        """Begins to end a Pod."""
+        """Begin to delete a Pod."""
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
         except NotFoundError:
             self._state.drop_pod(pod.uid)
         except ConflictError:
-            await self.refresh(pod)
+            await self._refresh(pod)
 
     async def take_back(self, pod: PodFacts, memo: TenantMemo) -> bool:
-        """Deletes a Pod that is not bound; False if that cannot be said of it any more."""
+        """Delete a Pod that is not bound. Return False if this version of it is no longer the last, or it is gone."""
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid, resource_version=str(pod.version))
         except (ConflictError, NotFoundError):
-            await self.refresh(pod)
+            await self._refresh(pod)
             return False
         memo.returned.add(pod.uid)
         metrics.PODS_TAKEN_BACK.inc()
-        await self.refresh(pod)
+        await self._refresh(pod)
         return True
 
-    async def refresh(self, pod: PodFacts) -> None:
-        """Reads a Pod anew."""
+    async def _refresh(self, pod: PodFacts) -> None:
+        """Read a Pod live into the cluster state."""
         try:
             raw = await self._client.get(PODS, pod.name, pod.namespace)
         except NotFoundError:
@@ -124,7 +128,7 @@ class PodControl:
         self._state.put_pod(raw, sure=True)
 
     async def absent(self, name: str, namespace: str, tenant: str) -> bool:
-        """Whether the API server itself says that this tenant has no Pod, or one that has ended."""
+        """Confirm by a live read that the tenant has no Pod, or one that has ended."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:
@@ -139,7 +143,7 @@ class PodControl:
         return pod.ended
 
     async def not_on(self, node: str, name: str, namespace: str, tenant: str) -> bool:
-        """Whether the API server itself says that this tenant has no Pod on that node, nor one that is bound for it."""
+        """Confirm by a live read that the tenant has no Pod on that node, nor one that is pinned to it."""
         try:
             raw = await self._client.get(PODS, name, namespace)
         except NotFoundError:

@@ -1,18 +1,17 @@
-"""Brings one tenant a step further: looks, lets `lifecycle` decide, acts, shows.
+"""Reconciles one tenant: takes a snapshot, lets `lifecycle` decide the next step, acts, writes the status.
 
-Guarantees: one tenant is worked on at most once at a time; everything done can be done again, so that a crash between
-any two calls leaves nothing that the next look does not mend; absence is confirmed by a GET before anything is
-concluded from it.
+Guarantees:
+- One tenant is worked on at most once at a time.
+- Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
+- Absence is confirmed by a GET before anything is concluded from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import structlog
 
-from sharepod.api.gpunode import TenantState
 from sharepod.api.sharepod import KIND
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
@@ -20,33 +19,32 @@ from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import lifecycle
-from sharepod.controller.decisions.lifecycle import Finish, Reserved, TenantSnapshot
-from sharepod.controller.decisions.resizing import asks_for_another_share
+from sharepod.controller.decisions.lifecycle import Finish, RemovalReason, RemoveRow, TakeBackPod, TenantSnapshot
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.kube import NotFoundError
 from sharepod.placement.state.types import Outlook
 
 from .confirmations import Confirmations
 from .evictor import Evictor
-from .pods import POD_TERMINATING, PodControl
-from .status_writer import StatusWriter, seen_by_agent
-
-_LOOK_AGAIN = 1.0
-_LONGEST_PAUSE = 600.0
+from .pods import PodControl
+from .snapshots import LOOK_AGAIN_S, Snapshots, asks_for_another_share, seen_by_agent
+from .status_writer import StatusWriter
 
 log = structlog.get_logger(__name__)
 
 
 class TenantReconciler:
-    """Works on tenants by key, the SharePod's uid. `loop` and `read_priorities` are set once, before `run`."""
+    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds."""
 
     loop: PlacementLoop
+    """Set once, before `run`."""
     read_priorities: Callable[[], Awaitable[None]]
+    """Reads the PriorityClasses into the cluster state. Set once, before `run`."""
 
     def __init__(
         self,
@@ -68,127 +66,57 @@ class TenantReconciler:
         self._memos = memos
         self._settings = settings
         self._clock = clock
+        self._snapshots = Snapshots(state, settings.bind_timeout, clock)
         self._evictor = Evictor(client, events, settings, clock)
-        self.queue: WorkQueue[str] = WorkQueue("tenant", self._work, settings.writers)
-        self._status = StatusWriter(state, client, events, settings, clock, look_at=self.queue.add_after)
+        self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers)
+        self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Reconcile tenants from the queue until cancelled."""
         await self.queue.run()
 
-    # Looking
-
-    async def _work(self, tenant: str) -> None:
+    async def reconcile(self, tenant: str) -> None:
+        """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
-        snapshot = self._snapshot(tenant, memo)
+        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read.
+        snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             if not await self._sharepod_is_gone(snapshot, tenant):
                 return
-            snapshot = self._snapshot(tenant, memo)  # much can have happened meanwhile
+            snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
+        # 2. Decide the next step, and 3. do it.
         step = lifecycle.decide(snapshot)
         log.debug("step", tenant=tenant, step=step)
         finish = await self._act(snapshot, tenant, memo, step)
         if isinstance(step, lifecycle.Forget):
             return
-        snapshot = self._snapshot(tenant, memo)
-        if (
-            snapshot.sharepod is not None
-            and not snapshot.sharepod.deleting
-            and not self._undecided(snapshot, memo, step)
-        ):
-            await self._status.show(snapshot, snapshot.sharepod, memo, finish)
+        # 4. Write the status as it is after the step, and 5. evict where the policy says so.
+        snapshot = self._snapshots.take(tenant, memo)
+        sharepod = snapshot.sharepod
+        if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
+            await self._status.sync(snapshot, sharepod, memo, finish)
             if finish is None:
-                await self._watch(snapshot, snapshot.sharepod, memo)
+                await self._evict(snapshot, sharepod, memo)
+
+    def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
+        """Keep a tenant away from a node whose ledger the API server refused to change for it."""
+        memo, now = self._memos.of(tenant), self._clock()
+        pause = memo.next_pause_s(self._settings.bind_timeout)
+        memo.not_before = now + pause
+        memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
 
     @staticmethod
     def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: lifecycle.Step) -> bool:
-        """There is nothing to show yet: no answer of placement, none in the ledger, or a row that cannot be read."""
+        """True if there is nothing to show yet: no answer of placement, none in the ledger, or an unreadable row."""
         if snapshot.unreadable_row:
             return True
         if isinstance(step, lifecycle.Place):
             return memo.refusal is None and (snapshot.sharepod is None or snapshot.sharepod.status.node is None)
-        return (
-            snapshot.pod is None
-            and bool(snapshot.reserved)
-            and all(reserved.written is None for reserved in snapshot.reserved)
-        )
-
-    def _snapshot(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
-        sharepod, pod = self._state.sharepods.get(tenant), _as_evicted(self._state.pod_of(tenant), memo)
-        reserved = tuple(
-            self._reserved(node, tenant, memo) for node, _ in self._state.cluster.reservations_of(TenantId(tenant))
-        )
-        now = self._clock()
-        if pod is None or pod.node is not None or pod.gated or not pod.unschedulable:
-            memo.unbound = None
-        elif memo.unbound is None or memo.unbound[0] != pod.uid:
-            memo.unbound = (pod.uid, now)
-        if not reserved:
-            memo.give_back = False
-        elif memo.blocked is not None and now >= memo.blocked.since + self._settings.bind_timeout:
-            self._back_off_blocked(memo, now)
-        return TenantSnapshot(
-            sharepod=sharepod,
-            pod=pod,
-            reserved=reserved,
-            lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
-            returned=frozenset(memo.returned),
-            unbound_since=memo.unbound[1] if memo.unbound is not None else None,
-            give_back=memo.give_back,
-            blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
-            now=now,
-            bind_timeout=self._settings.bind_timeout,
-            unreadable_row=self._state.unreadable_row(tenant),
-        )
-
-    def _reserved(self, node: str, tenant: str, memo: TenantMemo) -> Reserved:
-        wanted = next(row for name, row in self._state.cluster.reservations_of(TenantId(tenant)) if name == node)
-        gpunode = self._state.gpunodes.named(node)
-        written = gpunode.rows.get(tenant) if gpunode is not None else None
-        if gpunode is None or written is None:
-            return Reserved(node=node, wanted=wanted, written=None)
-        drained = False
-        if written.state is TenantState.RELEASING:
-            since = memo.release_generation.setdefault(node, gpunode.generation)
-            seen = next((item for item in gpunode.status.tenants if item.id == tenant), None)
-            drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
-        return Reserved(
-            node=node,
-            wanted=wanted,
-            written=written,
-            drained=drained,
-            override=self._override(node),
-            forced=tenant in gpunode.forced,
-        )
-
-    def _override(self, name: str) -> str | None:
-        node = self._state.nodes.named(name)
-        if node is not None:
-            return "the node is out of service" if node.out_of_service else None
-        return lifecycle.NODE_GONE if name in self._state.gone_nodes else None
-
-    def _back_off_blocked(self, memo: TenantMemo, now: float) -> None:
-        """Its Pod cannot be made for long: others get the share, and it is placed again later."""
-        memo.give_back = True
-        waits = memo.blocked is not None and memo.blocked.reason == POD_TERMINATING
-        memo.not_before = now + (_LOOK_AGAIN if waits else self._pause(memo))
-        if memo.blocked is not None:  # still the reason to show
-            memo.blocked = replace(memo.blocked, since=memo.not_before, until=memo.not_before)
-
-    def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
-        """Its reservation there was refused by the API server."""
-        memo, now = self._memos.of(tenant), self._clock()
-        pause = self._pause(memo)
-        memo.not_before = now + pause
-        memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
-
-    def _pause(self, memo: TenantMemo) -> float:
-        """How long to stay away after one more failure."""
-        memo.given_back += 1
-        return min(_LONGEST_PAUSE, self._settings.bind_timeout * 2.0 ** min(memo.given_back - 1, 10))
+        unwritten = all(reserved.written is None for reserved in snapshot.reserved)
+        return snapshot.pod is None and bool(snapshot.reserved) and unwritten
 
     async def _sharepod_is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
-        """Confirmed by a GET; where it is there after all, it is taken in."""
+        """Confirm by a GET that the SharePod is gone; one that is there after all is taken in."""
         name, namespace = self._name(snapshot)
         try:
             raw = await self._client.get(SHAREPODS, name, namespace)
@@ -202,18 +130,16 @@ class TenantReconciler:
 
     @staticmethod
     def _name(snapshot: TenantSnapshot) -> tuple[str, str]:
-        """Name and namespace of the tenant's SharePod, which are its Pod's too."""
+        """Return name and namespace of the tenant's SharePod, which are its Pod's too."""
         known = snapshot.sharepod or snapshot.pod
         if known is not None:
             return known.name, known.namespace
         return snapshot.reserved[0].wanted.pod_name, snapshot.reserved[0].wanted.namespace
 
-    # Acting
-
     async def _act(
         self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: lifecycle.Step
     ) -> Finish | None:
-        """Does the step; returns how the SharePod ends, if it does."""
+        """Do the step; return how the SharePod ends, if it does."""
         sharepod = snapshot.sharepod
         if not isinstance(step, lifecycle.Place):
             self._resize_or_leave(snapshot, tenant, memo)
@@ -235,43 +161,43 @@ class TenantReconciler:
                 return finish
             case lifecycle.DeletePod(pod=pod):
                 await self._pod_control.delete(pod)
-            case lifecycle.TakeBack():
+            case TakeBackPod():
                 await self._take_back(snapshot, memo, step)
                 self.queue.add(tenant)
-            case lifecycle.ClearPod():
+            case lifecycle.ClearPodUid():
                 memo.give_back = True
             case lifecycle.Unreserve(node=node):
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
             case lifecycle.BeginRelease(node=node):
-                name, namespace = self._name(snapshot)
-                if await self._pod_control.absent(name, namespace, tenant):
+                if await self._pod_control.absent(*self._name(snapshot), tenant):
                     self._state.cluster.set_releasing(node, TenantId(tenant))
                     self._ledger.add(node)
                 else:
-                    self.queue.add_after(tenant, _LOOK_AGAIN)
-            case lifecycle.Remove(node=node, why=why):
+                    self.queue.add_after(tenant, LOOK_AGAIN_S)
+            case RemoveRow(node=node):
                 if self._ledger.leaving(node, tenant):
                     return None
                 if await self._confirmations.may_remove(snapshot, tenant, *self._name(snapshot), step):
-                    self._remove(snapshot, tenant, node, why)
+                    self._remove(snapshot, tenant, step)
                 else:
-                    self.queue.add_after(tenant, _LOOK_AGAIN)
+                    self.queue.add_after(tenant, LOOK_AGAIN_S)
             case Finish():
                 if await self._confirmations.ended(snapshot, tenant, *self._name(snapshot), step):
                     return step
-                self.queue.add_after(tenant, _LOOK_AGAIN)
+                self.queue.add_after(tenant, LOOK_AGAIN_S)
         return None
 
     async def _learn_priority(self, name: str) -> None:
-        """Looks up a PriorityClass that no list has shown yet; one that does not exist counts as 0, and its Pod will be
-        refused."""
+        """Look up a PriorityClass that no list has shown yet. One that does not exist counts as 0: its Pod will be
+        refused.
+        """
         if name not in self._state.priorities:
             await self.read_priorities()
             self._state.priorities.setdefault(name, 0)
 
     def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
-        """Has the loop decide about another share while one is asked for; else it waits for nothing."""
+        """Queue the tenant for another share while one is asked for, else take it out of the loop's queue."""
         sharepod = snapshot.sharepod
         if sharepod is not None and asks_for_another_share(self._state, snapshot, memo):
             in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
@@ -281,51 +207,36 @@ class TenantReconciler:
             memo.resize_refusal = None
             self.loop.leave(tenant)
 
-    async def _take_back(self, snapshot: TenantSnapshot, memo: TenantMemo, step: lifecycle.TakeBack) -> None:
+    async def _take_back(self, snapshot: TenantSnapshot, memo: TenantMemo, step: TakeBackPod) -> None:
         pod = step.pod
         if not await self._pod_control.take_back(pod, memo):
             return
-        now = self._clock()
-        pause = self._pause(memo)
+        until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
         memo.give_back = True
         if pod.pin is not None:
-            memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.why}", now + pause)
-        log.info(
-            "took the pod back",
-            tenant=pod.tenant,
-            pod=f"{pod.namespace}/{pod.name}",
-            node=pod.pin,
-            why=step.why,
-        )
+            memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
+        name = f"{pod.namespace}/{pod.name}"
+        log.info("took the pod back", tenant=pod.tenant, pod=name, node=pod.pin, why=step.message)
         if snapshot.sharepod is not None:
-            text = f"took the pod back from {pod.pin}, it is placed again: {step.why}"
+            text = f"took the pod back from {pod.pin}; the SharePod will be placed again: {step.message}"
             self._events.warning(KIND, snapshot.sharepod, "PodTakenBack", "Bind", text)
 
-    def _remove(self, snapshot: TenantSnapshot, tenant: str, node: str, why: str) -> None:
-        log.info("tenant leaves its node", tenant=tenant, node=node, why=why)
-        metrics.RELEASES.labels(
-            "agent" if why == "drained" else "override" if why != lifecycle.NEVER_BOUND else "unbound"
-        ).inc()
-        gpunode = self._state.gpunodes.named(node)
-        if why not in ("drained", lifecycle.NEVER_BOUND) and gpunode is not None:
+    def _remove(self, snapshot: TenantSnapshot, tenant: str, step: RemoveRow) -> None:
+        log.info("tenant leaves its node", tenant=tenant, node=step.node, why=step.text)
+        usual = {RemovalReason.DRAINED: "agent", RemovalReason.NEVER_BOUND: "unbound"}
+        metrics.RELEASES.labels(usual.get(step.reason, "override")).inc()
+        gpunode = self._state.gpunodes.named(step.node)
+        if step.reason not in usual and gpunode is not None:
             name, namespace = self._name(snapshot)
-            text = f"gave away the share of {namespace}/{name} ({tenant}): {why}"
+            text = f"gave away the share of {namespace}/{name} ({tenant}): {step.text}"
             self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
-        self._memos.of(tenant).release_generation.pop(node, None)
-        self._ledger.remove(node, tenant)
+        self._memos.of(tenant).release_generation.pop(step.node, None)
+        self._ledger.remove(step.node, tenant)
 
-    async def _watch(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:
-        """Ends the Pod where its share is not enforced and the policy says so."""
-        again = await self._evictor.look(sharepod, snapshot.pod, seen_by_agent(self._state, snapshot), memo)
+    async def _evict(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:
+        """Evict the Pod if its share is not enforced and the policy says so."""
+        again = await self._evictor.check(sharepod, snapshot.pod, seen_by_agent(self._state, snapshot), memo)
         if again is not None:
             self.queue.add_after(sharepod.uid, again)
         elif memo.eviction is not None and memo.eviction.done is not None:
             self.queue.add(sharepod.uid)  # to show it
-
-
-def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
-    """A Pod that was evicted from here says so, however that was done."""
-    eviction = memo.eviction
-    if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
-        return pod
-    return replace(pod, disrupted=eviction.done)

@@ -1,8 +1,9 @@
-"""Writes the status of a SharePod, which `status` composes.
+"""Status writer: writes a SharePod's status, as `decisions.status` composes it, and the Events it is worth.
 
-Guarantees: nothing is written that did not change; usage is written at most each `usage_interval`, and what only
-explains (conditions) at most once a second; a write is of the very version of the SharePod that was looked at, else it
-is read and looked at again.
+Guarantees:
+- Nothing is written that did not change.
+- Usage is written at most every `usage_interval`, a change of conditions alone at most once a second.
+- A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
 """
 
 from __future__ import annotations
@@ -12,37 +13,35 @@ from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.gpunode import TenantStatus
+from sharepod.api.sharepod import KIND
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
-from sharepod.controller.decisions.announcements import announce
+from sharepod.controller.decisions.announcements import announcements
 from sharepod.controller.decisions.lifecycle import Finish, Reserved, TenantSnapshot
-from sharepod.controller.decisions.resizing import asks_for_another_share
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import GpuNodeFacts, SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.kube import ConflictError, Json, NotFoundError
 
+from .snapshots import asks_for_another_share, seen_by_agent
+
 _MINOR = {"conditions", "usage", "observedGeneration"}
-_CALM = 1.0  # where only these change, a status is written at most so often
+"""Fields of the status that only explain: nothing is decided by them."""
+_MINOR_PERIOD_S = 1.0
+"""Seconds between two writes of a status of which only `_MINOR` changes: a message that flutters costs one a second."""
 
 log = structlog.get_logger(__name__)
 
 
-def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus | None:
-    """What the agent of its node says of it."""
-    for reserved in snapshot.reserved:
-        gpunode = state.gpunodes.named(reserved.node) if reserved.written is not None else None
-        for seen in gpunode.status.tenants if gpunode is not None else ():
-            if reserved.written is not None and seen.id == reserved.written.id:
-                return seen
-    return None
-
-
 class StatusWriter:
-    """`look_at`: has a tenant looked at again in so many seconds."""
+    """Writer of the status of SharePods.
+
+    Args:
+        clock: Monotonic seconds.
+        requeue_after: Looks at a tenant again after so many seconds.
+    """
 
     def __init__(
         self,
@@ -52,19 +51,25 @@ class StatusWriter:
         settings: OperatorSettings,
         clock: Callable[[], float],
         *,
-        look_at: Callable[[str, float], None],
+        requeue_after: Callable[[str, float], None],
     ) -> None:
         self._state = state
         self._client = client
         self._events = events
         self._settings = settings
         self._clock = clock
-        self._look_at = look_at
+        self._requeue_after = requeue_after
 
-    async def show(
+    async def sync(
         self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo, finish: Finish | None
     ) -> None:
-        """Writes what has changed, now or when it is due, and says what is worth an Event."""
+        """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
+
+        1. Compose the status and compare it with the one that was read.
+        2. Return if nothing changed; come back later if only minor fields did, too soon.
+        3. Patch; after a conflict read the SharePod and come back at once.
+        4. Write Events.
+        """
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
         cleared = sharepod.status.pod_uid in memo.returned
@@ -87,11 +92,11 @@ class StatusWriter:
             wanted = wanted.model_copy(update={"pod_uid": None, "pod_name": None})
         changes = status.difference(sharepod.raw_status, wanted)
         if not usage_due and reserved is not None and self._usage_waits(reserved, gpunode, sharepod):
-            self._look_at(sharepod.uid, (memo.usage_written or now) + self._settings.usage_interval - now)
+            self._requeue_after(sharepod.uid, (memo.usage_written or now) + self._settings.usage_interval - now)
         if not changes:
             return
-        if changes.keys() <= _MINOR and memo.status_written is not None and now < memo.status_written + _CALM:
-            self._look_at(sharepod.uid, memo.status_written + _CALM - now)
+        if changes.keys() <= _MINOR and memo.status_written is not None and now < memo.status_written + _MINOR_PERIOD_S:
+            self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
             return
         log.debug(
             "status changes",
@@ -106,13 +111,17 @@ class StatusWriter:
             )
         except (ConflictError, NotFoundError):
             await self._read_sharepod(sharepod)
-            self._look_at(sharepod.uid, 0.0)
+            self._requeue_after(sharepod.uid, 0.0)
             return
         memo.status_written = now
         if "usage" in changes:
             memo.usage_written = now
         self._state.put_sharepod(answer)
-        announce(self._events, sharepod, wanted, finish, memo, seen_by_agent(self._state, snapshot))
+        seen = seen_by_agent(self._state, snapshot)
+        found, memo.announced = announcements(wanted, finish, seen, memo.announced)
+        for item in found:
+            tell = self._events.warning if item.warning else self._events.normal
+            tell(KIND, sharepod, item.reason, item.action, item.message)
 
     def _usage_waits(self, reserved: Reserved, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts) -> bool:
         seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)

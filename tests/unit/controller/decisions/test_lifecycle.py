@@ -11,15 +11,16 @@ from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase
 from sharepod.controller.decisions.lifecycle import (
     BeginRelease,
-    ClearPod,
+    ClearPodUid,
     CreatePod,
     DeletePod,
     Finish,
     Forget,
     Place,
-    Remove,
+    RemovalReason,
+    RemoveRow,
     Reserved,
-    TakeBack,
+    TakeBackPod,
     TenantSnapshot,
     Unreserve,
     Wait,
@@ -52,7 +53,7 @@ def test_an_invalid_one_is_not_placed_and_gives_back_what_it_has() -> None:
     invalid = sharepod(spec={"gpu": {"request": 1.4}})
     assert step(invalid) == Wait()
     assert step(invalid, None, reserved(written=False)) == Unreserve("node-a")
-    assert isinstance(step(invalid, None, reserved()), Remove)
+    assert isinstance(step(invalid, None, reserved()), RemoveRow)
 
 
 def test_its_pod_is_made_only_once_the_ledger_says_reserved() -> None:
@@ -64,20 +65,22 @@ def test_its_pod_is_made_only_once_the_ledger_says_reserved() -> None:
 def test_of_two_reservations_without_a_pod_the_same_one_is_kept_by_everybody() -> None:
     one, two = reserved("node-a"), reserved("node-b")
     for order in ((one, two), (two, one)):
-        assert step(sharepod(), None, *order) == Remove("node-b", "no Pod of it was bound")
+        assert step(sharepod(), None, *order) == RemoveRow("node-b", RemovalReason.NEVER_BOUND)
     assert step(sharepod(), None, reserved("node-a", written=False), two) == Unreserve("node-a")
 
 
 def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> None:
     there = pod(pin="node-b")
-    assert step(made(), there, reserved("node-a"), reserved("node-b")) == Remove("node-a", "its Pod is on node-b")
+    assert step(made(), there, reserved("node-a"), reserved("node-b")) == RemoveRow(
+        "node-a", RemovalReason.POD_ELSEWHERE, "node-b"
+    )
     assert step(made(), there, reserved("node-a", written=False), reserved("node-b")) == Unreserve("node-a")
 
 
 def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back_in_the_end() -> None:
     assert step(sharepod(), None, reserved(), now=1.0, blocked_until=5.0) == Wait(5.0)
     assert step(sharepod(), None, reserved(), now=5.0, blocked_until=5.0) == CreatePod("node-a", row())
-    assert isinstance(step(sharepod(), None, reserved(), give_back=True), Remove)
+    assert isinstance(step(sharepod(), None, reserved(), give_back=True), RemoveRow)
 
 
 # Pods that are not bound
@@ -86,7 +89,7 @@ def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back
 def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
     refused = pod(conditions=[REFUSED])
     assert step(made(), refused, reserved(), unbound_since=10.0, now=20.0) == Wait(70.0)
-    assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBack(refused, "0/3 nodes")
+    assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBackPod(refused, "0/3 nodes")
 
 
 def test_a_bound_pod_is_never_taken_back() -> None:
@@ -94,7 +97,7 @@ def test_a_bound_pod_is_never_taken_back() -> None:
 
 
 def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
-    assert step(made(), None, reserved(), returned=frozenset({"pod-1"})) == ClearPod()
+    assert step(made(), None, reserved(), returned=frozenset({"pod-1"})) == ClearPodUid()
     lost = step(made(), None, reserved())
     assert isinstance(lost, Finish)
     assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
@@ -138,21 +141,21 @@ def test_a_share_is_released_in_two_steps_and_not_while_the_pod_is_there() -> No
     assert step(None, None, reserved()) == BeginRelease("node-a")
     assert step(None, None, reserved(ending=True)) == Wait()
     assert step(None, None, reserved(releasing=True)) == Wait()
-    assert step(None, None, reserved(releasing=True, drained=True)) == Remove("node-a", "drained")
+    assert step(None, None, reserved(releasing=True, drained=True)) == RemoveRow("node-a", RemovalReason.DRAINED)
     assert step(None) == Forget()
 
 
 def test_an_override_stands_in_for_the_agent_but_not_for_the_pod() -> None:
-    assert step(None, None, reserved(releasing=True, override="the Node is gone")) == Remove(
-        "node-a", "the Node is gone"
+    assert step(None, None, reserved(releasing=True, override=RemovalReason.NODE_GONE)) == RemoveRow(
+        "node-a", RemovalReason.NODE_GONE
     )
     ending = pod(node="node-a", phase="Running", deleting=True)
-    assert step(None, ending, reserved(override="the Node is gone")) == Wait()
+    assert step(None, ending, reserved(override=RemovalReason.NODE_GONE)) == Wait()
 
 
 def test_force_release_ends_what_hangs_and_not_what_lives() -> None:
     hanging = pod(node="node-a", phase="Running", deleting=True)
-    assert step(None, hanging, reserved(forced=True)) == Remove("node-a", "force-release")
+    assert step(None, hanging, reserved(forced=True)) == RemoveRow("node-a", RemovalReason.FORCED)
     assert step(made(), pod(node="node-a", phase="Running"), reserved(forced=True)) == Wait()
 
 
@@ -180,7 +183,7 @@ _HELD = st.lists(
         written=st.booleans(),
         releasing=st.booleans(),
         drained=st.booleans(),
-        override=st.sampled_from([None, "the Node is gone"]),
+        override=st.sampled_from([None, RemovalReason.NODE_GONE]),
         forced=st.booleans(),
     ),
     max_size=3,
@@ -235,14 +238,14 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         assert alive
         assert its_pod is None
         assert not snapshot.reserved
-    if isinstance(found, TakeBack):
+    if isinstance(found, TakeBackPod):
         assert found.pod.node is None
     if isinstance(found, BeginRelease):
         assert not alive
         assert its_pod is None or its_pod.ended
     if isinstance(found, Unreserve):
         assert rows[found.node].written is None
-    if isinstance(found, Remove):
+    if isinstance(found, RemoveRow):
         item = rows[found.node]
         confirmed = item.releasing and (item.drained or item.override is not None)
         elsewhere = its_pod is not None and (its_pod.node or its_pod.pin) != found.node
@@ -294,4 +297,4 @@ def test_force_release_ends_a_sharepod_whose_pod_hangs_in_its_deletion() -> None
     finish = step(made(phase="Running"), hanging, reserved(forced=True))
     assert isinstance(finish, Finish)
     assert (finish.phase, finish.reason) == (Phase.FAILED, "PodLost")
-    assert step(made(phase="Failed"), hanging, reserved(forced=True)) == Remove("node-a", "force-release")
+    assert step(made(phase="Failed"), hanging, reserved(forced=True)) == RemoveRow("node-a", RemovalReason.FORCED)

@@ -9,22 +9,22 @@ from sharepod.api.sharepod import Phase
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions.lifecycle import (
-    NEVER_BOUND,
-    NODE_GONE,
-    RESERVATION_LOST,
+    Absence,
+    EndReason,
     Finish,
-    Remove,
+    RemovalReason,
+    RemoveRow,
     TenantSnapshot,
 )
-from sharepod.controller.decisions.resizing import asks_for_another_share
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.facts import sharepod_facts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.controller.tenants.confirmations import Confirmations
-from sharepod.controller.tenants.pods import POD_TERMINATING, PodControl
+from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.controller.tenants.snapshots import asks_for_another_share
 from sharepod.kube import Json
 from unit.controller.fakes import FakeServer
 from unit.controller.objects import PODS, TENANT, pod_object, reserved, row, sharepod_object
@@ -51,8 +51,8 @@ class Operator:
         key = (plural, raw["metadata"].get("namespace", ""), raw["metadata"]["name"])
         self.server.objects[key] = raw
 
-    async def may_remove(self, node: str, why: str, snapshot: TenantSnapshot) -> bool:
-        return await self.confirmations.may_remove(snapshot, TENANT, "one", "n", Remove(node, why))
+    async def may_remove(self, node: str, reason: RemovalReason, snapshot: TenantSnapshot) -> bool:
+        return await self.confirmations.may_remove(snapshot, TENANT, "one", "n", RemoveRow(node, reason))
 
 
 def snapshot(**fields: Any) -> TenantSnapshot:
@@ -61,8 +61,8 @@ def snapshot(**fields: Any) -> TenantSnapshot:
     )
 
 
-@pytest.mark.parametrize("why", [NEVER_BOUND, "its Pod is on node-a"])
-async def test_a_row_is_not_removed_under_a_pod_that_no_watch_has_told_of_yet(why: str) -> None:
+@pytest.mark.parametrize("why", [RemovalReason.NEVER_BOUND, RemovalReason.POD_ELSEWHERE])
+async def test_a_row_is_not_removed_under_a_pod_that_no_watch_has_told_of_yet(why: RemovalReason) -> None:
     operator = Operator()
     assert await operator.may_remove("node-b", why, snapshot())
     operator.serve("pods", pod_object(pin="node-b", node="node-b", phase="Running"))
@@ -74,16 +74,16 @@ async def test_a_row_is_not_removed_under_a_pod_that_no_watch_has_told_of_yet(wh
 async def test_a_pod_of_that_name_that_is_not_the_tenants_keeps_nothing() -> None:
     operator = Operator()
     operator.serve("pods", pod_object(owner="another", pin="node-b"))
-    assert await operator.may_remove("node-b", NEVER_BOUND, snapshot())
+    assert await operator.may_remove("node-b", RemovalReason.NEVER_BOUND, snapshot())
 
 
 async def test_a_node_that_came_back_without_its_label_is_not_taken_as_gone() -> None:
     operator = Operator()
     operator.state.node_is_gone("node-a")
-    releasing = snapshot(reserved=(reserved(releasing=True, override=NODE_GONE),))
-    assert await operator.may_remove("node-a", NODE_GONE, releasing)
+    releasing = snapshot(reserved=(reserved(releasing=True, override=RemovalReason.NODE_GONE),))
+    assert await operator.may_remove("node-a", RemovalReason.NODE_GONE, releasing)
     operator.serve("nodes", node_object(labels={}))
-    assert not await operator.may_remove("node-a", NODE_GONE, releasing)
+    assert not await operator.may_remove("node-a", RemovalReason.NODE_GONE, releasing)
     assert "node-a" not in operator.state.gone_nodes
 
 
@@ -94,14 +94,14 @@ async def test_a_reservation_whose_row_cannot_be_read_is_not_lost() -> None:
     operator.serve("gpunodes", spoiled)
     running = pod_object(node="node-a", phase="Running")
     operator.state.put_pod(running)
-    lost = Finish(Phase.FAILED, RESERVATION_LOST, "")
+    lost = Finish(Phase.FAILED, EndReason.RESERVATION_LOST, "", Absence.ROW)
     seen = snapshot(pod=operator.state.pod_of(TENANT))
     assert not await operator.confirmations.ended(seen, TENANT, "one", "n", lost)
     operator.serve("gpunodes", gpunode_object(version=2))
     assert await operator.confirmations.ended(seen, TENANT, "one", "n", lost)
 
 
-@pytest.mark.parametrize(("deleting", "reason"), [(True, POD_TERMINATING), (False, "PodNameTaken")])
+@pytest.mark.parametrize(("deleting", "reason"), [(True, "PodTerminating"), (False, "PodNameTaken")])
 async def test_a_former_pod_of_the_name_is_waited_for_and_a_strangers_is_not(deleting: bool, reason: str) -> None:
     operator, memo = Operator(), TenantMemo()
     stranger = pod_object(owner="another", deleting=deleting)
@@ -149,7 +149,7 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
     operator.server.apply_status = apply_status  # type: ignore[attr-defined]
     operator.serve("nodes", node_object(labels={}))
     operator.state.put_gpunode(gpunode_object(TENANT))
-    await operator.nodes._work("node-a")
+    await operator.nodes.reconcile("node-a")
     assert [(item["type"], item["status"], item["reason"]) for item in said] == [
         (CONDITION_AGENT_ALIVE, "False", "PoolLabelGone")
     ]

@@ -63,7 +63,7 @@ class World:
     async def look(
         self, memo: TenantMemo, seen: TenantStatus | None = UNHOOKED, its_pod: Any = RUNNING
     ) -> float | None:
-        return await self.evictor.look(sharepod(), its_pod, seen, memo)
+        return await self.evictor.check(sharepod(), its_pod, seen, memo)
 
 
 async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_enough() -> None:

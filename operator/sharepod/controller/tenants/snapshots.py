@@ -1,0 +1,120 @@
+"""Snapshots of one tenant, put together from the cluster state and its memo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sharepod.api.gpunode import TenantState, TenantStatus
+from sharepod.api.units import TenantId
+from sharepod.controller.decisions.lifecycle import RemovalReason, Reserved, TenantSnapshot
+from sharepod.controller.decisions.resizing import resize_wish
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts import PodFacts
+from sharepod.controller.state.memos import BlockedReason, TenantMemo
+from sharepod.placement.state.types import Reservation
+
+LOOK_AGAIN_S = 1.0
+"""Seconds until a tenant is looked at again whose step could not be taken yet: a watch lags by less than that."""
+
+
+class Snapshots:
+    """Takes snapshots, and keeps in the memo since when things are as they are.
+
+    Args:
+        state: The cluster state.
+        bind_timeout: Seconds for which a Pod may stay unbound, or its creation be refused.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, state: ClusterState, bind_timeout: float, clock: Callable[[], float]) -> None:
+        self._state = state
+        self._bind_timeout = bind_timeout
+        self._clock = clock
+
+    def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
+        """Return everything known of a tenant now."""
+        sharepod, pod = self._state.sharepods.get(tenant), _as_evicted(self._state.pod_of(tenant), memo)
+        reservations = self._state.cluster.reservations_of(TenantId(tenant))
+        reserved = tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
+        now = self._clock()
+        if pod is None or pod.node is not None or pod.gated or not pod.unschedulable:
+            memo.unbound = None
+        elif memo.unbound is None or memo.unbound[0] != pod.uid:
+            memo.unbound = (pod.uid, now)
+        if not reserved:
+            memo.give_back = False
+        elif memo.blocked is not None and now >= memo.blocked.since + self._bind_timeout:
+            self._give_back_blocked(memo, now)
+        return TenantSnapshot(
+            sharepod=sharepod,
+            pod=pod,
+            reserved=reserved,
+            lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
+            returned=frozenset(memo.returned),
+            unbound_since=memo.unbound[1] if memo.unbound is not None else None,
+            give_back=memo.give_back,
+            blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
+            now=now,
+            bind_timeout=self._bind_timeout,
+            unreadable_row=self._state.unreadable_row(tenant),
+        )
+
+    def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> Reserved:
+        gpunode = self._state.gpunodes.named(node)
+        written = gpunode.rows.get(tenant) if gpunode is not None else None
+        if gpunode is None or written is None:
+            return Reserved(node=node, wanted=wanted, written=None)
+        drained = False
+        if written.state is TenantState.RELEASING:
+            since = memo.release_generation.setdefault(node, gpunode.generation)
+            seen = next((item for item in gpunode.status.tenants if item.id == tenant), None)
+            drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
+        return Reserved(
+            node=node,
+            wanted=wanted,
+            written=written,
+            drained=drained,
+            override=self._override(node),
+            forced=tenant in gpunode.forced,
+        )
+
+    def _override(self, name: str) -> RemovalReason | None:
+        node = self._state.nodes.named(name)
+        if node is not None:
+            return RemovalReason.OUT_OF_SERVICE if node.out_of_service else None
+        return RemovalReason.NODE_GONE if name in self._state.gone_nodes else None
+
+    def _give_back_blocked(self, memo: TenantMemo, now: float) -> None:
+        """Its Pod cannot be created for long: others get the share, and it is placed again later."""
+        memo.give_back = True
+        waits = memo.blocked is not None and memo.blocked.reason is BlockedReason.TERMINATING
+        memo.not_before = now + (LOOK_AGAIN_S if waits else memo.next_pause_s(self._bind_timeout))
+        if memo.blocked is not None:  # still the reason to show
+            memo.blocked = replace(memo.blocked, since=memo.not_before, until=memo.not_before)
+
+
+def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus | None:
+    """Return what the agent of its node reports of a tenant."""
+    for reserved in snapshot.reserved:
+        gpunode = state.gpunodes.named(reserved.node) if reserved.written is not None else None
+        for seen in gpunode.status.tenants if gpunode is not None else ():
+            if reserved.written is not None and seen.id == reserved.written.id:
+                return seen
+    return None
+
+
+def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: TenantMemo) -> bool:
+    """Return `resize_wish` of a tenant, and remember its number in the memo."""
+    gpunode = state.gpunodes.named(snapshot.reserved[0].node) if snapshot.reserved else None
+    wish = resize_wish(snapshot, gpunode, memo.memory_settled)
+    memo.memory_settled = wish.memory_settled
+    return wish.wanted
+
+
+def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
+    """Return the Pod as disrupted if it was evicted from here, whether by the Eviction API or by a delete."""
+    eviction = memo.eviction
+    if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
+        return pod
+    return replace(pod, disrupted=eviction.done)
