@@ -153,7 +153,7 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
     assert [(item["type"], item["status"], item["reason"]) for item in said] == [
         (CONDITION_AGENT_ALIVE, "False", "PoolLabelGone")
     ]
-    assert "put the label back" in said[0]["message"]
+    assert "Put the label back" in said[0]["message"]
 
 
 def test_a_lease_lost_and_regained_does_not_make_a_pod_that_was_taken_back_a_lost_one() -> None:
