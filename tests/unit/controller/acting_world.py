@@ -1,0 +1,252 @@
+"""The operator's acting half over the API server double, wired as in `main`, on a clock that a test turns.
+
+No queue runs: a test says whose turn it is (`look`, `look_at_node`), so that it sees each step. What `main` runs beside
+the queues runs here too: the ledger's writer, the placement loop, the writer of Events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from doubles.apiserver.kinds import Kind
+from doubles.apiserver.server import ApiServer, api_server
+from kubernetes.aio.client import Configuration
+from sharepod.api.objects import POOL_LABEL
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.resync import Resync
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.nodes import NodeReconciler
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.settings import OperatorSettings
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemo, TenantMemos
+from sharepod.controller.tenants.pods import PodControl
+from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.kube import Json
+from unit.controller.objects import PODS
+
+NAMESPACE = "n"
+PATIENCE_S = 10.0
+"""Longest wait for something that a busy machine may take long for; nothing waits for it to pass."""
+
+
+class World:
+    """One operator, its API server, and what agents, kubelets, kube-scheduler and admins do to it."""
+
+    def __init__(self, server: ApiServer, **settings: Any) -> None:
+        self.now = 1000.0
+        self.server = server
+        self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
+        self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5)
+        self.state = ClusterState(PODS, AgentLeases(self.settings.agent_duration, self._clock))
+        self.memos = TenantMemos()
+        self.events = Events(self.client, "operator", self._clock)
+        self.resync = Resync(self.state, self.client)
+        self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
+        pod_control = PodControl(self.state, self.client, self.events, PODS)
+        self.tenants = TenantReconciler(
+            self.state, self.client, self.ledger, pod_control, self.events, self.memos, self.settings, self._clock
+        )
+        self.loop = PlacementLoop(
+            self.state,
+            self.memos,
+            may_act=lambda: True,
+            on_decided=lambda _tenant, node: self.ledger.add(node),
+            on_answered=lambda tenant: self.answered.add(tenant),
+            clock=self._clock,
+            head_reservation_after=600,
+        )
+        self.answered: set[str] = set()
+        self.tenants.loop = self.loop
+        self.tenants.read_priorities = self.resync.read_priorities
+        self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
+        self.ledger.on_refused = self.tenants.back_off_from_node
+        self.state.on_room_changed = self.loop.room_changed
+        self.tenant = ""
+        """Uid of the SharePod `one`."""
+
+    def _clock(self) -> float:
+        return self.now
+
+    # The operator's turns
+
+    async def look(self, tenant: str = "") -> None:
+        """Take in everything, then reconcile one tenant once."""
+        await self.resync.relist()
+        await self.tenants.reconcile(tenant or self.tenant)
+
+    async def look_at_node(self, name: str = "node-a") -> None:
+        """Take in everything, then reconcile one node once."""
+        await self.resync.relist()
+        await self.nodes.reconcile(name)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something holds on the server, however long its writers take."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not true():
+                await self.server.storage.wait(self.server.storage.version)
+
+    def due_in(self, key: str, queue: WorkQueue[str] | None = None) -> float | None:
+        """Seconds until a key is looked at again; None: never."""
+        queue = self.tenants.queue if queue is None else queue
+        if key in queue._waiting:
+            return 0.0
+        timer = queue._timers.get(key)
+        return timer.when() - asyncio.get_running_loop().time() if timer is not None else None
+
+    @property
+    def memo(self) -> TenantMemo:
+        """The memo of the SharePod `one`."""
+        return self.memos.of(self.tenant)
+
+    # Objects
+
+    def kind(self, plural: str) -> Kind:
+        return self.server.kind(plural)
+
+    def read(self, plural: str, name: str = "one") -> Json | None:
+        """An object as it is on the server; None if it is gone."""
+        kind = self.kind(plural)
+        named = [item for item in self.server.storage.select(kind, "") if item["metadata"]["name"] == name]
+        return named[0] if named else None
+
+    def change(self, plural: str, name: str, change: Callable[[Json], None], *, status: bool = False) -> Json:
+        """Change an object as somebody else does."""
+
+        def changed(item: Json) -> Json:
+            change(item)
+            return item
+
+        kind = self.kind(plural)
+        return self.server.storage.update(kind, NAMESPACE, name, changed, status=status)
+
+    def node(self, name: str = "node-a", gpus: int = 1, *, gpunode: bool = True, alive: bool = True) -> None:
+        """A ready Node of the pool; with its GPUNode and its agent unless told otherwise."""
+        storage = self.server.storage
+        metadata = {"name": name, "labels": {POOL_LABEL: "dedicated", "kubernetes.io/hostname": name}}
+        storage.create(self.kind("nodes"), "", {"metadata": metadata, "spec": {}})
+        allocatable = {"cpu": "8", "memory": "64Gi", "pods": "110"}
+        status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+        self.change("nodes", name, lambda item: item.update(status=status), status=True)
+        if gpunode:
+            storage.create(self.kind("gpunodes"), "", {"metadata": {"name": name}, "spec": {"pool": "dedicated"}})
+            reported = [self.gpu(name, index) for index in range(gpus)]
+            self.change("gpunodes", name, lambda item: item.update(status={"gpus": reported}), status=True)
+        if alive:
+            self.renew(name)
+
+    @staticmethod
+    def gpu(node: str, index: int = 0, **fields: Any) -> Json:
+        known = {"uuid": f"GPU-{node}-{index}", "index": index, "model": "T", "memory": 1 << 34, "health": "Healthy"}
+        return known | {"shareable": True, **fields}
+
+    def renew(self, node: str = "node-a") -> None:
+        """The agent of a node renews its Lease now."""
+        spec = {"holderIdentity": node, "renewTime": f"renewed at {self.now}", "leaseDurationSeconds": 20}
+        metadata = {"name": f"sharepod-agent-{node}", "uid": f"lease-{node}"}
+        for renewed in ("before", f"at {self.now}"):
+            self.state.agents.put({"metadata": metadata, "spec": spec | {"renewTime": renewed}})
+
+    def sharepod(self, name: str = "one", request: float = 0.4, **spec: Any) -> str:
+        """Create a SharePod; its uid."""
+        gpu = {"request": request, **spec.pop("gpu", {})}
+        body = {
+            "metadata": {"name": name},
+            "spec": {"gpu": gpu, "containers": [{"name": "main", "image": "i"}], **spec},
+        }
+        made = self.server.storage.create(self.kind("sharepods"), NAMESPACE, body)
+        uid = str(made["metadata"]["uid"])
+        if name == "one":
+            self.tenant = uid
+        return uid
+
+    def status(self, name: str = "one") -> Json:
+        found = self.read("sharepods", name)
+        assert found is not None
+        status: Json = found.get("status") or {}
+        return status
+
+    def condition(self, kind: str, name: str = "one") -> Json:
+        found: Json = {item["type"]: item for item in self.status(name).get("conditions", ())}.get(kind, {})
+        return found
+
+    def rows(self, node: str = "node-a") -> dict[str, Json]:
+        """The ledger of a node on the server, by tenant."""
+        found = self.read("gpunodes", node)
+        return {row["id"]: row for row in (found or {"spec": {}})["spec"].get("tenants", ())}
+
+    def told(self, reason: str) -> list[str]:
+        """The Events of a reason: their notes."""
+        events = self.server.storage.select(self.kind("events"), "")
+        return [item["note"] for item in events if item["reason"] == reason]
+
+    # What others do
+
+    def pod_phase(self, phase: str, *, node: str = "node-a", **status: Any) -> None:
+        """kube-scheduler has bound the Pod, the kubelet reports its phase."""
+        self.change("pods", "one", lambda item: item["spec"].update(nodeName=node))
+        self.change("pods", "one", lambda item: item.update(status={"phase": phase, **status}), status=True)
+
+    def pod_gone(self) -> None:
+        """The kubelet has ended the Pod."""
+        self.server.storage.finish_deletion(self.kind("pods"), NAMESPACE, "one")
+
+    def delete(self, plural: str, name: str = "one") -> None:
+        """A user, or the garbage collector, deletes an object."""
+        self.server.storage.delete(self.kind(plural), NAMESPACE, name)
+
+    def report(self, *tenants: Json, node: str = "node-a", **fields: Any) -> None:
+        """The agent of a node reports tenants, and that it has seen the ledger as it is."""
+
+        def report(item: Json) -> None:
+            status = copy.deepcopy(item.get("status") or {})
+            seen = {"tenants": list(tenants), "observedGeneration": item["metadata"]["generation"]}
+            item["status"] = status | seen | fields
+
+        self.change("gpunodes", node, report, status=True)
+
+    # Ways to a state
+
+    async def placed(self, **spec: Any) -> None:
+        """A SharePod whose row is in the ledger."""
+        self.sharepod(**spec)
+        await self.look()
+        await self.until(lambda: any(self.tenant in self.rows(node) for node in self._nodes()))
+
+    async def running(self, **spec: Any) -> None:
+        """A SharePod whose Pod runs and is shown to."""
+        await self.placed(**spec)
+        await self.look()
+        await self.look()
+        found = self.read("pods")
+        assert found is not None
+        self.pod_phase("Running", node=next(node for node in self._nodes() if self.tenant in self.rows(node)))
+        await self.look()
+        assert self.status()["phase"] == "Running"
+
+    def _nodes(self) -> list[str]:
+        return [item["metadata"]["name"] for item in self.server.storage.select(self.kind("gpunodes"), "")]
+
+
+@asynccontextmanager
+async def acting_world(**settings: Any) -> AsyncIterator[World]:
+    """An operator that acts; its loops end with it."""
+    async with api_server() as server:
+        world = World(server, **settings)
+        loops = [asyncio.create_task(work.run()) for work in (world.ledger, world.loop, world.events)]
+        try:
+            yield world
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            world.tenants.queue.clear()
+            world.nodes.queue.clear()
+            await world.client.close()

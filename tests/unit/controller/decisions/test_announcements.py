@@ -1,0 +1,75 @@
+"""Which Events a status is worth: each thing once, in its words, unless it had ceased to be so."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
+from sharepod.api.objects import Condition
+from sharepod.api.sharepod import Phase, SharePodStatus
+from sharepod.controller.decisions.announcements import Announcement, announcements
+from sharepod.controller.decisions.lifecycle import Finish
+from unit.controller.objects import TENANT
+
+
+def status(kind: str, value: str, reason: str, message: str = "m") -> SharePodStatus:
+    return SharePodStatus(conditions=(Condition(type=kind, status=value, reason=reason, message=message),))
+
+
+def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
+    return TenantStatus(id=TENANT, findings=tuple(Finding(reason=reason, message=message) for reason in reasons))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reason", "told"),
+    [
+        ("Placed", "True", "Reserved", Announcement(False, "Placed", "Place", "m")),
+        ("Placed", "False", "NoRoom", Announcement(True, "NoRoom", "Place", "m")),
+        ("Placed", "False", "Waiting", None),
+        ("Resized", "True", "Granted", Announcement(False, "ResizeGranted", "Resize", "m")),
+        ("Resized", "False", "NoRoom", Announcement(True, "ResizeNoRoom", "Resize", "m")),
+        ("GPUHealthy", "False", "GpuFailed", Announcement(True, "GpuFailed", "Watch", "m")),
+        ("GPUHealthy", "True", "GpuRecovered", Announcement(False, "GpuRecovered", "Watch", "m")),
+        ("Enforced", "False", "ProcessWithoutHook", Announcement(True, "ProcessWithoutHook", "Watch", "m")),
+        ("Enforced", "Unknown", "NoCudaCall", None),
+        ("Enforced", "True", "HookConnected", None),
+        ("PodReady", "False", "NotScheduled", None),
+    ],
+)
+def test_what_a_condition_is_worth(kind: str, value: str, reason: str, told: Announcement | None) -> None:
+    written = status(kind, value, reason)
+    found, known = announcements(written, None, None, {})
+    assert found == ([told] if told is not None else [])
+    assert announcements(written, None, None, known) == ([], known), "told once"
+    again, _ = announcements(status(kind, value, reason, "other words"), None, None, known)
+    assert len(again) == (told is not None)
+
+
+def test_an_end_is_told_alone_and_as_what_it_is() -> None:
+    written = status("Placed", "True", "Reserved")
+    finding = seen(FindingReason.OVERTAKEN)
+    good = announcements(written, Finish(Phase.SUCCEEDED, "Completed", "fine"), finding, {"a": "b"})
+    assert good == ([Announcement(False, "Completed", "Finish", "fine")], {"a": "b"})
+    bad, _ = announcements(written, Finish(Phase.FAILED, "PodLost", "gone"), finding, {})
+    assert bad == [Announcement(True, "PodLost", "Finish", "gone")]
+
+
+def test_a_finding_speaks_for_itself_and_not_through_the_condition_too() -> None:
+    written = status("Enforced", "False", "ProcessWithoutHook")
+    found, _ = announcements(written, None, seen(FindingReason.PROCESS_WITHOUT_HOOK), {})
+    assert found == [Announcement(True, "ProcessWithoutHook", "Watch", "f")]
+
+
+def test_a_finding_is_told_again_when_its_words_change_or_it_has_come_back() -> None:
+    said, known = announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), {})
+    assert [item.reason for item in said] == ["Overtaken"]
+    assert announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), known)[0] == []
+    assert len(announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN, message="g"), known)[0]) == 1
+    nothing, ceased = announcements(SharePodStatus(), None, None, known)
+    assert nothing == []
+    assert len(announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), ceased)[0]) == 1
+
+
+def test_what_was_known_is_not_changed_in_place() -> None:
+    known: dict[str, str] = {}
+    announcements(status("Placed", "True", "Reserved"), None, seen(FindingReason.OVERTAKEN), known)
+    assert known == {}

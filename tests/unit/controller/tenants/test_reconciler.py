@@ -1,0 +1,565 @@
+"""One tenant from its first look to its last, over an API server that answers late, refuses, and loses answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from doubles.apiserver.errors import Refused, not_found
+from doubles.apiserver.kinds import Kind
+from sharepod.controller.apiserver.client import GPUNODES
+from sharepod.kube import ForbiddenError, Json, UnavailableError
+from unit.controller.acting_world import NAMESPACE, World, acting_world
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit"}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        yield made
+
+
+def versions(world: World, plural: str, what: Any) -> list[int]:
+    """The versions at which `what` first held of each object of a kind, in order."""
+    return [
+        change.version
+        for change in world.server.storage.history
+        if change.kind.plural == plural and change.after is not None and what(change.after)
+    ]
+
+
+async def test_a_sharepod_gets_a_row_then_a_pod_then_a_status(world: World) -> None:
+    world.node()
+    await world.placed()
+    assert world.read("pods") is None
+    assert world.status() == {}, "nothing is shown before the ledger has it"
+    await world.look()
+    made = world.read("pods")
+    assert made is not None
+    (created,) = world.server.made("create", "pods")
+    assert created.query == {"fieldValidation": "Strict"}
+    assert (world.status()["phase"], world.status()["podUID"]) == ("Placed", made["metadata"]["uid"])
+    assert world.condition("Placed")["reason"] == "Reserved"
+    await world.until(lambda: bool(world.told("Placed") and world.told("PodCreated")))
+    world.pod_phase("Running", conditions=[{"type": "Ready", "status": "True"}])
+    await world.look()
+    assert world.status()["phase"] == "Running"
+    assert world.condition("PodReady")["status"] == "True"
+
+
+async def test_looking_again_changes_nothing(world: World) -> None:
+    world.node()
+    await world.running()
+    await world.until(lambda: bool(world.told("PodCreated")))
+    before = world.server.storage.version
+    for _ in range(3):
+        await world.look()
+    assert world.server.storage.version == before
+
+
+async def test_an_end_is_on_record_before_the_release_begins(world: World) -> None:
+    world.node()
+    await world.running()
+    world.pod_phase("Succeeded")
+    await world.look()
+    assert world.status()["phase"] == "Succeeded"
+    assert world.rows()[world.tenant]["state"] == "Reserved"
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    ended = versions(world, "sharepods", lambda item: (item.get("status") or {}).get("phase") == "Succeeded")
+    released = versions(
+        world, "gpunodes", lambda item: any(row["state"] == "Releasing" for row in item["spec"].get("tenants", ()))
+    )
+    assert ended[0] < released[0]
+
+
+async def test_a_share_is_given_away_once_the_agent_has_confirmed_that_nothing_is_left(world: World) -> None:
+    world.node()
+    await world.running()
+    world.pod_phase("Succeeded")
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    await world.look()
+    assert world.tenant in world.rows(), "its agent has not said anything yet"
+    world.report({"id": world.tenant, "drained": True})
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    assert world.status()["phase"] == "Succeeded"
+    world.delete("sharepods")
+    world.delete("pods")
+    await world.look()
+    assert world.memo.status_written is None, "nothing is remembered of a tenant that is gone"
+
+
+async def test_a_report_of_an_earlier_ledger_confirms_nothing(world: World) -> None:
+    world.node()
+    await world.running()
+    world.report({"id": world.tenant, "drained": True})
+    world.pod_phase("Failed", message="boom")
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    for _ in range(3):
+        await world.look()
+    assert world.tenant in world.rows()
+    assert world.condition("PodReady")["message"] == "boom"
+
+
+async def test_a_deleted_sharepod_ends_its_pod_first_then_its_share(world: World) -> None:
+    world.node()
+    await world.running()
+    uid = (world.read("pods") or {})["metadata"]["uid"]
+    world.delete("sharepods")
+    await world.look()
+    (deleted,) = world.server.made("delete", "pods")
+    assert deleted.body["preconditions"] == {"uid": uid}
+    await world.look()
+    assert world.rows()[world.tenant]["state"] == "Reserved", "its pod is still there"
+    world.pod_gone()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+
+
+async def test_a_release_does_not_begin_under_a_pod_that_only_the_api_server_knows(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    await world.resync.relist()
+    world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
+    await world.tenants.reconcile(world.tenant)
+    assert world.due_in(world.tenant) == pytest.approx(1.0, abs=0.2)
+    assert world.rows()[world.tenant]["state"] == "Reserved"
+    assert world.state.pod_of(world.tenant) is not None, "the live read has brought it"
+
+
+async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -> None:
+    world.node()
+    await world.running()
+    world.state.drop_sharepod(world.tenant)
+    await world.tenants.reconcile(world.tenant)
+    assert world.state.sharepods.get(world.tenant) is not None
+    assert world.server.made("delete", "pods") == []
+
+
+async def test_a_pod_is_ended_whose_sharepod_was_replaced_by_another_of_that_name(world: World) -> None:
+    world.node()
+    await world.running()
+    former = world.tenant
+    world.delete("sharepods")
+    world.sharepod()
+    assert world.tenant != former
+    await world.look(former)
+    assert len(world.server.made("delete", "pods")) == 1
+    world.pod_gone()
+    await world.look(former)
+    await world.until(lambda: world.rows()[former]["state"] == "Releasing")
+
+
+async def test_a_row_without_any_sharepod_or_pod_is_released(world: World) -> None:
+    world.node()
+    row = {
+        "id": "stray",
+        "namespace": NAMESPACE,
+        "podName": "stray",
+        "state": "Reserved",
+        "gpus": ["GPU-node-a-0"],
+        "requestMilli": 100,
+        "limitMilli": 100,
+        "memory": 1 << 30,
+    }
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[row]))
+    await world.look("stray")
+    await world.until(lambda: world.rows()["stray"]["state"] == "Releasing")
+
+
+async def test_a_pod_that_was_created_with_its_answer_lost_is_adopted(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.server.fail("create", "pods", lose_answer=True)
+    with pytest.raises(UnavailableError):
+        await world.look()
+    assert "podUID" not in world.status()
+    await world.look()
+    await world.look()
+    assert world.status()["podUID"] == (world.read("pods") or {})["metadata"]["uid"]
+    assert len(world.server.storage.select(world.kind("pods"), "")) == 1
+
+
+async def test_a_pod_of_another_operator_is_adopted_not_created_twice(world: World) -> None:
+    world.node()
+    await world.placed()
+    await world.resync.relist()
+    memo, sharepod = world.memo, world.state.sharepods.get(world.tenant)
+    assert sharepod is not None
+    row = world.state.gpunodes.named("node-a")
+    assert row is not None
+    await world.tenants._pod_control.create(sharepod, "node-a", row.rows[world.tenant], memo, world.now)
+    world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
+    world.state.pods.revive((world.read("pods") or {})["metadata"]["uid"])
+    world.state.lost_pods.clear()
+    await world.tenants.reconcile(world.tenant)
+    assert len(world.server.made("create", "pods")) == 2
+    assert world.status()["podUID"] == (world.read("pods") or {})["metadata"]["uid"]
+    assert memo.blocked is None
+
+
+async def test_a_name_that_is_taken_is_said_and_the_share_given_back_after_a_while(world: World) -> None:
+    world.node()
+    stranger = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "x"}]}}
+    world.server.storage.create(world.kind("pods"), NAMESPACE, stranger)
+    await world.placed()
+    await world.look()
+    assert world.condition("PodReady")["reason"] == "PodNameTaken"
+    assert world.due_in(world.tenant) == pytest.approx(5.0, abs=0.5)
+    await world.look()
+    assert len(world.server.made("create", "pods")) == 1, "not tried again before its time"
+    world.now += world.settings.bind_timeout
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    assert world.memo.not_before == world.now + world.settings.bind_timeout
+    await world.look()
+    assert world.condition("PodReady")["reason"] == "PodNameTaken", "still the reason to show"
+    assert world.tenant in world.loop.waiting()
+
+
+async def test_a_former_pod_of_the_name_is_waited_for(world: World) -> None:
+    world.node()
+    former = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "x"}], "nodeName": "node-a"}}
+    world.server.storage.create(world.kind("pods"), NAMESPACE, former)
+    world.delete("pods")
+    await world.placed()
+    await world.look()
+    assert world.condition("PodReady")["reason"] == "PodTerminating"
+    world.now += world.settings.bind_timeout
+    await world.look()
+    assert world.memo.not_before == world.now + 1.0, "it will be gone soon"
+
+
+async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.server.fail("create", "pods", refusal=Refused(409, "AlreadyExists", 'pods "one" already exists'))
+    await world.look()
+    assert world.memo.blocked is None
+    await world.look()
+    assert world.read("pods") is not None
+
+
+@pytest.mark.parametrize("refusal", [Refused(403, "Forbidden", "exceeded quota: gpu"), not_found("namespaces", "n")])
+async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: World, refusal: Refused) -> None:
+    world.node()
+    await world.placed()
+    world.server.fail("create", "pods", refusal=refusal)
+    await world.look()
+    assert world.condition("PodReady")["reason"] == "PodForbidden"
+    assert refusal.message in world.condition("PodReady")["message"]
+    await world.until(lambda: bool(world.told("PodForbidden")))
+    world.now += 5
+    await world.look()
+    assert world.read("pods") is not None
+    assert world.memo.blocked is None
+
+
+async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.server.fail("create", "pods", refusal=Refused(422, "Invalid", "spec.containers[0].image: Required value"))
+    await world.look()
+    assert world.status()["phase"] == "Failed"
+    assert world.condition("PodReady")["reason"] == "PodRefused"
+    assert "image: Required value" in world.condition("PodReady")["message"]
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+
+
+async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
+    for name in ("node-a", "node-b"):
+        world.node(name)
+    await world.placed()
+    await world.look()
+    (here,) = [name for name in ("node-a", "node-b") if world.rows(name)]
+    uid = (world.read("pods") or {})["metadata"]["uid"]
+    world.now += 1
+    world.change("pods", "one", lambda item: item.update(status={"conditions": [UNSCHEDULABLE]}), status=True)
+    await world.look()
+    assert world.condition("PodReady")["reason"] == "NotScheduled"
+    assert world.due_in(world.tenant) == pytest.approx(world.settings.bind_timeout, abs=1)
+    world.now += world.settings.bind_timeout
+    world.renew("node-a")
+    world.renew("node-b")
+    await world.look()
+    assert world.read("pods") is None
+    assert world.due_in(world.tenant) == 0
+    assert world.memo.returned == {uid}
+    assert here in world.memo.avoid
+    await world.until(lambda: bool(world.told("PodTakenBack")))
+    await world.look()
+    assert "podUID" not in world.status()
+    await world.look()
+    await world.until(lambda: not world.rows(here))
+    await world.look()
+    (elsewhere,) = {"node-a", "node-b"} - {here}
+    await world.until(lambda: world.tenant in world.rows(elsewhere))
+    await world.look()
+    assert (world.read("pods") or {})["metadata"]["uid"] != uid
+
+
+async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) -> None:
+    world.node()
+    await world.placed()
+    await world.look()
+    world.change("pods", "one", lambda item: item.update(status={"conditions": [UNSCHEDULABLE]}), status=True)
+    await world.look()
+    world.now += world.settings.bind_timeout
+    await world.resync.relist()
+    world.change("pods", "one", lambda item: item["spec"].update(nodeName="node-a"))
+    await world.tenants.reconcile(world.tenant)
+    found = world.read("pods")
+    assert found is not None
+    assert "deletionTimestamp" not in found["metadata"]
+    assert world.memo.returned == set()
+    assert not world.memo.give_back
+
+
+async def test_a_priority_class_that_no_list_has_shown_is_looked_up_once(world: World) -> None:
+    world.node()
+    await world.resync.relist()
+    priority = {"metadata": {"name": "high"}, "value": 7}
+    world.server.storage.create(world.kind("priorityclasses"), "", priority)
+    world.sharepod(priorityClassName="high")
+    world.state.put_sharepod(world.read("sharepods") or {})
+    await world.tenants.reconcile(world.tenant)
+    assert world.state.priorities == {"high": 7}
+    other = world.sharepod("two", priorityClassName="unknown")
+    world.state.put_sharepod(world.read("sharepods", "two") or {})
+    lists = len(world.server.made("list", "priorityclasses"))
+    for _ in range(2):
+        world.state.cluster.release("node-a", other)  # type: ignore[arg-type]
+        await world.tenants.reconcile(other)
+    assert world.state.priorities["unknown"] == 0
+    assert len(world.server.made("list", "priorityclasses")) == lists + 1
+
+
+async def test_another_share_is_granted_in_place(world: World) -> None:
+    world.node()
+    await world.running()
+    world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.6))
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["requestMilli"] == 600)
+    await world.look()
+    assert world.condition("Resized")["reason"] == "Granted"
+    assert world.status()["granted"]["requestMilli"] == 600
+    assert len(world.server.made("create", "pods")) == 1
+
+
+async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(world: World) -> None:
+    world.node()
+    await world.running()
+    neighbour = world.sharepod("two", request=0.5)
+    await world.look(neighbour)
+    await world.until(lambda: neighbour in world.rows())
+    world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.9))
+    await world.look()
+    while world.tenant not in world.answered:
+        await world.look()
+    world.now += 1
+    await world.look()
+    assert world.condition("Resized")["status"] == "False"
+    assert world.rows()[world.tenant]["requestMilli"] == 400
+    world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.4))
+    world.now += 1
+    await world.look()
+    assert world.memo.resize_refusal is None
+    assert world.condition("Resized")["status"] == "True"
+
+
+async def test_a_pod_without_its_row_ends_only_after_a_live_read_misses_it_too(world: World) -> None:
+    world.node()
+    await world.running()
+    kept = (world.read("gpunodes", "node-a") or {})["spec"]["tenants"]
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    await world.resync.relist()
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=kept))
+    await world.tenants.reconcile(world.tenant)
+    assert world.status()["phase"] == "Running"
+    assert world.due_in(world.tenant) == pytest.approx(1.0, abs=0.2)
+    world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
+    await world.look()
+    assert world.status()["phase"] == "Failed"
+    assert world.condition("PodReady")["reason"] == "ReservationLost"
+
+
+async def test_a_pod_that_vanished_ends_its_sharepod_only_if_the_api_server_misses_it_too(world: World) -> None:
+    world.node()
+    await world.running()
+    world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
+    await world.tenants.reconcile(world.tenant)
+    assert world.status()["phase"] == "Running"
+    world.delete("pods")
+    world.pod_gone()
+    await world.look()
+    assert (world.status()["phase"], world.condition("PodReady")["reason"]) == ("Failed", "PodLost")
+
+
+async def test_a_share_on_a_node_that_is_gone_is_given_away_and_an_admin_told(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    world.delete("pods")
+    world.pod_gone()
+    world.server.storage.delete(world.kind("nodes"), "", "node-a")
+    await world.look_at_node()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    await world.until(lambda: any("the Node is gone" in note for note in world.told("ShareGivenAway")))
+
+
+async def test_a_share_on_a_node_that_came_back_is_not_given_away(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    world.delete("pods")
+    world.pod_gone()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    await world.resync.relist()
+    node = world.state.nodes.named("node-a")
+    assert node is not None
+    world.state.drop_node(node.uid, node.version)
+    world.state.node_is_gone("node-a")
+    await world.tenants.reconcile(world.tenant)
+    assert world.due_in(world.tenant) == pytest.approx(1.0, abs=0.2)
+    assert world.tenant in world.rows()
+    assert world.state.gone_nodes == set()
+
+
+async def test_a_row_is_removed_by_one_write_however_often_it_is_looked_at(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    world.delete("pods")
+    world.pod_gone()
+    world.change("nodes", "node-a", lambda item: item["spec"].update(taints=[OUT_OF_SERVICE]))
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    before = len(world.server.made("patch", "gpunodes"))
+    await world.resync.relist()
+    for _ in range(3):
+        await world.tenants.reconcile(world.tenant)
+    await world.until(lambda: world.tenant not in world.rows())
+    assert len(world.server.made("patch", "gpunodes")) == before + 1
+    await world.until(lambda: any("out of service" in note for note in world.told("ShareGivenAway")))
+
+
+OUT_OF_SERVICE = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+
+
+async def test_a_ledger_that_refuses_a_reservation_is_stayed_away_from(world: World) -> None:
+    world.node()
+
+    def refuse(kind: Kind, before: Json | None, after: Json) -> None:
+        if kind.plural == "gpunodes" and after["spec"].get("tenants"):
+            raise Refused(422, "Invalid", "ledger is sealed")
+
+    world.server.storage.admit = refuse
+    world.sharepod()
+    await world.look()
+    await world.until(lambda: bool(world.told("LedgerWriteRefused")))
+    assert world.memo.not_before == world.now + world.settings.bind_timeout
+    assert "ledger is sealed" in world.memo.avoid["node-a"][0]
+    await world.look()
+    assert world.rows() == {}
+
+
+async def test_nothing_is_concluded_while_a_row_cannot_be_read(world: World) -> None:
+    world.node()
+    await world.running()
+    raw = world.read("gpunodes", "node-a") or {}
+    raw["spec"]["tenants"][0]["state"] = "Borrowed"
+    raw["metadata"]["resourceVersion"] = str(world.server.storage.version + 1)
+    world.state.put_gpunode(raw)
+    world.delete("pods")
+    world.pod_gone()
+    world.state.drop_pod((world.state.pod_of(world.tenant) or _absent()).uid)
+    before = world.server.storage.version
+    await world.tenants.reconcile(world.tenant)
+    assert world.server.storage.version == before
+    assert world.status()["phase"] == "Running"
+
+
+def _absent() -> Any:
+    raise AssertionError("no such pod")
+
+
+async def test_a_decision_for_a_sharepod_that_is_gone_is_forgotten(world: World) -> None:
+    world.node()
+    held = world.server.fail("patch", "gpunodes", refusal=Refused(503, "ServiceUnavailable", "try again"), times=99)
+    world.sharepod()
+    await world.look()
+    while not world.state.cluster.reservations("node-a"):
+        await world.look()
+    world.delete("sharepods")
+    await world.look()
+    assert not world.state.cluster.reservations("node-a")
+    assert world.due_in(world.tenant) == 0
+    held.times = 0
+
+
+async def test_an_invalid_sharepod_says_what_is_wrong_and_takes_nothing(world: World) -> None:
+    world.node()
+    world.sharepod(gpu={"limit": 0.2})
+    await world.look()
+    placed = world.condition("Placed")
+    assert (placed["status"], placed["reason"]) == ("False", "Invalid")
+    assert "limit" in placed["message"]
+    assert world.rows() == {}
+
+
+async def test_force_release_gives_a_share_away_under_a_pod_that_hangs(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    await world.look()
+    world.change(
+        "gpunodes",
+        "node-a",
+        lambda item: item["metadata"].update(annotations={"sharepod.dev/force-release": world.tenant}),
+    )
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    await world.until(lambda: any("force-release" in note for note in world.told("ShareGivenAway")))
+
+
+async def test_a_pod_whose_share_is_not_enforced_is_evicted_and_its_sharepod_says_so() -> None:
+    async with acting_world(unenforced_policy="Evict", unenforced_grace=30) as world:
+        world.node()
+        await world.running()
+        finding = {"reason": "ProcessWithoutHook", "message": "process 7 uses the GPU without the hook"}
+        world.now += 1
+        world.report({"id": world.tenant, "enforced": False, "findings": [finding]})
+        await world.look()
+        assert world.due_in(world.tenant) == pytest.approx(30, abs=1)
+        assert world.condition("Enforced")["reason"] == "ProcessWithoutHook"
+        world.now += 30
+        await world.look()
+        assert len(world.server.made("evict", "pods")) == 1
+        assert world.due_in(world.tenant) == 0, "to show it"
+        await world.look()
+        assert world.condition("PodReady")["reason"] == "Evicted"
+        world.pod_gone()
+        await world.look()
+        assert (world.status()["phase"], world.condition("PodReady")["reason"]) == ("Failed", "Evicted")
+
+
+async def test_a_refusal_of_the_api_server_reaches_the_queue(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.server.fail("patch", "sharepods", refusal=Refused(403, "Forbidden", "no"))
+    with pytest.raises(ForbiddenError):
+        await world.look()
+    await world.client.get(GPUNODES, "node-a")

@@ -1,0 +1,119 @@
+"""What is written into a SharePod's status, when, and against which version."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from doubles.apiserver.errors import Refused
+from sharepod.kube import Json, UnavailableError
+from unit.controller.acting_world import World, acting_world
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        made.node()
+        await made.running()
+        yield made
+
+
+def writes(world: World) -> int:
+    return len(world.server.made("patch", "sharepods"))
+
+
+async def waits_for(world: World, message: str) -> None:
+    """The Pod's container waits for something: a change of a condition and of nothing else."""
+    waiting = {"name": "main", "state": {"waiting": {"reason": "Pulling", "message": message}}}
+    world.pod_phase("Running", containerStatuses=[waiting])
+    await world.look()
+
+
+async def test_what_only_explains_is_written_once_a_second_and_nothing_is_lost(world: World) -> None:
+    world.now += 1
+    await waits_for(world, "one")
+    before = writes(world)
+    await waits_for(world, "two")
+    assert writes(world) == before
+    assert world.due_in(world.tenant) == pytest.approx(1.0, abs=0.2)
+    world.now += 1
+    await world.look()
+    assert writes(world) == before + 1
+    assert "two" in world.condition("PodReady")["message"]
+
+
+async def test_a_phase_is_written_at_once(world: World) -> None:
+    await waits_for(world, "one")
+    world.pod_phase("Succeeded")
+    await world.look()
+    assert world.status()["phase"] == "Succeeded"
+
+
+async def test_usage_is_written_once_an_interval_and_the_last_figure_is_not_lost(world: World) -> None:
+    world.now += world.settings.usage_interval
+    for held in (100, 200, 300):
+        world.report({"id": world.tenant, "connected": True, "heldMilli": held, "memory": held})
+        await world.look()
+    assert world.status()["usage"]["heldMilli"] == 100
+    assert world.due_in(world.tenant) == pytest.approx(world.settings.usage_interval, abs=1)
+    world.now += world.settings.usage_interval
+    await world.look()
+    assert world.status()["usage"]["heldMilli"] == 300
+
+
+async def test_a_status_is_not_written_over_a_sharepod_that_has_changed(world: World) -> None:
+    world.pod_phase("Succeeded")
+    await world.resync.relist()
+    world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"novel": "1"}))
+    await world.tenants.reconcile(world.tenant)
+    assert world.status()["phase"] == "Running"
+    assert world.due_in(world.tenant) == pytest.approx(0.0, abs=0.2)
+    await world.tenants.reconcile(world.tenant)
+    assert world.status()["phase"] == "Succeeded"
+    assert (world.read("sharepods") or {})["metadata"]["labels"] == {"novel": "1"}
+
+
+async def test_a_sharepod_that_went_before_its_status_was_written_is_dropped(world: World) -> None:
+    world.pod_phase("Succeeded")
+    await world.resync.relist()
+    world.delete("sharepods")
+    await world.tenants.reconcile(world.tenant)
+    assert world.state.sharepods.get(world.tenant) is None
+
+
+async def test_a_write_whose_answer_was_lost_is_not_repeated_nor_forgotten(world: World) -> None:
+    world.pod_phase("Succeeded")
+    world.server.fail("patch", "sharepods", lose_answer=True)
+    with pytest.raises(UnavailableError):
+        await world.look()
+    before = writes(world)
+    await world.look()
+    assert world.status()["phase"] == "Succeeded"
+    assert writes(world) == before
+
+
+async def test_a_write_that_was_refused_is_tried_again_as_it_was(world: World) -> None:
+    world.pod_phase("Succeeded")
+    world.server.fail("patch", "sharepods", refusal=Refused(500, "InternalError", "etcd is away"))
+    with pytest.raises(UnavailableError):
+        await world.look()
+    assert world.status()["phase"] == "Running"
+    await world.look()
+    assert world.status()["phase"] == "Succeeded"
+
+
+async def test_every_write_names_the_object_and_version_it_is_for(world: World) -> None:
+    for call in world.server.made("patch", "sharepods"):
+        assert call.subresource == "status"
+        assert call.body["metadata"]["uid"] == world.tenant
+        assert call.body["metadata"]["resourceVersion"]
+
+
+async def test_a_finding_is_told_once_and_again_when_it_comes_back(world: World) -> None:
+    finding: Json = {"reason": "Overtaken", "message": "its work did not end with its turn"}
+    for findings in ([finding], [finding], [], [finding]):
+        world.now += 601  # the same Event may be written again
+        world.renew()
+        world.report({"id": world.tenant, "enforced": True, "connected": True, "findings": findings})
+        await world.look()
+    await world.until(lambda: len(world.told("Overtaken")) == 2)

@@ -1,0 +1,255 @@
+"""One node: its GPUNode comes and goes with it, admins are told what to do, force-release is honoured or refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from doubles.apiserver.errors import already_exists
+from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
+from sharepod.kube import Json
+from unit.controller.acting_world import World, acting_world
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        yield made
+
+
+def label(world: World, **labels: str) -> None:
+    world.change("nodes", "node-a", lambda item: item["metadata"].update(labels=labels))
+
+
+def agent_alive(world: World) -> Json:
+    found = (world.read("gpunodes", "node-a") or {}).get("status") or {}
+    condition: Json = {item["type"]: item for item in found.get("conditions", ())}.get(CONDITION_AGENT_ALIVE, {})
+    return condition
+
+
+def force(world: World, value: str) -> None:
+    annotations = {FORCE_RELEASE_ANNOTATION: value}
+    world.change("gpunodes", "node-a", lambda item: item["metadata"].update(annotations=annotations))
+
+
+async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
+    world.node(gpunode=False)
+    await world.look_at_node()
+    assert (world.read("gpunodes", "node-a") or {})["spec"]["pool"] == "dedicated"
+    assert world.state.gpunodes.named("node-a") is not None
+    await world.look_at_node()
+    assert len(world.server.made("create", "gpunodes")) == 1
+
+
+@pytest.mark.parametrize("labels", [{}, {POOL_LABEL: "swimming"}])
+async def test_a_node_of_no_pool_gets_none(world: World, labels: dict[str, str]) -> None:
+    world.node(gpunode=False)
+    label(world, **labels)
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is None
+
+
+async def test_a_gpunode_of_another_operator_is_taken_in(world: World) -> None:
+    world.node()
+    await world.resync.relist()
+    known = world.state.gpunodes.named("node-a")
+    assert known is not None
+    world.state.drop_gpunode(known.uid)
+    world.state.gpunodes.revive(known.uid)
+    await world.nodes.reconcile("node-a")
+    assert world.state.gpunodes.named("node-a") == known
+
+
+async def test_a_gpunode_goes_with_its_node_once_its_ledger_is_empty(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.server.storage.delete(world.kind("nodes"), "", "node-a")
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is not None, "it has a tenant"
+    assert world.state.gone_nodes == {"node-a"}
+    world.delete("sharepods")
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    await world.look()
+    await world.until(lambda: not world.rows())
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is None
+    (deleted,) = world.server.made("delete", "gpunodes")
+    assert deleted.body["preconditions"].keys() == {"uid", "resourceVersion"}
+
+
+async def test_a_gpunode_that_has_changed_meanwhile_is_not_deleted(world: World) -> None:
+    world.node()
+    world.server.storage.delete(world.kind("nodes"), "", "node-a")
+    await world.resync.relist()
+    world.report()
+    await world.nodes.reconcile("node-a")
+    assert world.read("gpunodes", "node-a") is not None
+    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(1.0, abs=0.2)
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is None
+    await world.look_at_node()
+    assert len(world.server.made("delete", "gpunodes")) == 2, "there is nothing left to delete"
+
+
+async def test_a_node_that_left_the_pool_without_tenants_loses_its_gpunode(world: World) -> None:
+    world.node()
+    label(world)
+    await world.look_at_node()
+    assert world.read("gpunodes", "node-a") is None
+
+
+async def test_a_node_that_left_the_pool_with_tenants_says_what_to_do(world: World) -> None:
+    world.node()
+    await world.placed()
+    label(world)
+    await world.look_at_node()
+    assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("False", "PoolLabelGone")
+    assert POOL_LABEL in agent_alive(world)["message"]
+    await world.until(lambda: len(world.told("AgentAway")) == 1)
+    before = world.server.storage.version
+    await world.look_at_node()
+    assert world.server.storage.version == before, "said once"
+    label(world, **{POOL_LABEL: "dedicated"})
+    await world.nodes.reconcile("node-a")
+    assert world.state.nodes.named("node-a") is not None, "the live read has brought it"
+
+
+async def test_a_pool_that_was_changed_goes_into_the_ledger(world: World) -> None:
+    world.node()
+    label(world, **{POOL_LABEL: "device-plugin"})
+    await world.look_at_node()
+    await world.until(lambda: (world.read("gpunodes", "node-a") or {})["spec"]["pool"] == "device-plugin")
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"health": "Unhealthy", "reason": "XID 79"}, "GpuFailed"),
+        ({"shareable": False, "reason": "MIG is on"}, "GpuNotShareable"),
+    ],
+)
+async def test_a_gpu_that_cannot_be_used_is_told_once_and_so_is_its_recovery(
+    world: World, broken: dict[str, Any], reason: str
+) -> None:
+    world.node()
+    for fields in (broken, broken, {}, {}):
+        gpus = [world.gpu("node-a", **fields)]
+        world.report(gpus=gpus)
+        await world.look_at_node()
+    await world.until(lambda: bool(world.told("GpuRecovered")))
+    assert len(world.told("GpuRecovered")) == 1
+    (note,) = world.told(reason)
+    assert "GPU-node-a-0" in note
+    assert broken["reason"] in note
+
+
+async def test_force_release_of_a_running_sharepod_is_refused_by_name(world: World) -> None:
+    world.node()
+    await world.running()
+    force(world, f"{world.tenant}, nobody")
+    await world.look_at_node()
+    await world.until(lambda: any("n/one" in note for note in world.told("ForceReleaseRefused")))
+    annotations = (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
+    assert FORCE_RELEASE_ANNOTATION in annotations, "it stays until it has done its work"
+    assert world.tenant in world.rows()
+
+
+async def test_force_release_of_ended_tenants_waits_for_their_rows_then_the_annotation_goes(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    await world.look()
+    force(world, world.tenant)
+    looked_at: list[str] = []
+    world.state.on_tenant_changed = looked_at.append
+    await world.look_at_node()
+    assert world.tenant in looked_at
+    assert FORCE_RELEASE_ANNOTATION in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
+    await world.look()
+    await world.until(lambda: not world.rows())
+    await world.look_at_node()
+    assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
+    assert world.told("ForceReleaseRefused") == []
+
+
+async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world: World) -> None:
+    world.node()
+    force(world, "nobody")
+    await world.resync.relist()
+    force(world, "somebody")
+    await world.nodes.reconcile("node-a")
+    assert (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"][FORCE_RELEASE_ANNOTATION] == "somebody"
+    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(1.0, abs=0.2)
+    await world.look_at_node()
+    assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
+
+
+async def test_an_agent_that_is_away_gets_a_condition_with_advice_and_loses_it_when_back(world: World) -> None:
+    world.node(alive=False)
+    await world.look_at_node()
+    assert agent_alive(world) == {}, "a new agent needs time to start"
+    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(world.settings.agent_duration, abs=1)
+    world.now += world.settings.agent_duration
+    await world.look_at_node()
+    assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("False", "LeaseNotRenewed")
+    assert "kubectl -n system get pods" in agent_alive(world)["message"]
+    await world.until(lambda: len(world.told("AgentAway")) == 1)
+    before = world.server.storage.version
+    await world.look_at_node()
+    assert world.server.storage.version == before, "said once"
+    world.renew()
+    await world.look_at_node()
+    assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("True", "LeaseRenewed")
+    assert len(world.told("AgentAway")) == 1
+
+
+async def test_a_node_that_is_not_ready_is_not_blamed_on_its_agent(world: World) -> None:
+    world.node(alive=False)
+    world.change("nodes", "node-a", lambda item: item["status"].update(conditions=[]), status=True)
+    world.now += 1000
+    await world.look_at_node()
+    await world.look_at_node()
+    assert agent_alive(world) == {}
+
+
+async def test_the_condition_of_the_operator_leaves_the_agents_report_alone(world: World) -> None:
+    world.node(alive=False)
+    await world.look_at_node()
+    world.now += world.settings.agent_duration
+    await world.look_at_node()
+    status = (world.read("gpunodes", "node-a") or {})["status"]
+    assert status["gpus"][0]["uuid"] == "GPU-node-a-0"
+    assert agent_alive(world)["observedGeneration"] == 1
+
+
+async def test_agents_that_come_or_go_bring_their_nodes_to_the_queue(world: World) -> None:
+    world.node()
+    world.node("node-b", alive=False)
+    await world.resync.relist()
+    world.nodes.check_agents()
+    assert world.due_in("node-a", world.nodes.queue) == 0
+    assert world.due_in("node-b", world.nodes.queue) is None
+    world.nodes.queue.clear()
+    world.nodes.check_agents()
+    assert world.due_in("node-a", world.nodes.queue) is None
+    world.now += 21
+    world.nodes.check_agents()
+    assert world.due_in("node-a", world.nodes.queue) == 0
+    unavailable = world.state.cluster.node("node-a")
+    assert unavailable is not None
+    assert unavailable.state is not None
+    assert "no agent" in str(unavailable.state.unavailable)
+
+
+async def test_a_gpunode_is_created_once_by_two_operators(world: World) -> None:
+    world.node()
+    await world.resync.relist()
+    known = world.state.gpunodes.named("node-a")
+    assert known is not None
+    world.state.drop_gpunode(known.uid)
+    world.server.fail("create", "gpunodes", refusal=already_exists("gpunodes", "node-a"))
+    await world.nodes.reconcile("node-a")
+    assert world.read("gpunodes", "node-a") is not None
