@@ -1,4 +1,4 @@
-"""How long from apply until the Pod is made, and until it is bound: SharePods beside bare pods, from one client in one
+"""Time from apply until the Pod is created and until it is bound: SharePods beside bare pods, from one client in one
 run.
 
     PYTHONPATH=tests:benchmarks python benchmarks/apply_latency.py [--count 200] [--rate 20] [--nodes 50]
@@ -36,14 +36,14 @@ _CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu":
 
 @dataclass(slots=True)
 class Seen:
-    """When the client saw each Pod of one namespace made, and bound, by name; monotonic seconds."""
+    """Times at which the client saw each Pod of one namespace created and bound, by name; monotonic seconds."""
 
     made: dict[str, float] = field(default_factory=dict)
     bound: dict[str, float] = field(default_factory=dict)
 
 
 def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
-    """Watches the Pods of a namespace from now on; returns what ends that."""
+    """Watch the Pods of a namespace from now on; return the function that ends the watch."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     watch = api.watch(path, resourceVersion=api.get(path)["metadata"]["resourceVersion"], timeout=600)
 
@@ -66,7 +66,7 @@ def follow(api: Api, namespace: str, seen: Seen) -> Callable[[], None]:
 
 
 def measure(api: Api, path: str, namespace: str, bodies: list[Object], rate: float) -> tuple[list[float], list[float]]:
-    """Creates the objects at `rate` a second; seconds from sending each until its Pod was seen made, and bound."""
+    """Create the objects at `rate` a second; return seconds from each request until its Pod was created, and bound."""
     seen, sent = Seen(), dict[str, float]()
     end = follow(api, namespace, seen)
     try:

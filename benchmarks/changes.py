@@ -1,4 +1,4 @@
-"""What tenants notice of an agent that is killed or upgraded, and how soon an edited share is a measured one.
+"""Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
 
 Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to
 100 ms, so that any single second is some points off what was asked: `second_off` is how far the shares of what all got
@@ -38,16 +38,16 @@ CONNECTED = re.compile(r'"client connected", "level": "debug", "timestamp": "([^
 
 
 Seen = list[tuple[float, dict[str, int]]]
-"""When it was looked, and the GPU time of each tenant until then."""
+"""Time of a sample, and the GPU time of each tenant until then."""
 
 
 def rows(requests: Mapping[str, float]) -> list[dict[str, object]]:
-    """Of the tenants file."""
+    """Return the rows of the tenants file."""
     return [tenant(name, request, memory=LIMIT) for name, request in requests.items()]
 
 
 def points(part: float) -> float:
-    """Of a hundred."""
+    """Return a fraction as percentage points."""
     return round(100 * part, 1)
 
 
@@ -59,7 +59,7 @@ class Meter:
         self._most: dict[str, int] = {}
 
     def read(self) -> dict[str, int]:
-        """Nanoseconds up to now."""
+        """Read the nanoseconds up to now."""
         devices = self._node.devices()
         for label in {client.label for client in devices.clients}:
             self._most[label] = max(self._most.get(label, 0), devices.busy_ns(label))
@@ -76,7 +76,7 @@ def watch(meter: Meter, seconds: float) -> Seen:
 
 
 def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -> float | None:
-    """How far the worst share was off, over so many seconds from `begin` on; None where they were not watched."""
+    """Return the largest error of a share, over so many seconds from `begin`; None if they were not sampled."""
     first = next((busy for at, busy in seen if at >= begin), None)
     last = next((busy for at, busy in seen if at >= begin + seconds), None)
     if first is None or last is None:
@@ -87,19 +87,19 @@ def off(seen: Seen, begin: float, seconds: float, wanted: Mapping[str, float]) -
 
 
 def seconds_off(seen: Seen, wanted: Mapping[str, float]) -> list[tuple[float, float]]:
-    """When each second began, and how far it was off."""
+    """Return the begin and the error of each second."""
     return [(at, found) for at, _ in seen if (found := off(seen, at, 1.0, wanted)) is not None]
 
 
 def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: float) -> float:
-    """Seconds from `begin`; those that were watched if it was never right."""
+    """Return the seconds from `begin` until shares were right; all that were sampled if they never were."""
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
 def restarted(
     node: Node, meter: Meter, number: signal.Signals, programs: Mapping[str, Program], usual: float
 ) -> dict[str, float]:
-    """Ends the agent and starts it again."""
+    """End the agent and start it again."""
     logged = len(node.log())
     begin = time.monotonic()
     node.stop_agent(number)
@@ -124,14 +124,14 @@ def restarted(
 
 
 def edited(node: Node, meter: Meter, requests: Mapping[str, float], usual: float) -> float:
-    """Edits the shares; when they were measured, in seconds."""
+    """Edit the shares; return after how many seconds they were measured."""
     begin = time.monotonic()
     node.set_tenants(*rows(requests))
     return right_after(watch(meter, WATCHED_S), begin, requests, usual)
 
 
 def standalone(times: int) -> list[Row]:
-    """Restarts and edits without a cluster."""
+    """Measure restarts and edits without a cluster."""
     result: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="ch") as directory,
@@ -165,7 +165,7 @@ def standalone(times: int) -> list[Row]:
 
 
 def in_cluster(times: int) -> list[Row]:
-    """From a GPUNode's change to the tenant's limits in force."""
+    """Measure from a GPUNode's change until the tenant's limits are in force."""
     from cluster.agent_world import OneNode, install, row
     from harness.cluster import Cluster
 

@@ -1,4 +1,4 @@
-"""How long the agent takes to hand the token of a GPU on, beside what two sockets cost by themselves.
+"""Latency of a hand-off of a GPU's token by the agent, beside the cost of two sockets alone.
 
 One program plays all tenants' processes against a real agent at its default settings: it sends DRAINED for one tenant
 and waits for the next one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same
@@ -28,7 +28,7 @@ MOST_TENANTS = 240
 
 
 def play(arguments: list[str], seconds: float, hold_us: int) -> dict[str, Any]:
-    """Runs the program; what it counted."""
+    """Run the program; return what it counted."""
     command = [str(PROGRAMS / "handoff"), "--seconds", str(seconds), "--hold-us", str(hold_us), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds + 60)
     if done.returncode != 0:
@@ -46,7 +46,7 @@ def groups(tenants: int, gpus: int, *, gang: bool) -> list[tuple[int, tuple[str,
 
 
 def sockets(node: Node, members: list[tuple[int, tuple[str, ...]]]) -> list[str]:
-    """As the program wants them."""
+    """Return the sockets as arguments of the program."""
     return [f"{group}:{node.path(f't{index}') / 'agent.sock'}" for index, (group, _) in enumerate(members)]
 
 

@@ -1,4 +1,4 @@
-"""What the hook costs a program: nanoseconds for each launch and copy, microseconds for each exec.
+"""Cost of the hook: nanoseconds per launch and copy, microseconds per exec.
 
     make bench-hook
 
@@ -55,7 +55,7 @@ def cost(
 
 
 def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callable[[Client], Grant | None]:
-    """Grants so long, each so long after it was asked for; without a pause only at the first time."""
+    """Grant for the given time, each the given pause after it was requested; the first without a pause."""
     asked = [False]
 
     def grant(client: Client) -> None:
@@ -117,7 +117,7 @@ def copy_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
 
 
 def spawn_us(environment: Mapping[str, str]) -> float:
-    """Microseconds from spawning a small program to its end."""
+    """Return the microseconds from spawning a small program to its end."""
     program = str(BUILD / "programs" / "nothing")
     begun = time.perf_counter_ns()
     pid = os.posix_spawn(program, [program], dict(environment))

@@ -1,4 +1,4 @@
-"""What the hook adds to an allocation and to a free, and how soon a sibling's idle credits are called back.
+"""Cost of the hook per allocation and free, and delay until a sibling's idle credits are recalled.
 
     make bench-memory
 
@@ -40,7 +40,7 @@ OUT_OF_CREDIT = (64 * MIB, 1, 1000)
 
 
 def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float]:
-    """What `alloccost` measured."""
+    """Run `alloccost` and return what it measured."""
     done = subprocess.run(
         [str(PROGRAMS / "alloccost"), *arguments],
         env=dict(environment),
@@ -72,7 +72,7 @@ def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooke
 
 
 def called_back(node: Node) -> list[Row]:
-    """How long an allocation takes that needs its sibling's idle credits."""
+    """Measure an allocation that needs its sibling's idle credits."""
     environment = dict(os.environ) | {
         "LD_LIBRARY_PATH": str(FAKE_CUDA),
         "LD_PRELOAD": str(node.path("a") / "libsharepod.so"),

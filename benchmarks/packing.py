@@ -1,4 +1,4 @@
-"""How much of a cluster's GPU time gets allocated: a trace replayed through the placement engine, BestFit and FGD.
+"""Allocated part of a cluster's GPU time: a trace replayed through the placement engine, BestFit and FGD.
 
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
@@ -61,7 +61,7 @@ class Outcome:
         return fmean(values) if values else None
 
     def mean(self) -> dict[int, float]:
-        """What all seeds have reached."""
+        """Return the mean over all seeds, as far as all have reached."""
         reached = min((max(curve, default=0) for curve in self.curves), default=0)
         return {percent: fmean(curve[percent] for curve in self.curves) for percent in range(1, reached + 1)}
 

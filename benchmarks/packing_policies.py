@@ -107,7 +107,7 @@ class SharePod:
 
 
 class MemoryBlind(SharePod):
-    """As the engine, but for what it learns: that all requests ask for memory in proportion to their time. What seeing
+    """The engine, but what it learns is that all requests ask for memory in proportion to their time. What seeing
     memory is worth is the difference."""
 
     def learn(self, request: PlacementRequest) -> None:
@@ -210,8 +210,8 @@ class BestFit(_TracePolicy):
 
 
 class Fgd(_TracePolicy):
-    """Where the expected fragmentation grows least. It knows the trace's mix beforehand, down to the kinds of pods that
-    make up 95 % of it."""
+    """Policy: where the expected fragmentation grows least. It knows the trace's mix beforehand, down to the kinds of
+    pods that make up 95 % of it."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         super().__init__(nodes, pods)
@@ -245,8 +245,8 @@ class Fgd(_TracePolicy):
         return _sigmoid(before - self._fragments(after, self.cpu[part] - pod.cpu, self.model[part]))
 
     def _fragments(self, free: Array, cpu: Array, model: Array) -> Array:
-        """Of all that is free, what kinds of pods could not use, weighed by how common they are. Pods without a GPU can
-        use none of it."""
+        """Return the free capacity that kinds of pods could not use, weighted by how common they are.
+        Pods without a GPU can use none of it."""
         states = np.column_stack((model, cpu, np.sort(free, axis=1)))
         if len(states) > 256:
             states, inverse = np.unique(states, axis=0, return_inverse=True)

@@ -39,7 +39,7 @@ class TracePod:
 
     @property
     def demand(self) -> int:
-        """Thousandths of GPUs."""
+        """Return the demand in thousandths of a GPU."""
         return self.gpus * self.milli
 
 
@@ -64,8 +64,10 @@ def read_nodes(path: Path, gpu_memory: dict[str, int]) -> list[TraceNode]:
 
 
 def read_pods(path: Path) -> list[TracePod]:
-    """Traces without `gpu_spec` take any model. `gpu_memory_mib`, which the published traces lack, is read where it
-    is."""
+    """Read the pods of a trace.
+
+    A trace without `gpu_spec` takes any model. `gpu_memory_mib`, which the published traces lack, is read if present.
+    """
     pods = []
     for line, row in _rows(path, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
         count = _number(path, line, row, "num_gpu")

@@ -1,4 +1,4 @@
-"""How long a decision takes on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
+"""Duration of a decision on 100 to 50,000 GPUs, half full and 95 % full, under mixed rules.
 
 `decisions_per_s` counts everything: deciding, reserving, releasing as many as come, learning and renewing the weights.
 p50 and p99 are of the decision alone; `growth`: how many times those of the size before it. Beside it, in the same run,
@@ -61,7 +61,7 @@ KINDS = {
 
 
 def node_states(gpus: int) -> list[NodeState]:
-    """Nodes of eight GPUs, the last with what is left over."""
+    """Return nodes of eight GPUs; the last has the remainder."""
     states = []
     for number, first in enumerate(range(0, gpus, 8)):
         name = f"node-{number:05}"
@@ -82,7 +82,7 @@ def node_states(gpus: int) -> list[NodeState]:
 
 
 def requests(seed: int) -> Iterator[PlacementRequest]:
-    """Requests of all kinds without end."""
+    """Yield requests of all kinds without end."""
     chance = random.Random(seed)
     number = 0
     while True:
@@ -156,7 +156,7 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
 
 
 def scan(cluster: Cluster, request: PlacementRequest) -> str | None:
-    """Asks every filter of every node and GPU, and scores what passes."""
+    """Ask every filter about every node and GPU, and score what passes."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     policy = policy_for(request, first_of_group=False)

@@ -20,7 +20,7 @@ from results import Row, write
 
 
 def answer_to(cluster: Cluster, case: Case) -> tuple[bool, str]:
-    """Whether kubectl refused the case as it should, and what it said, without the parts that every refusal has."""
+    """Return whether kubectl refused the case as it should, and its message without the common parts."""
     answer = cluster.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
     said = (answer.stdout + answer.stderr).strip()
     good = answer.returncode != 0 and case.names in said and case.mend in said

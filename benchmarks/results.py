@@ -76,7 +76,7 @@ def print_table(rows: Iterable[Row], *, title: str) -> None:
 
 
 def write(name: str, rows: Iterable[Row]) -> Path:
-    """Prints the table and writes `build/results/NAME.json`; returns the file's path."""
+    """Print the table and write `build/results/NAME.json`; return the file's path."""
     listed = list(rows)
     print_table(listed, title=name)
     RESULTS.mkdir(parents=True, exist_ok=True)

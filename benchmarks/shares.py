@@ -1,4 +1,4 @@
-"""What tenants get of a GPU's time beside what they asked for: the real agent and the real hook on a simulated GPU.
+"""Measured beside requested shares of GPU time: the real agent and the real hook on a simulated GPU.
 
 Every case runs its tenants' programs at once for a stated time, each launching without end. The device's own account is
 read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's length.
@@ -35,14 +35,14 @@ STEP_S = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a program launches without end. `us`: how long one launch occupies the GPU."""
+    """Work that a program launches without end. `us`: microseconds that one launch occupies the GPU."""
 
     us: int
     graph_nodes: int = 0
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of launchloop."""
+        """Return the arguments of launchloop."""
         if self.graph_nodes:
             kernel = self.us // self.graph_nodes
             return ("--call", "graph", "--graph-nodes", str(self.graph_nodes), "--kernel-us", str(kernel))
@@ -101,7 +101,7 @@ def cpu_of(node: Node) -> float:
 
 
 def waits_of(node: Node, name: str) -> list[float]:
-    """How often the tenant waited for how long so far, by the bounds of the histogram."""
+    """Return the tenant's waits so far, as counts by the bounds of the histogram."""
     cumulative = [
         sample.value
         for sample in node.metrics()
@@ -129,7 +129,7 @@ def alone(work: Work, seconds: float) -> float:
 
 
 def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float, float]:
-    """Runs one case: what each got, the length of the window, and the agent's CPU in cores."""
+    """Run one case; return each tenant's share, the length of the window, and the agent's CPU in cores."""
     asked = MIXES[mix]
     works = [WORKS[work][index % len(WORKS[work])] for index in range(len(asked))]
     names = [f"t{index}" for index in range(len(asked))]
@@ -200,7 +200,7 @@ def beside_service(seconds: float) -> list[Row]:
 
 
 def rows_of(case: str, measured: list[Measured], single: float, window: float, cpu: float) -> list[Row]:
-    """As they are written."""
+    """Return the rows as they are written."""
     rows = []
     for one in measured:
         name = f"{case}: {one.name}"

@@ -78,7 +78,7 @@ def of_test_cluster() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Writes or checks; 0 when everything is in place."""
+    """Write or checks; 0 when everything is in place."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--openapi", type=Path, help="an API server's /openapi/v3/api/v1, as JSON")
     arguments.add_argument("--cluster", action="store_true", help="start the test cluster and ask its API server")

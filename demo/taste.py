@@ -48,7 +48,7 @@ WINDOW_S = 3.0
 RUN_WITHOUT_TERMINAL_S = 8.0
 JUDGED_S = 5.0
 POINTS = 3.0
-"""How far from what was asked a share of `JUDGED_S` may be, in percentage points: a turn is 2 points."""
+"""Largest allowed error of a share over `JUDGED_S`, in percentage points: a turn is 2 points."""
 STEP = 100
 """Thousandths that a key moves from one program to the other."""
 _HEADER = """\
@@ -58,12 +58,12 @@ _HEADER = """\
 
 
 class TasteError(Exception):
-    """What was to be shown is not so."""
+    """A promise of the demo does not hold; the message says which."""
 
 
 @dataclass
 class Seen:
-    """What one program asks for and gets, as last read."""
+    """Request and share of one program, as last read."""
 
     asked: float = 0.0
     limit: float = 1.0

@@ -1,4 +1,4 @@
-"""Which tests stay together where several workers share them (`pytest --numprocesses`).
+"""Distribution of tests over several workers (`pytest --numprocesses`): which stay together.
 
 Tests of tests/cluster and tests/hook stay with their file, which shares what it has started; so do all tests of
 admission, and all that need the machine's one real node. Every other test goes wherever there is room.

@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def bundle(target: Path) -> int:
-    """Makes directory and archive anew; returns the archive's size in bytes. Raises `BundleError`."""
+    """Create directory and archive again; return the archive's size in bytes. Raises `BundleError`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".gpu-kit-", dir=target.parent) as made:
         kit = Path(made) / NAME
@@ -202,7 +202,7 @@ def _version() -> str:
 
 
 def _about() -> dict[str, str]:
-    """What the kit was made from. `hook`: the hash of its sources, which it says to the agent, too."""
+    """Return what the kit was made from. `hook`: the hash of its sources, which it says to the agent, too."""
     sys.path.insert(0, str(HERE.parent))
     from results import commit
 

@@ -38,14 +38,14 @@ from gpukit.setting import Setting, note  # noqa: E402
 from gpukit.wheels import WheelsError, unpack  # noqa: E402
 
 PREFIX = "sharepod-"
-"""Of the directory of a run."""
+"""Names in the directory of a run."""
 
 TABLE_S = 460.0
 """Below 8 minutes with the ends of the last programs."""
 
 
 class Table(Protocol):
-    """What each table's module has."""
+    """Interface of a table's module."""
 
     def measure(self, setting: Setting, budget: Budget) -> None: ...
     def show(self, setting: Setting) -> str: ...
@@ -154,7 +154,7 @@ def _alone(stack: ExitStack, folder: Path, directory: Path) -> None:
 
 
 def _measure(setting: Setting, chosen: list[str]) -> bool:
-    """Whether anything is left."""
+    """Measure until nothing is left or the time is up; return whether anything is left."""
     left = False
     for name in chosen:
         begin = time.monotonic()
@@ -196,7 +196,7 @@ def _has_torch(python: str) -> bool:
 
 
 def _short() -> str:
-    """Where programs may be loaded from; `/tmp` may be mounted noexec."""
+    """Return a short directory from which programs may be loaded; `/tmp` may be mounted noexec."""
     for place in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
         if place and len(place) < 40 and os.access(place, os.W_OK) and not os.statvfs(place).f_flag & os.ST_NOEXEC:
             return place

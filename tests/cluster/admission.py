@@ -1,4 +1,4 @@
-"""What the tests of admission share: where objects lie, a SharePod to apply, the words of a refusal."""
+"""Shared by the tests of admission: paths of objects, a SharePod to apply, the words of a refusal."""
 
 from __future__ import annotations
 

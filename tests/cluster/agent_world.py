@@ -26,7 +26,7 @@ GPUS = [f"GPU-{digit * 8}-{digit * 4}-{digit * 4}-{digit * 4}-{digit * 12}" for 
 
 
 def install(cluster: Cluster) -> None:
-    """What an agent needs of `manifests/`."""
+    """Install what an agent needs of `manifests/`."""
     cluster.namespace("sharepod-system")
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", ROOT / "crds" / "gpunodes.yaml")
     cluster.kubectl("apply", "-n", "sharepod-system", "-f", ROOT / "manifests" / "rbac" / "agent.yaml")
@@ -92,7 +92,7 @@ class OneNode:
         return self.api.create(GPUNODES, body)
 
     def reserve(self, *rows: Object) -> int:
-        """Makes these the ledger; returns its generation."""
+        """Make these rows the ledger; return its generation."""
         generation: int = self.api.patch(self.path, {"spec": {"tenants": list(rows)}})["metadata"]["generation"]
         return generation
 
@@ -136,7 +136,7 @@ class OneNode:
         return self.root / "state" / "tenants" / tenant_id
 
     def connects(self, tenant_id: str) -> bool:
-        """Whether somebody listens on the tenant's socket. From a process that ends: processes are counted."""
+        """Return whether a process listens on the tenant's socket. A child process asks: processes are counted."""
         program = "import socket, sys; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])"
         command: list[str | Path] = [
             sys.executable,

@@ -79,7 +79,7 @@ class Audit:
 
     @property
     def doubled(self) -> list[str]:
-        """Tenants that had more than one bound Pod."""
+        """Return tenants that had more than one bound Pod."""
         with self._lock:
             return sorted(tenant for tenant, pods in self.bound.items() if len(pods) > 1)
 

@@ -18,7 +18,7 @@ GPUS, SHAREPODS = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """How one round went: SharePods that got their Pod bound, and the most tenants that any GPU had at any time."""
+    """Result of one round: SharePods whose Pod was bound, and the most tenants that any GPU had at any time."""
 
     placed: int
     most_on_a_gpu: int
@@ -67,7 +67,7 @@ class Burst:
         return ended
 
     def _reserved(self) -> Counter[str]:
-        """Rows, by GPU."""
+        """Return the rows by GPU."""
         return Counter(gpu for node, row in self._audit.rows() if node in self.nodes for gpu in row["gpus"])
 
     def _bound(self) -> int:

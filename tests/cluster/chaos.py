@@ -31,7 +31,7 @@ class Asked:
     kills: int
     seed: int
     deleted: int
-    """So many of the SharePods are deleted while others are placed."""
+    """Number of SharePods that are deleted while others are placed."""
     timeout: float
 
 

@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster_factory() -> Iterator[Callable[..., Cluster]]:
-    """Starts clusters that end with the test: cluster_factory(**options of Cluster)."""
+    """Start clusters that end with the test: cluster_factory(**options of Cluster)."""
     started: list[Cluster] = []
 
     def start(**options: Any) -> Cluster:

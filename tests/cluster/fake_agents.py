@@ -102,7 +102,7 @@ class FakeAgents:
             self._left.add(tenant)
 
     def end(self, tenant: str) -> None:
-        """What was left of this tenant ends."""
+        """End what is left of this tenant."""
         with self._lock:
             self._left.discard(tenant)
             nodes = sorted(self._there)
@@ -110,7 +110,7 @@ class FakeAgents:
             self._look(node)
 
     def report(self, tenant: str, **seen: Any) -> None:
-        """What the agent sees of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
+        """Set what the agent sees of a tenant from now on (`heldMilli`, `memory`, `connected`, `enforced`, ...)."""
         with self._lock:
             self._usage[tenant] = {**self._usage.get(tenant, {}), **seen}
             nodes = sorted(self._there)
@@ -218,7 +218,7 @@ class FakeAgents:
 
 
 def wait(condition: Any, *, what: str, timeout: float = 30.0, interval: float = 0.05) -> Any:
-    """Polls until `condition()` is true; returns what it returned."""
+    """Poll until `condition()` is true; return its result."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         if time.monotonic() > deadline:

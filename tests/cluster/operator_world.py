@@ -37,7 +37,7 @@ AGENT_LEASE = 3
 
 
 class World:
-    """What the tests of the operator share. `stop_operator` and `start_operator` may be used by a test that starts it
+    """World of the operator's tests. `stop_operator` and `start_operator` may be used by a test that starts it
     again.
     """
 
@@ -82,7 +82,7 @@ class World:
     def nodes(
         self, prefix: str, count: int = 1, *, agents: bool = True, pool: str = "dedicated", **options: Any
     ) -> list[str]:
-        """Nodes PREFIX-0 and so on, labelled `test=PREFIX`, of two GPUs with 16Gi each, and their agents."""
+        """Create nodes PREFIX-0 and so on, labelled `test=PREFIX`, of two GPUs with 16Gi each, and their agents."""
         labels = {"sharepod.dev/pool": pool, "test": prefix}
         names = self.cluster.add_fake_nodes(count, labels=labels, prefix=prefix, **options)
         for name in names:
@@ -113,7 +113,7 @@ class World:
         labels: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> Object:
-        """Creates a SharePod that asks for `gpu`, on nodes labelled `test=ON`. Returns it."""
+        """Create a SharePod that requests `gpu`, on nodes labelled `test=ON`. Return it."""
         body: Object = {
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "SharePod",
@@ -149,7 +149,7 @@ class World:
     def until(
         self, namespace: str, name: str, condition: Callable[[Object], Any], *, what: str, timeout: float = 20
     ) -> Object:
-        """Polls a SharePod until `condition` holds of it."""
+        """Poll a SharePod until `condition` holds of it."""
         seen: Object = {}
 
         def holds() -> bool:
@@ -165,7 +165,7 @@ class World:
         return seen
 
     def phase(self, namespace: str, name: str, phase: str, *, timeout: float = 20) -> Object:
-        """Waits for a phase."""
+        """Wait for a phase."""
         return self.until(
             namespace, name, lambda seen: (seen.get("status") or {}).get("phase") == phase, what=phase, timeout=timeout
         )
@@ -173,7 +173,7 @@ class World:
     def condition(
         self, namespace: str, name: str, kind: str, *, status: str, reason: str | None = None, timeout: float = 20
     ) -> str:
-        """Waits for a condition; returns its message."""
+        """Wait for a condition; return its message."""
 
         def holds(seen: Object) -> bool:
             found = condition_of(seen, kind)

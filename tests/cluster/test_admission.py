@@ -1,4 +1,4 @@
-"""What the API server refuses by itself, with manifests/ in force, and what it takes and shows."""
+"""Tests of the API server alone, with manifests/ in force: what it rejects, takes and shows."""
 
 from __future__ import annotations
 

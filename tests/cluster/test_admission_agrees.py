@@ -66,7 +66,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
 
 @st.composite
 def annotation_sets(draw: st.DrawFn) -> dict[str, str]:
-    """Annotations that make sense more often than chance has it."""
+    """Draw annotations that are valid more often than random ones."""
     fields = draw(st.lists(st.sampled_from(sorted(_VALUES)), max_size=3, unique=True))
     said: dict[str, str] = {}
     for field in {*fields, "request"} if draw(st.integers(0, 3)) else fields:

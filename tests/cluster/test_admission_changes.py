@@ -1,4 +1,4 @@
-"""What of a SharePod may change once it exists."""
+"""Tests of changes: which fields of an existing SharePod may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may write ledgers, Leases and status, with the accounts that manifests/ makes."""
+"""Tests of rights: which accounts of manifests/ may write ledgers, Leases and status."""
 
 from __future__ import annotations
 

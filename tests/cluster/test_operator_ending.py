@@ -1,4 +1,4 @@
-"""How reservations end: nothing is given away before it is surely free, and no work runs twice."""
+"""Ends of reservations: no share is released before it is surely free, and no work runs twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world() -> Iterator[World]:
 
 
 def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
-    """Fails as soon as the condition does not hold, within so many seconds."""
+    """Fail as soon as the condition does not hold within so many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert condition(), f"{what}: ceased to hold"
@@ -27,7 +27,7 @@ def holds_for(seconds: float, condition: Callable[[], Any], what: str) -> None:
 
 
 def evict(world: World, namespace: str, name: str) -> None:
-    """What `kubectl drain` does."""
+    """Evict a pod as `kubectl drain` does."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace}}
     world.api.create(f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 

@@ -1,4 +1,4 @@
-"""From `kubectl apply` to a bound Pod, and what a user is told when there is no room."""
+"""Tests from `kubectl apply` to a bound Pod, and of the message when there is no room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents find out reaches users as conditions and Events, and by policy ends pods whose share is not enforced."""
+"""Findings of agents reach users as conditions and Events, and by policy end pods whose share is not enforced."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Api:
         return Watch(self, path, query | {"watch": "true", "timeoutSeconds": str(int(timeout))}, timeout + 10)
 
     def ready(self) -> bool:
-        """Whether the server says that it is ready."""
+        """Return whether the server reports itself ready."""
         try:
             return bool(self.request("GET", "/readyz", timeout=5.0) == "ok")
         except (OSError, http.client.HTTPException, ApiError):

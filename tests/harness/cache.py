@@ -1,4 +1,4 @@
-"""Where the harness keeps what is dear to make, and the lock that keeps two makers apart.
+"""Cache of the harness for expensive builds, and the lock against two builds at once.
 
 Guarantees: everything kept lies under one directory that the user can delete at any time; a finished entry
 appears under its name by rename, so that whoever sees it sees all of it; only the holder of the lock writes, and the

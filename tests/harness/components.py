@@ -18,7 +18,7 @@ _SERVICE_RANGE = "10.96.0.0/16"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one control plane's programs, files and ports are. `client`: the API server's own certificate."""
+    """Programs, files and ports of one control plane. `client`: the API server's own certificate."""
 
     bin: Path
     state: Path

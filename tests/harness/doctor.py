@@ -82,7 +82,7 @@ def _pip_knows(package: str) -> bool:
 
 
 def _cluster() -> list[Finding]:
-    """What the test cluster's programs need: nothing but a little disk once they are built."""
+    """Check what the test cluster needs: once it is built, only a little disk."""
     from harness import build
     from harness.cache import cache_dir
 
@@ -126,7 +126,7 @@ def _node() -> Finding:
 
 
 def _ask(command: list[str], timeout: float, directory: str | None = None) -> str | None:
-    """What a command prints; None if it fails, is absent or takes too long."""
+    """Return what a command prints; None if it fails, is absent or takes too long."""
     environment = dict(os.environ, GOTOOLCHAIN="local", GOFLAGS="")
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What can go wrong with the harness, as a small hierarchy that a caller can catch.
+"""Errors of the harness, as a small hierarchy that a caller can catch.
 
 Every message says what was wrong, where, and what to do about it.
 """

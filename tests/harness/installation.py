@@ -63,7 +63,7 @@ class Installation:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.ports: dict[str, int] = {}
-        """Of each process by its name: where it serves `/metrics` on loopback."""
+        """Loopback address of `/metrics` of each process, by the process's name."""
         install(cluster)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")

@@ -47,11 +47,11 @@ class Machine(ABC):
 
     @abstractmethod
     def start_agent(self, installation: Installation) -> Service:
-        """Starts the node's agent."""
+        """Start the node's agent."""
 
     @abstractmethod
     def follow(self) -> None:
-        """Brings what runs in line with the Pods. Called while the demo waits."""
+        """Bring what runs in line with the Pods. Called while the demo waits."""
 
     def busy_ns(self) -> dict[tuple[str, str], int]:
         """(SharePod, GPU) to the device time in ns that it got so far, by the devices' own account."""
@@ -92,14 +92,14 @@ class RealNode(Machine):
 
     @staticmethod
     def unavailable() -> str | None:
-        """Why this machine cannot run a real node, in one line, or None."""
+        """Return why this machine cannot run a real node, in one line, or None."""
         return why_no_node()
 
     def start_agent(self, installation: Installation) -> Service:
         return installation.start_agent(self.real, self._inventory)
 
     def follow(self) -> None:
-        """Nothing: the kubelet does that."""
+        """Do nothing: the kubelet follows the Pods."""
 
     def stop(self) -> None:
         self.real.stop()
@@ -127,7 +127,7 @@ class BareMachine(Machine):
         )
 
     def follow(self) -> None:
-        """Starts the containers of Running pods as processes, and ends those whose pod has gone."""
+        """Start the containers of Running pods as processes, and end those whose pod is gone."""
         wanted: set[tuple[str, str]] = set()
         for pod in self._cluster.pods(self._namespace):
             if pod["status"].get("phase") != "Running" or "deletionTimestamp" in pod["metadata"]:

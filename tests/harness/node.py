@@ -235,7 +235,7 @@ class Node:
         return self._layout.address
 
     def path(self, inside: str | Path) -> Path:
-        """Where this process finds a path of the node (through /proc: it is gone when the node is)."""
+        """Return the path by which this process reaches a path of the node (through /proc, until the node ends)."""
         return Path(f"/proc/{self.services.pid}/root") / str(inside).lstrip("/")
 
     def start(
@@ -277,7 +277,7 @@ class Node:
     # GPUs
 
     def set_gpus(self, gpus: Sequence[Gpu], *, libcuda: Path | None = None, state: Path | None = None) -> None:
-        """What the runtime `nvidia` gives to containers made from now on.
+        """Set the GPUs that the runtime `nvidia` gives to containers created from now on.
 
         `libcuda`: put into them as libcuda.so.1. `state`: the simulated devices' shared file, put into them writable
         (it must be so for every user); the container's FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL

@@ -19,7 +19,7 @@ PAUSE_IMAGE = "sharepod.test/pause:1"
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """Where one node's files, programs and addresses are."""
+    """Files, programs and addresses of one node."""
 
     name: str
     state: Path

@@ -1,4 +1,4 @@
-"""What a real node needs of the machine: whether it can run here, and how to get what is missing.
+"""Requirements of a real node: whether it can run on this machine, and how to install what is missing.
 
 Only the standard library, so that `doctor.py` can ask before anything is installed. Guarantees: `why_no_node` changes
 nothing, and its answer is one line, fit for a skip reason.
@@ -39,7 +39,7 @@ _APT_TIMEOUT = 900.0
 
 
 def cni_directory() -> Path | None:
-    """Where the CNI plugins lie."""
+    """Return the directory of the CNI plugins."""
     for directory in CNI_DIRECTORIES:
         if all((directory / plugin).exists() for plugin in _CNI_PLUGINS):
             return directory
@@ -89,7 +89,7 @@ def free_subnet() -> ipaddress.IPv4Network | None:
 
 
 def why_no_node() -> str | None:
-    """Why no real node can run on this machine, in one line; None if it can (packages may be missing yet)."""
+    """Return why no real node can run on this machine, in one line; None if it can (packages may be missing)."""
     if os.geteuid() != 0:
         return "a real node needs root"
     if missing := missing_packages():

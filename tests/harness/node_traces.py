@@ -1,4 +1,4 @@
-"""What a node makes on the machine outside of its state directory, written down, and taken away again.
+"""Record of what a node creates on the machine outside of its state directory, and its removal.
 
 Guarantees: each such trace is on record before it is made, so that what a killed node left is removed by the next;
 nothing here touches what a node of this harness did not make.

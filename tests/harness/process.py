@@ -34,7 +34,7 @@ def die_with(parent: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Orphans among this process's descendants become its children, so that none can slip away by forking twice."""
+    """Adopt orphans among this process's descendants, so that none escapes by forking twice."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -48,13 +48,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def start_time(pid: int) -> int | None:
-    """When `pid` was started, in clock ticks since boot; None if there is no such process (a zombie counts as none)."""
+    """Return when `pid` started, in clock ticks since boot; None if there is no such process (or a zombie)."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 def alive(pid: int, started: int) -> bool:
-    """Whether the very process that `start_time` was asked about still runs."""
+    """Return whether the process with this start time still runs."""
     found = start_time(pid)
     return found is not None and found == started
 
@@ -76,7 +76,7 @@ def descendants_of(pid: int) -> list[int]:
 
 @contextmanager
 def as_at_a_terminal(script: str, *, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs a Python script that Ctrl-C interrupts, even where this process was started with SIGINT ignored, as in the
+    """Run a Python script that Ctrl-C interrupts, even where this process was started with SIGINT ignored, as in the
     background of a shell, and killed when the block ends if it still runs then."""
     heeding = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{script}"
     process = subprocess.Popen(

@@ -46,8 +46,10 @@ class Run:
 
 
 def slice_seconds(environment: Mapping[str, str] = os.environ) -> float:
-    """How long a slice takes in the suite: 8 s, or its part of SOAK_SECONDS, which is for all soaks together, if that
-    is less. ValueError where SOAK_SECONDS is no number."""
+    """Return the seconds of a slice in the suite: 8, or its part of SOAK_SECONDS (for all soaks together) if less.
+
+    Raises ValueError if SOAK_SECONDS is no number.
+    """
     given = environment.get("SOAK_SECONDS")
     if given is None:
         return SLICE_SECONDS
@@ -63,7 +65,7 @@ def slice_of(name: str) -> Run:
 
 
 def main(name: str, soak: Callable[[Run], Mapping[str, int]], *, wanted: Mapping[str, int]) -> int:
-    """Runs it in full. Exit status 1 if one of the counts is not as wanted. The counts are in the last line."""
+    """Run it in full. Exit status 1 if a count is not as expected. The last line has the counts."""
     parser = argparse.ArgumentParser(description=f"Random life of {name} from one seed; see make soak-{name}.")
     parser.add_argument("--seconds", type=float, default=FULL_SECONDS)
     parser.add_argument(

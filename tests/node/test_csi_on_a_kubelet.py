@@ -154,7 +154,7 @@ class Bench:
         self.cluster.wait_for(pod, lambda seen: seen is None, what="pod gone", timeout=60)
 
     def await_message(self, namespace: str, words: str) -> None:
-        """Waits for an Event with these words, as `kubectl describe pod` shows it."""
+        """Wait for an Event with these words, as `kubectl describe pod` shows it."""
 
         def told() -> bool:
             events = self.cluster.api.get(f"/api/v1/namespaces/{namespace}/events")["items"]

@@ -1,4 +1,4 @@
-"""Nothing of a real node outlives it, however it or the harness ends."""
+"""The end of a real node leaves nothing behind, however the node or the harness ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLEEPER: Object = {
 
 
 def _traces() -> dict[str, object]:
-    """What a node could leave on the machine: network links, mounts, cgroups, directories."""
+    """Return what a node could leave on the machine: network links, mounts, cgroups, directories."""
     links = json.loads(subprocess.run(["ip", "-json", "link"], capture_output=True, timeout=10, check=True).stdout)
     return {
         "links": sorted(link["ifname"] for link in links),

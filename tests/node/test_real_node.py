@@ -56,7 +56,7 @@ def _run(cluster: Cluster, namespace: str, pod: Object, *, phase: str) -> Object
 
 
 def _output(cluster: Cluster, namespace: str, pod: Object) -> str:
-    """What the pod prints until it has succeeded."""
+    """Return what the pod prints until it has succeeded."""
     _run(cluster, namespace, pod, phase="Succeeded")
     return cluster.kubectl("logs", "-n", namespace, pod["metadata"]["name"]).stdout
 

@@ -90,7 +90,7 @@ class System:
         )
 
     def tenants(self) -> dict[str, Object]:
-        """Rows of the node's ledger by name of their pod."""
+        """Return the rows of the node's ledger by pod name."""
         node = self.cluster.api.get(f"{GROUP}/gpunodes/{self.machine.node}")
         return {row["podName"]: row for row in node["spec"].get("tenants", [])}
 

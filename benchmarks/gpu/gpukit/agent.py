@@ -39,7 +39,7 @@ class Tenant:
     memory: int
 
     def row(self, gpu: str) -> dict[str, object]:
-        """As the agent's tenants file has it."""
+        """Return the tenant's row of the agent's tenants file."""
         return {
             "id": self.name,
             "namespace": "kit",
@@ -51,7 +51,7 @@ class Tenant:
         }
 
     def in_force(self, limits: str) -> bool:
-        """Whether a tenant's file `limits` says so."""
+        """Return whether a tenant's file `limits` says so."""
         wanted = f"request {round(self.request * 1000)} limit {round(self.limit * 1000)} memory {self.memory} "
         return wanted in limits
 
@@ -86,7 +86,7 @@ class Agent:
         self._command = [sys.executable, str(kit / "gpukit" / "agent_process.py")]
 
     def set(self, *tenants: Tenant) -> None:
-        """Makes these the tenants. Starts the agent if it does not run. Raises `AgentError`."""
+        """Make these the tenants. Start the agent if it does not run. Raises `AgentError`."""
         self._tenants = tenants
         target = self._directory / "tenants.json"
         draft = target.with_suffix(".new")
@@ -97,7 +97,7 @@ class Agent:
         self._wait(self._set, "the terms of its tenants to be in force", _IN_FORCE_S)
 
     def hook(self, name: str) -> Path:
-        """What a program of this tenant has to preload."""
+        """Return the file that a program of this tenant has to preload."""
         return self._of(name) / "libsharepod.so"
 
     def held_seconds(self) -> dict[str, float]:
@@ -109,7 +109,7 @@ class Agent:
         return int(self._metric("sharepod_tenant_memory_used_bytes").get(name, 0))
 
     def close(self) -> None:
-        """Ends the agent."""
+        """End the agent."""
         if self._process is None:
             return
         if self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""What the driver of this machine answers to what hook and agent take for granted of it."""
+"""Checks of the driver: the answers that hook and agent build on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _captures_under_the_hook(setting: Setting) -> Cell:
 
 
 def _context(setting: Setting) -> Cell:
-    """What a context costs, and what the driver says of the process that has it."""
+    """Measure what a context costs, and what the driver says of its process."""
     with setting.workload("driver_checks", "--hook", _hook(setting), label="checks-context") as program:
         time.sleep(0.5)
         before = setting.gpu.use()

@@ -62,7 +62,7 @@ class Gpu:
             raise GpuError(f"GPU {index} is in MIG mode; such a GPU is not shared")
 
     def environment(self, label: str) -> dict[str, str]:
-        """What a program needs in order to use this GPU. `label`: its name, for the fake's books."""
+        """Return the environment of a program on this GPU. `label`: its name in the double's accounts."""
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def use(self) -> Use | None:
@@ -107,7 +107,7 @@ class FakeGpu:
         self.inventory = [{"uuid": self.uuid, "index": 0, "model": self.model, "memory": self.memory}]
 
     def environment(self, label: str) -> dict[str, str]:
-        """What a program needs in order to use it. `label`: its name in the books."""
+        """Return the environment of a program on this GPU. `label`: its name in the accounts."""
         return {
             "LD_LIBRARY_PATH": str(self._folder),
             "FAKE_CUDA_STATE": str(self._state),

@@ -1,4 +1,4 @@
-"""What the kit finds on the machine, before it measures anything: everything that hook and agent are built on.
+"""Inspection of the machine before anything is measured: everything that hook and agent build on.
 
 Each line is tried, not looked up: a container's seccomp profile may take away what its kernel has.
 """
@@ -28,7 +28,7 @@ _FRAMEWORKS = ("torch", "jax", "cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def found() -> list[tuple[str, str]]:
-    """What was found, as lines of (what, what it is)."""
+    """Return the findings as lines of (what, value)."""
     return [
         ("kernel", f"{platform.release()} {platform.machine()}{_sandbox()}"),
         ("processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores to use"),

@@ -49,7 +49,7 @@ def _limit(setting: Setting) -> int:
 
 
 def _absent(setting: Setting, case: Case) -> str:
-    """Why a case is left out, or nothing."""
+    """Return why a case is left out, or an empty text."""
     if not case.needs or ("torch" in case.needs and setting.torch):
         return ""
     if setting.gpu.fake:

@@ -49,7 +49,7 @@ _TORCH = (
 
 
 def cases(setting: Setting) -> tuple[Case, ...]:
-    """What can be measured here."""
+    """Return the cases that can be measured on this machine."""
     return (*_DRIVER, *_TORCH) if setting.torch else _DRIVER
 
 

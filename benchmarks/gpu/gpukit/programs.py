@@ -45,11 +45,11 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return the process id."""
         return self._process.pid
 
     def ready(self, timeout_s: float) -> dict[str, Any]:
-        """What it says once it has started. Raises `ProgramError`."""
+        """Return the program's first answer, once it has started. Raises `ProgramError`."""
         return self.answer(timeout_s)
 
     def tell(self, do: str, **arguments: Any) -> None:
@@ -81,7 +81,7 @@ class Program:
             return answer
 
     def end(self) -> None:
-        """Ends it and all that it started, whatever its state."""
+        """End the program and all that it started, whatever its state."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

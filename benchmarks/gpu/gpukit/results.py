@@ -1,4 +1,4 @@
-"""What has been measured so far, kept in one file so that a killed run goes on where it was.
+"""Results so far, in one file, so that a killed run goes on where it was.
 
 A cell is one figure or a few that belong together, under a key such as `shares/small/30:70`. It is written as soon as
 it is measured, by rename. Cells of another machine, GPU or kit are never mixed with these.
@@ -30,7 +30,7 @@ class Budget:
         self._end = time.monotonic() + seconds
 
     def need(self, seconds: float) -> None:
-        """Raises `OutOfTime` if there are not as many left."""
+        """Check that as many seconds are left. Raises `OutOfTime`."""
         if self._end - time.monotonic() < seconds:
             raise OutOfTime
 
@@ -60,7 +60,7 @@ class Results:
             )
 
     def __contains__(self, key: str) -> bool:
-        """Whether it was measured; what failed is tried again."""
+        """Return whether a cell was measured; a failed one is tried again."""
         return key in self._cells and "failed" not in self._cells[key]
 
     def get(self, key: str) -> Cell | None:
@@ -79,7 +79,7 @@ class Results:
         return self._cells[key]
 
     def put(self, key: str, cell: Cell) -> None:
-        """Keeps a cell."""
+        """Keep a cell."""
         self._cells[key] = {**cell, "at": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())}
         draft = self._path.with_suffix(".json.partial")
         draft.write_text(json.dumps({"about": self.about, "cells": self._cells}, indent=1) + "\n")

@@ -34,15 +34,15 @@ class Setting:
     start_s: float = 180.0
 
     def patience_s(self, seconds: float) -> float:
-        """How long an answer may take whose measurement takes so long."""
+        """Return how long to wait for the answer of a measurement that takes this long."""
         return 3 * seconds + 60
 
     def expected_s(self, *, windows: int, window_s: float) -> float:
-        """How long a case of so many windows takes, its programs' start included."""
+        """Return how long a case of so many windows takes, with the start of its programs."""
         return windows * (window_s + 1) + (30 if self.torch else 5)
 
     def keep(self, key: str, make: Callable[[], Cell]) -> None:
-        """Measures a cell; what fails is kept as failed, and the rest goes on."""
+        """Measure a cell; a failure is kept as failed, and the rest goes on."""
         try:
             self.results.measure(key, make)
         except (ProgramError, AgentError) as error:

@@ -21,7 +21,7 @@ RATIOS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5))
 SERVICE, NEIGHBOUR = 0.3, 0.7
 _SETTLE = 0.15
 _TAIL = 0.05
-"""How long both are busy before and after the window, as a part of it."""
+"""Time for which both are busy before and after the window, as a part of the window."""
 _LOAD = 0.15
 """The part of a GPU that the small service's requests need."""
 _SEED = 1

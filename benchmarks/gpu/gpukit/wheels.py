@@ -44,7 +44,7 @@ def _fits(python: str, abi: str, where: str, version: tuple[int, int], machine: 
 
 
 def unpack(folder: Path, target: Path) -> Path:
-    """Makes `target` a directory to import from. Raises `WheelsError`."""
+    """Make `target` a directory to import from. Raises `WheelsError`."""
     wheels = sorted(folder.glob("*.whl"))
     if not wheels:
         raise WheelsError(f"{folder} holds no wheels: this is not a whole kit; make it with `make gpu-kit`")

@@ -1,4 +1,4 @@
-"""How a workload and the kit talk: one JSON object a line, commands on standard input, answers on standard output.
+"""Conversation of a workload and the kit: one JSON object a line, commands on stdin, answers on stdout.
 
 A workload says `ready`, then does what each command says and answers it. It never outlives the kit: when standard
 input ends it ends at once, even while a call into the driver waits. Lines that are answers begin with `@ `; whatever
@@ -30,7 +30,7 @@ def say(answer: Mapping[str, Any]) -> None:
 
 
 def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
-    """Answers commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. What an action raises is
+    """Answer commands `{"do": NAME, ...}` by `actions[NAME](...)` until standard input ends. What an action raises is
     answered as `error`; the workload goes on."""
     commands: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -52,7 +52,7 @@ def serve(actions: Mapping[str, Callable[..., Answer]], **ready: Any) -> None:
 
 
 def count(step: Callable[[], float], *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-    """Calls `step` over and over; each call returns how much work has been finished by then since the call before.
+    """Call `step` over and over; each call returns how much work has been finished by then since the call before.
     Work is counted from `settle` seconds on, for `seconds`; then goes on uncounted for `tail` seconds, so that a
     neighbour that is being measured keeps its company."""
     begin = time.monotonic() + settle
@@ -69,7 +69,7 @@ def count(step: Callable[[], float], *, settle: float, seconds: float, tail: flo
 
 
 def requests(serve_one: Callable[[], None], *, seconds: float, rate: float, seed: int) -> Answer:
-    """Serves requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other, and
+    """Serve requests that arrive at random (Poisson, `rate` per second, drawn from `seed`), one after the other, and
     measures each from its arrival: a request that waits behind a slow one counts its wait."""
     generator = random.Random(seed)
     begin = time.monotonic()

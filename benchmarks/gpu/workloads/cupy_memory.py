@@ -8,14 +8,14 @@ from filling import fill
 
 
 class Memory:
-    """What was taken stays taken until `clear`."""
+    """Memory that stays allocated until `clear`."""
 
     def __init__(self) -> None:
         self._held: list[object] = []
         cupy.zeros(1)
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        """Allocate `chunk` bytes at a time, at most `most` in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = cupy.cuda.runtime.memGetInfo()
         return filled | {"free": free, "total": total}
@@ -24,7 +24,7 @@ class Memory:
         self._held.append(cupy.empty(chunk, dtype=cupy.uint8))
 
     def clear(self) -> Answer:
-        """Gives all of it back."""
+        """Free all of it."""
         self._held.clear()
         cupy.get_default_memory_pool().free_all_blocks()
         return {}

@@ -70,7 +70,7 @@ class Driver:
         return code
 
     def functions(self, spins_us: Iterable[int]) -> dict[int, ctypes.c_void_p]:
-        """Kernels by length in microseconds; 0 is one that does nothing."""
+        """Return kernels by length in microseconds; 0 is a kernel that does nothing."""
         lengths = sorted(set(spins_us))
         text = _HEAD + _NOOP + "".join(_SPIN.format(us=us, ns=us * 1000) for us in lengths if us)
         image = ctypes.create_string_buffer(text.encode())

@@ -1,4 +1,4 @@
-"""What the hook takes for granted of a driver, asked of the driver itself.
+"""Questions to the driver about the answers that the hook builds on.
 
 `symbols`    does cuGetProcAddress answer with pointers that are exported under a name, too? The hook knows the driver's
              functions by their exported names: a pointer without one could not be given a wrapper.
@@ -51,12 +51,12 @@ def exported(path: Path) -> list[str]:
 
 
 def asked_name(symbol: str) -> str:
-    """What cuGetProcAddress calls an exported symbol: without version and stream variant."""
+    """Return the name by which cuGetProcAddress knows an exported symbol: without version and stream variant."""
     return _FORM.sub("", symbol)
 
 
 def mapped(path: str) -> list[tuple[int, int]]:
-    """Where a file is mapped in this process."""
+    """Return where a file is mapped in this process."""
     ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
@@ -88,7 +88,7 @@ class Checks:
         return {"version": version.value}
 
     def context(self) -> Answer:
-        """Makes the context."""
+        """Create the context."""
         self.driver.call("cuCtxSynchronize")
         return {}
 
@@ -169,7 +169,7 @@ class Checks:
         return {"captures": results}
 
     def _elsewhere(self, event: ctypes.c_void_p, *, relaxed: bool) -> int:
-        """What cuEventQuery says on another thread."""
+        """Return what cuEventQuery says on another thread."""
         said: list[int] = []
 
         def ask() -> None:
@@ -187,7 +187,7 @@ class Checks:
         return said[0] if said else -1
 
     def busy_captures(self, *, seconds: float) -> Answer:
-        """Captures one after the other in mode global while short kernels run on another stream. How many were
+        """Capture one after the other in mode global while short kernels run on another stream. Return how many were
         made, how many the driver found broken, and what it said."""
         driver = self.driver
         functions = driver.functions({0, 100})

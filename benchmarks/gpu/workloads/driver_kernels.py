@@ -50,7 +50,7 @@ class Kernels:
         return answer
 
     def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
-        """Requests of 2 ms of GPU time, waited for one by one."""
+        """Serve requests of 2 ms of GPU time, and wait for each."""
         return requests(self._serve_one, seconds=seconds, rate=rate, seed=seed)
 
     def _serve_one(self) -> None:

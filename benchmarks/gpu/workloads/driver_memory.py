@@ -44,7 +44,7 @@ class _Access(ctypes.Structure):
 
 
 class Memory:
-    """What was taken stays taken until `clear`."""
+    """Memory that stays allocated until `clear`."""
 
     def __init__(self, allocator: str) -> None:
         self._driver = Driver()
@@ -56,7 +56,7 @@ class Memory:
         self._room = 0  # for `virtual`: the first address of its range that is not mapped yet
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        """Allocate `chunk` bytes at a time, at most `most` in all."""
         if self._take == self._map:
             base = ctypes.c_ulonglong()
             self._driver.call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(most), ctypes.c_size_t(0),
@@ -69,7 +69,7 @@ class Memory:
         return filled | {"free": free.value, "total": total.value}
 
     def clear(self) -> Answer:
-        """Gives all of it back."""
+        """Free all of it."""
         while self._undo:
             self._undo.pop()()
         self._driver.call("cuStreamSynchronize", self._stream)

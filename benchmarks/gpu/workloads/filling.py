@@ -1,4 +1,4 @@
-"""How each workload of table (c) takes device memory: piece by piece until it is refused."""
+"""Allocation of the workloads of table (c): piece by piece until the driver refuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conversation import Answer
 
 
 def fill(take: Callable[[int], object], *, chunk: int, most: int) -> Answer:
-    """Calls `take(chunk)` until it raises, or until `most` bytes are taken: how many were, and what stopped it."""
+    """Call `take(chunk)` until it raises, or `most` bytes are taken; return the bytes, and what stopped it."""
     taken, stopped = 0, "nothing stopped it"
     while taken < most:
         try:

@@ -10,7 +10,7 @@ from filling import fill
 
 
 class Memory:
-    """What was taken stays taken until `clear`."""
+    """Memory that stays allocated until `clear`."""
 
     def __init__(self) -> None:
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -21,7 +21,7 @@ class Memory:
         self._device = jax.devices("gpu")[0]
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        """Allocate `chunk` bytes at a time, at most `most` in all."""
         with self._jax.default_device(self._device):
             return fill(self._take, chunk=chunk, most=most)
 
@@ -29,7 +29,7 @@ class Memory:
         self._held.append(self._jax.numpy.ones(chunk, dtype="uint8").block_until_ready())
 
     def clear(self) -> Answer:
-        """Gives all of it back to JAX's pool."""
+        """Give all of it back to JAX's pool."""
         self._held.clear()
         return {}
 

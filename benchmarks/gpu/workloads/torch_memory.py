@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 class Memory:
-    """What was taken stays taken until `clear`."""
+    """Memory that stays allocated until `clear`."""
 
     def __init__(self, allocator: str) -> None:
         import torch  # after the allocator has been chosen
@@ -35,7 +35,7 @@ class Memory:
         torch.zeros(1, device="cuda")
 
     def fill(self, *, chunk: int, most: int) -> Answer:
-        """Allocates `chunk` bytes at a time, at most `most` in all."""
+        """Allocate `chunk` bytes at a time, at most `most` in all."""
         filled = fill(self._take, chunk=chunk, most=most)
         free, total = self._torch.cuda.mem_get_info()
         reserved = self._torch.cuda.memory_reserved()
@@ -58,7 +58,7 @@ class Memory:
         return {"reused": "yes"}
 
     def clear(self) -> Answer:
-        """Gives all of it back."""
+        """Free all of it."""
         self._held.clear()
         self._torch.cuda.synchronize()
         self._torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What people run on GPUs, in small, by PyTorch alone.
+"""Small versions of common GPU programs, with PyTorch alone.
 
     --kind launches        element-wise additions on one number each: bound by launches
     --kind matmul          products of 8192 x 8192 bf16 matrices: long kernels
@@ -40,14 +40,14 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as (batch, heads, time, width of a head)."""
+        """Return queries, keys and values as (batch, heads, time, width of a head)."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.before_attention(x)).split(width, dim=2)
         shape = (batch, time, self.heads, width // self.heads)
         return q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
 
     def join(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What attention gave, and the feed-forward layer, added to x."""
+        """Add the output of attention, and of the feed-forward layer, to x."""
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.before_forward(x))))
 
@@ -186,14 +186,14 @@ class Work:
         self._submitted = 0
 
     def run(self, *, settle: float, seconds: float, tail: float = 0.0) -> Answer:
-        """Steps finished within the window."""
+        """Return the number of steps finished within the window."""
         answer = count(self._step, settle=settle, seconds=seconds, tail=tail)
         torch.cuda.synchronize()
         self._submitted = 0
         return answer
 
     def infer(self, *, seconds: float, rate: float, seed: int) -> Answer:
-        """Requests: a forward pass over 128 tokens, waited for one by one."""
+        """Serve requests: a forward pass over 128 tokens each; wait for each."""
         if self._model is None:
             self._model = Transformer().to("cuda", torch.bfloat16).eval()
             self._prompt = torch.randint(0, VOCABULARY, (1, 128), device="cuda")
