@@ -15,6 +15,7 @@ export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
 SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell find operator/sharepod/placement/binpack/native shim/src -type f)) setup.py
+C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table doubles cluster taste demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
@@ -75,6 +76,7 @@ endif
 
 lint: .venv/installed shim ## format, lint, types, import contract
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/ruff check .
 	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
 	$(BIN)/lint-imports

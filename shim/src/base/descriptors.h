@@ -1,8 +1,7 @@
 /* The hook's own file descriptors among the program's.
  *
- * A program may close any descriptor, the hook's among them (background services close all from 3 on), and open a file of
- * its own under the same number.
- * Guarantees:
+ * A program may close any descriptor, the hook's among them (background services close all from 3 on), and open a file
+ * of its own under the same number. Guarantees:
  * - a kept descriptor is used, and closed, only while its number stands for the very file that was kept;
  * - kept numbers are taken from where programs seldom look: a program gets the numbers that it would get without the
  *   hook.

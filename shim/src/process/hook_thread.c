@@ -1,4 +1,4 @@
-/* The hook's own thread in the program. */
+/* The loop of the hook thread, and its start by the pthread functions of whatever C library is there. */
 #include "process/hook_thread.h"
 
 #include <sys/prctl.h>
@@ -8,6 +8,8 @@
 #include "memory/credits.h"
 #include "memory/pools/pool_memory.h"
 
+/* One turn: 1. connect or drop the agent; 2. step the token, the pools, the credits; 3. sleep until the earliest of
+ * what is due, and handle the frames that come. */
 static void *run(void *argument) {
     const struct hook_thread *thread = argument;
     struct session *session = thread->session;
@@ -26,14 +28,14 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* Of the C library: larger than any of theirs. */
+/* pthread_attr_t: larger than that of any C library. */
 union attributes {
     char bytes[256];
     uint64_t aligned;
 };
 
-/* A program may have made the default stack small for the many threads of its own; this one calls the driver. NULL: the
- * default will do. */
+/* Return attributes with a stack of 1 MiB at least: the program may have made the default small for the many threads of
+ * its own, and this one calls the driver. NULL: the default will do. */
 static const void *choose_stack(union attributes *attributes) {
     const size_t least = 1 << 20;
     size_t size = 0;
@@ -46,8 +48,8 @@ static const void *choose_stack(union attributes *attributes) {
     return get(attributes, &size) == 0 && size < least && set(attributes, least) == 0 ? attributes : NULL;
 }
 
-/* The program's signals are for its own threads. The two that the C library sends to every thread stay open: setuid
- * waits until all have answered. */
+/* All signals are blocked in the thread, but the two that the C library sends to every thread: setuid waits until all
+ * threads have answered. */
 bool hook_thread_start(struct hook_thread *hook_thread) {
     int (*create)(unsigned long *, const void *, void *(*)(void *), void *) =
         (int (*)(unsigned long *, const void *, void *(*)(void *), void *))object_libc_symbol("pthread_create");

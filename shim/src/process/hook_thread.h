@@ -1,5 +1,9 @@
-/* The hook thread: the hook's one thread of its own in the program. It receives the agent's frames and steps the
- * session, the token and the credits.
+/* The hook thread: the one thread of the hook's own in a program. It receives the agent's frames and steps the session,
+ * the token, the credits and the pools.
+ *
+ * Guarantees:
+ * - it sleeps until something has come or is due: no work in the background;
+ * - none of the program's signals is handled in it.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
 #define SHAREPOD_HOOK_THREAD_H
@@ -17,7 +21,7 @@ struct hook_thread {
     struct token *token;
 };
 
-/* Starts the thread; false: there are too many in this container, or there is no memory for its stack. */
+/* Start the thread. False: there are too many in this container, or there is no memory for its stack. */
 bool hook_thread_start(struct hook_thread *hook_thread);
 
 #endif

@@ -1,4 +1,7 @@
-/* See process.h. */
+/* Start of the hook in a process, at the first CUDA call, and again in a child of fork.
+ *
+ * The rooms do not know each other upward: connect_rooms gives each what it needs of the others.
+ */
 #include "process/process.h"
 
 #include <string.h>
@@ -15,7 +18,7 @@ struct process *_Atomic the_process;
 
 static _Atomic bool fork_watched; /* inherited by children, as the registration is */
 
-/* In the child of fork. Where the kernel does not wipe on fork, this does. */
+/* Runs in the child of fork: closes what was inherited; wipes struct process where the kernel has not (H2). */
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
@@ -27,6 +30,7 @@ static void in_child(void) {
     process->unwiped = true;
 }
 
+/* Have in_child called in children of fork. */
 static void watch_fork(void) {
     int (*register_atfork)(void (*)(void), void (*)(void), void (*)(void), void *) =
         (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))object_libc_symbol("__register_atfork");
@@ -34,7 +38,8 @@ static void watch_fork(void) {
         register_atfork(NULL, NULL, in_child, NULL);
 }
 
-/* Without the file, but with the agent's leave to go on: true, and no GPU is named. */
+/* Wait for the file `limits`. False: it did not come, and no CUDA call may succeed. True with no GPU named: it did not
+ * come, and the agent's setting fail_open lets the program go on. */
 static bool wait_for_limits(struct process *process, struct limits *limits) {
     uint64_t deadline = sys_now() + SHAREPOD_START_WAIT_MS * SYS_MS;
     while (!limits_read(process->directory, limits)) {
@@ -54,6 +59,7 @@ static bool wait_for_limits(struct process *process, struct limits *limits) {
     return true;
 }
 
+/* Find the clock that needs no system call. */
 static void find_clock(void) {
     struct object kernel;
 #if defined(__x86_64__)
@@ -65,7 +71,7 @@ static void find_clock(void) {
         sys_clock = (int (*)(int, struct timespec *))object_symbol(&kernel, name);
 }
 
-/* Tells the rooms of each other, and who handles which frames. */
+/* Give the rooms what they need of each other, and register the handlers of frames. */
 static void connect_rooms(struct process *process, uint64_t phase) {
     struct token *token = &process->token;
     token->gate = &process->gate;
@@ -80,8 +86,15 @@ static void connect_rooms(struct process *process, uint64_t phase) {
     process->thread = (struct hook_thread){&process->gate, &process->session, token};
 }
 
+/* Set the process up. With the start lock. The steps, in this order:
+ * 1. the clock and the driver's functions;
+ * 2. what the tenant was granted, by the file `limits`;
+ * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
+ * 4. the hook thread;
+ * 5. the gate word: from then on, and not before, threads wait at the gate. */
 static CUresult start(struct process *process) {
     struct limits limits;
+    /* 1. */
     find_clock();
     if (!entries_load())
         return CUDA_ERROR_NOT_FOUND;
@@ -90,10 +103,12 @@ static CUresult start(struct process *process) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
+    /* 2. */
     if (!object_own_directory(process->directory, sizeof process->directory) || !wait_for_limits(process, &limits))
         return CUDA_ERROR_SYSTEM_NOT_READY;
     gpus_learn(&process->gpus, limits.gpus, limits.count, false);
     atomic_store(&process->gpus.ungated, limits.count == 0);
+    /* 3. */
     watch_fork();
     if (!session_prepare(&process->session, &process->gpus, process->directory)) {
         sys_say("cannot open a pipe: too many open files in this process", NULL);
@@ -101,15 +116,18 @@ static CUresult start(struct process *process) {
     }
     gate_prepare(&process->gate, passage_slots_seen());
     connect_rooms(process, limits.phase);
+    /* 4. */
     if (!hook_thread_start(&process->thread)) {
         session_after_fork();
         sys_say("cannot start a thread: too many in this container, or no memory for its stack", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    atomic_fetch_or(&process->gate.word, GATE_READY); /* from now on, and not before, threads wait at the gate */
+    /* 5. */
+    atomic_fetch_or(&process->gate.word, GATE_READY);
     return CUDA_SUCCESS;
 }
 
+/* Return the memory of struct process, mapped by whichever thread comes first; NULL: the kernel gives none. */
 static struct process *map_process(void) {
     struct process *fresh = sys_map(sizeof *fresh), *first = NULL;
     if (fresh == NULL)

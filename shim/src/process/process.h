@@ -1,11 +1,12 @@
-/* The hook in one process: what it keeps, and its start.
+/* The hook in one process: storage of everything that it keeps, and its start.
  *
  * Guarantees:
- * - before the first CUDA call there is no thread, no socket, no file and no memory of the hook's;
- * - struct process lies in memory that a child of fork finds zeroed: the child is a process that never called CUDA.
+ * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook's;
+ * - H2 wiped in a child of fork: struct process is zeroed there, and the child is a process that never called CUDA;
+ * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up.
  *
  * The rooms below get what they need of struct process as parameters. Only the wrappers, which the program calls, name
- * the_process.
+ * the_process; memory/ reaches its part by memory_state().
  */
 #ifndef SHAREPOD_PROCESS_H
 #define SHAREPOD_PROCESS_H
@@ -22,13 +23,13 @@
 #include "time/streams.h"
 #include "time/token.h"
 
-/* How long the first CUDA call waits for the file `limits`. */
+/* How long the first CUDA call waits for the file `limits`, ms: the agent may be starting. */
 #ifndef SHAREPOD_START_WAIT_MS
 #define SHAREPOD_START_WAIT_MS 30000
 #endif
 
 struct process {
-    bool unwiped; /* in a child of fork: the kernel has not wiped this on its way */
+    bool unwiped; /* set, and still set in a child of fork: the kernel has not wiped the memory on the way (H2) */
     struct gate gate;
     struct lock start_lock;
     bool waited; /* for `limits`, in vain: the next call does not wait again */
@@ -45,8 +46,8 @@ struct process {
 /* NULL before the first CUDA call of the program. Its address stays the same in a child of fork. */
 extern struct process *_Atomic the_process;
 
-/* Sets the process up, if that is still to be done. CUDA_SUCCESS, or what the CUDA call shall return instead of doing
- * its work. */
+/* Set the process up if that is still to be done (H3). Return CUDA_SUCCESS, or what the CUDA call shall return instead
+ * of doing its work. Costs two loads once the process is set up. */
 CUresult process_enter(void);
 
 #endif

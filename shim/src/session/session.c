@@ -19,8 +19,9 @@
 #define GREETING_TIME (2 * SYS_SECOND)   /* from HELLO to WELCOME, then the agent is dropped */
 #define GREETING_PATIENCE (200 * SYS_MS) /* after HELLO, until the duty cycle without an agent goes on */
 #ifndef SHAREPOD_PING_MS
-#define SHAREPOD_PING_MS 5000 /* an agent that is silent for this long while a thread waits is asked whether it lives \
-                               */
+#define SHAREPOD_PING_MS                                                                         \
+    5000 /* an agent that is silent for this long while a thread waits is asked whether it lives \
+          */
 #endif
 
 #define LOOK SYS_SECOND     /* between two looks whether the program has closed the hook's descriptors */

@@ -1,29 +1,57 @@
-/* How long each graph takes: learned while launches are metered, so that one that does not fit the rest of the quantum
- * waits for the next. */
-#ifndef SHAREPOD_GRAPHS_H
-#define SHAREPOD_GRAPHS_H
+/* Durations of graphs: learned while launches are metered, so that a graph that does not fit the rest of the quantum
+ * can wait for the next.
+ *
+ * Guarantees:
+ * - alone, or while no end of the quantum is known, nothing is measured;
+ * - what was learned of a graph is forgotten when it is destroyed or updated, since its handle may come again.
+ */
+#ifndef SHAREPOD_GRAPH_TIMES_H
+#define SHAREPOD_GRAPH_TIMES_H
 
 #include <cuda.h>
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/rows.h"
+#include "base/sys.h"
 #include "time/gate.h"
 #include "time/streams.h"
-#include "base/sys.h"
 
 struct known_graph {
-    CUgraphExec exec;  /* NULL: a free place */
-    uint64_t duration; /* ns; 0: not measured yet */
-    CUcontext context; /* of the events, and which of that handle */
-    uint32_t epoch;
-    uint32_t launches;       /* metered ones */
-    CUevent before, after;   /* around a launch; NULL: none yet, or a thread has them */
-    bool measuring, pending; /* a thread is launching between them; they are recorded */
+    CUgraphExec exec;      /* NULL: a free row */
+    uint64_t duration;     /* ns; 0: not measured yet */
+    CUcontext context;     /* of the events */
+    uint32_t epoch;        /* which context of that handle */
+    uint32_t launches;     /* metered ones */
+    CUevent before, after; /* around a launch; NULL: none yet, or a thread has them */
+    bool measuring;        /* a thread is launching between the events */
+    bool pending;          /* the events are recorded, and not read yet */
 };
 
 struct graphs {
     struct lock lock;
     struct rows rows; /* struct known_graph */
 };
+
+/* The events that a thread has in hand while it launches a graph. */
+struct graph_measure {
+    bool taken; /* the launch is to be measured */
+    CUcontext context;
+    uint32_t epoch;
+    CUevent before, after;
+};
+
+/* Return how long the graph is expected to take, ns; 0: not known. */
+uint64_t graph_times_expected(struct graphs *graphs, CUgraphExec exec);
+/* Begin a metered launch into the stream of `entry`, before the driver's call. */
+struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
+                                       const struct slot_stream *entry);
+/* Record an event of the measure on the stream, made if need be. False: the driver makes none. */
+bool graph_times_record(CUevent *event, const struct graph_measure *measure, CUstream stream);
+/* End a launch that is measured. `recorded`: both events are. */
+void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
+                        const struct graph_measure *measure, bool recorded);
+/* Forget the graph: it has ended, or is another one. */
+void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
 
 #endif

@@ -4,7 +4,7 @@
  * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
  * - R2 a handle that the program destroys is never used by the hook afterwards;
  * - R3 no call of the hook disturbs a stream capture of the program;
- * - R4 no lock of the hook is held while the driver destroys something or calls the program back;
+ * - R4 no lock of the hook is held while the driver destroys a stream or a context, or calls the program back;
  * - R5 what a stream ran before a capture began is behind an event (a row with STREAM_ORPHAN);
  * - R6 there is room for as many contexts, streams and captures as there is memory. Where none is left, the launch or
  *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY.

@@ -1,4 +1,4 @@
-/* dlsym and dlvsym: what they find in libcuda comes out as the hook's wrapper.
+/* The hook's dlsym and dlvsym: what they find in libcuda or NVML comes out as the hook's wrapper.
  *
  * Both end in a jump to the next one (the C library's, or that of another library preloaded behind the hook), with the
  * caller's return address in its place: with RTLD_NEXT the C library goes by that address, and a forwarding call would
@@ -10,17 +10,18 @@
 #include "base/sys.h"
 #include "wrappers/symbols/resolve.h"
 
-/* What the jump needs from the C code: the answer, or that there is none and the real function shall answer. */
+/* The answer of the C code to the jump: `decided` 0: the real function shall answer. */
 struct verdict {
     void *answer;
     long decided;
 };
 
+/* One call of dlsym or dlvsym. */
 struct lookup {
     void *handle;
     const char *symbol, *version; /* version: of dlvsym only */
     const void *caller;
-    void *real; /* NULL: there is nobody to ask */
+    void *real; /* the next dlsym or dlvsym; NULL: there is none */
     bool versioned;
 };
 
@@ -28,21 +29,22 @@ __attribute__((visibility("hidden"), used)) void *interpose_real_dlsym, *interpo
 
 static const struct verdict undecided;
 
+/* Return what the real function finds for that symbol. */
 static void *ask(const struct lookup *lookup, const char *symbol) {
     return lookup->versioned
                ? ((void *(*)(void *, const char *, const char *))lookup->real)(lookup->handle, symbol, lookup->version)
                : ((void *(*)(void *, const char *))lookup->real)(lookup->handle, symbol);
 }
 
-/* NULL, with something for dlerror to say: programs print it without looking. */
+/* Answer NULL, with something for dlerror to say: programs print it without looking. */
 static struct verdict refuse(const struct lookup *lookup) {
     ask(lookup, "(a function of libcuda that is not to be had)");
     return (struct verdict){NULL, true};
 }
 
-/* RTLD_DEFAULT and RTLD_NEXT follow the order of the loaded objects. The hook stands in it like any other library: who
- * was preloaded before it comes first. Only where the search would begin behind the hook it answers itself, or the
- * driver's own function would come out. */
+/* Answer for RTLD_DEFAULT and RTLD_NEXT, which follow the order of the loaded objects. The hook stands in that order
+ * like any other library: what was preloaded before it comes first. It answers itself only where the search would begin
+ * behind it, since the driver's own function would come out. */
 static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -53,7 +55,7 @@ static struct verdict by_order(const struct lookup *lookup, enum entry entry) {
     return undecided;
 }
 
-/* What is found in NVML's library comes out as the hook's function; what is found elsewhere stays as it is. */
+/* Answer for a function of NVML's that the hook has one of its own for. What is found elsewhere stays as it is. */
 static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     const void *hook = (const void *)by_order;
     bool next = lookup->handle == (void *)-1l;
@@ -69,6 +71,7 @@ static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
 }
 
+/* Answer a lookup. */
 static struct verdict decide(const struct lookup *lookup) {
     if (lookup->real == NULL)
         return (struct verdict){NULL, true};
@@ -96,6 +99,7 @@ static struct verdict decide(const struct lookup *lookup) {
     return refuse(lookup);
 }
 
+/* Return the next dlsym or dlvsym, looked for once. */
 static void *real(void **known, const char *name) {
     void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
     if (found == NULL) {

@@ -1,6 +1,8 @@
-/* Both forms of cuGetProcAddress: the driver answers first, by its own rules of versions and streams; then its function
- * is replaced by the hook's wrapper of that very function. A name that is gated never comes out under a pointer that
- * the hook does not know: it is not found.
+/* Both forms of cuGetProcAddress, and the table from entry to wrapper.
+ *
+ * The driver answers first, by its own rules of versions and streams; then its function is replaced by the hook's
+ * wrapper of that very function. A name that is gated never comes out under a pointer that the hook does not know: it
+ * is not found.
  */
 #include "wrappers/symbols/resolve.h"
 
@@ -17,7 +19,7 @@ void *wrapper_of(enum entry entry) {
     }
 }
 
-/* Whether there is something to hand out. */
+/* Replace the driver's function by the wrapper. False: there is nothing to hand out. */
 static bool replace(const char *name, void **function) {
     if (function == NULL || *function == NULL)
         return true;
@@ -42,7 +44,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version,
     return result != CUDA_SUCCESS || replace(name, function) ? result : CUDA_ERROR_NOT_FOUND;
 }
 
-/* Not found is a status here, and an error only for who does not ask for it. */
+/* "Not found" is a status here, and an error only for a caller that does not ask for the status. */
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags,
                                     CUdriverProcAddressQueryResult *status) {
     if (!entries_load() || !HAS(cuGetProcAddress_v2))

@@ -1,10 +1,10 @@
-/* The hook's wrapper of each entry point. */
+/* From an entry of the driver to the hook's wrapper of it. */
 #ifndef SHAREPOD_RESOLVE_H
 #define SHAREPOD_RESOLVE_H
 
 #include "driver/entries.h"
 
-/* Returns the wrapper of an entry; NULL for what the hook only calls. */
+/* Return the wrapper of an entry; NULL: the hook only calls it. */
 void *wrapper_of(enum entry entry);
 
 #endif

@@ -1,18 +1,21 @@
-/* Stream captures: which are open. A launch into a capturing stream runs nothing and is not gated; while one is open
- * the drain keeps away from calls that would invalidate it. A capture is noted before the driver is asked to begin it,
- * so that none begins in the middle of a drain, and no lock is held meanwhile: the driver may call the program back.
+/* The wrapped begin and end of stream captures: the registry knows which are open.
+ *
+ * A launch into a capturing stream runs nothing and is not gated; while a capture is open the drain keeps away from
+ * calls that would invalidate it (R3). A capture is noted before the driver is asked to begin it, so that none begins
+ * in the middle of a drain; no lock is held meanwhile (R4).
  */
 #include "driver/own_calls.h"
 #include "process/process.h"
 #include "time/streams.h"
 
+/* A capture that is about to begin. */
 struct beginning {
     CUresult refused; /* not CUDA_SUCCESS: the call's result */
     struct open_capture capture;
 };
 
-/* What was launched into the context's streams is fenced: a capturing stream can't be asked for it, nor one that joins
- * it. */
+/* Note a capture that is about to begin. What was launched into the context's streams is fenced (R5): neither a
+ * capturing stream can be asked for it, nor one that joins it. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
     if (beginning.refused != CUDA_SUCCESS)
@@ -35,7 +38,7 @@ static struct beginning begin(CUstream stream, bool per_thread) {
     return beginning;
 }
 
-/* `context` NULL: of whatever context. */
+/* Forget the capture of that stream. `context` NULL: of whatever context. */
 static void forget(CUcontext context, CUstream stream) {
     struct streams *streams = &the_process->streams;
     lock(&streams->lock);
@@ -49,12 +52,14 @@ static void forget(CUcontext context, CUstream stream) {
     unlock(&streams->lock);
 }
 
+/* After the driver's call: without a capture the note goes. */
 static CUresult begun(const struct beginning *beginning, CUresult result) {
     if (result != CUDA_SUCCESS)
         forget(beginning->capture.context, beginning->capture.stream);
     return result;
 }
 
+/* After the driver's call: the capture is forgotten unless it goes on. */
 static CUresult ended(CUstream stream, bool per_thread, CUresult result) {
     switch (result) {
     case CUDA_ERROR_ILLEGAL_STATE:

@@ -1,8 +1,8 @@
-/* The wrapped copies. Those between device memories pass the gate; a copy from or to the host does not need the token:
- * it takes no time of the multiprocessors, and a program that loads its next batch while it waits is as it should be.
+/* The wrapped copies. A copy between device memories passes the gate. A copy from or to the host does not: it takes no
+ * time of the multiprocessors, and a program may load its next batch while it waits for the token.
  *
- * Where the call itself does not say which it is, the driver is asked what the pointers are. What it does not know is
- * pageable host memory.
+ * Where the call itself does not say which it is, the driver is asked what the pointers are. A pointer that the driver
+ * does not know is pageable host memory.
  */
 #include "wrappers/work/passthrough.h"
 #include "time/streams.h"
@@ -15,12 +15,12 @@ static bool on_device(CUdeviceptr address) {
            type != CU_MEMORYTYPE_HOST;
 }
 
-/* What is captured runs nothing, and a call that begins no work must not disturb a capture elsewhere. */
+/* Return whether a capture records the call: then it runs nothing. No capture elsewhere is disturbed (R3). */
 static bool captured(CUstream stream, bool per_thread) {
     return atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread);
 }
 
-/* Whether a copy of addresses runs between device memories. */
+/* Return whether a copy of addresses runs between device memories. */
 static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_thread) {
     if (captured(stream, per_thread))
         return false;
@@ -30,7 +30,7 @@ static bool between(CUdeviceptr to, CUdeviceptr from, CUstream stream, bool per_
     return runs;
 }
 
-/* One copy between device memories makes a batch wait. */
+/* Return whether a batch has a copy between device memories: one makes the batch wait. */
 static bool batch_between(const CUdeviceptr *to, const CUdeviceptr *from, size_t count, CUstream stream,
                           bool per_thread) {
     if (to == NULL || from == NULL || captured(stream, per_thread))
@@ -72,7 +72,7 @@ static bool described_between(CUmemorytype to, CUdeviceptr to_address, CUmemoryt
     return runs;
 }
 
-/* Of any of the descriptors; without one the driver shall say what is wrong. */
+/* The same of a copy with a descriptor; without one the driver shall say what is wrong. */
 #define DESCRIBED(copy, stream, per_thread)                                                               \
     ((copy) != NULL && described_between((copy)->dstMemoryType, (copy)->dstDevice, (copy)->srcMemoryType, \
                                          (copy)->srcDevice, stream, per_thread))

@@ -1,5 +1,7 @@
-/* What ends a stream or a context. The registry lets go of the handles before the driver's call, and holds no lock
- * while the driver works: it may take as long as the work that it waits for.
+/* The wrapped calls that end a stream or a context.
+ *
+ * The registry lets go of the handles before the driver's call (R2), and no lock is held while the driver works (R4):
+ * it may take as long as the work that it waits for.
  */
 #include "driver/own_calls.h"
 #include "memory/charge.h"
@@ -7,6 +9,7 @@
 #include "time/streams.h"
 #include "wrappers/memory/contexts.h"
 
+/* Forget the captures of a context; `context` NULL: of a stream. With the lock. */
 static void forget_captures(struct streams *streams, CUcontext context, CUstream stream) {
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);
@@ -15,7 +18,7 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
     }
 }
 
-/* Before a stream is destroyed: its unfinished work goes on, and is waited for by an event. */
+/* Let go of a stream before it is destroyed: its unfinished work goes on, behind an event. */
 static void let_go(struct streams *streams, CUstream stream) {
     lock(&streams->lock);
     for (unsigned i = 0; i < streams->streams.count; i++) {
@@ -56,14 +59,14 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     return destroy_stream(DRIVER(cuStreamDestroy_v2), stream);
 }
 
-/* The handle that the allocations of a context are booked under while it may be ending: the driver may give its own to
- * a new context at once. No context has an odd one. */
+/* Return the handle that the allocations of a context are listed under while it may be ending: the driver may give its
+ * own to a new context at once. No context has an odd one. */
 static CUcontext departing(CUcontext context) {
     return (CUcontext)((uintptr_t)context | 1);
 }
 
-/* Before the driver's call. From here on a drain waits for the call instead of looking at the context. Returns which
- * one of that handle it was; 0: none that is known. */
+/* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of looking at the
+ * context. Return the context's epoch; 0: it is not known. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
@@ -77,6 +80,7 @@ static uint32_t depart(struct streams *streams, CUcontext context) {
     return epoch;
 }
 
+/* Forget a context, its streams and captures. With the lock. */
 static void forget_context(struct streams *streams, unsigned index) {
     CUcontext context = streams_context(streams, index)->context;
     *streams_context(streams, index) = (struct known_context){0};
@@ -87,7 +91,7 @@ static void forget_context(struct streams *streams, unsigned index) {
     gate_renew(&the_process->gate);
 }
 
-/* After the driver's call. */
+/* After the driver's call: the context is gone, or goes on as before. */
 static void settle(struct streams *streams, CUcontext context, uint32_t epoch, bool gone) {
     if (context == NULL)
         return;

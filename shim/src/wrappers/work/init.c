@@ -1,4 +1,4 @@
-/* cuInit: the first call of most programs, and so where the hook starts. */
+/* The wrapped cuInit: the first CUDA call of most programs, and so where the hook starts in them. */
 #include "driver/entries.h"
 #include "process/process.h"
 

@@ -1,7 +1,10 @@
-/* The wrapped launches of kernels: each passes the gate, calls the driver, leaves. */
+/* The wrapped launches of kernels: each enters the gate, calls the driver, leaves. With the gate open that costs what
+ * G2 says.
+ */
 #include "driver/entries.h"
 #include "wrappers/work/passthrough.h"
 
+/* Body of a wrapper that launches. */
 #define THROUGH_GATE(symbol, stream, per_thread, ...)                                          \
     struct slot *slot = passage_slot;                                                          \
     struct slot_stream *entry = enter_fast(slot, stream, per_thread);                          \
@@ -42,7 +45,7 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, true)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, false)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, true)
 
-/* One passage for all of its devices: they are granted together. The work is fenced on each launch's own stream. */
+/* One passage for all of its devices, since they are granted together. Each launch's own stream is registered. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count,
                                                      unsigned int flags) {
     struct passage first = enter_slowly(launches && count > 0 ? launches[0].hStream : NULL, false);

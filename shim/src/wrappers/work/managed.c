@@ -1,6 +1,9 @@
-/* The wrapped moves of managed memory, and decompression by the device. A move to the host is a host copy. */
+/* The wrapped moves of managed memory, and decompression by the device. They pass the gate, but for moves to the host,
+ * which are host copies (see copies.c).
+ */
 #include "wrappers/work/passthrough.h"
 
+/* Return whether any of the locations is a device. */
 static bool any_device(const CUmemLocation *locations, size_t count) {
     for (size_t i = 0; locations != NULL && i < count; i++)
         if (locations[i].type == CU_MEM_LOCATION_TYPE_DEVICE)

@@ -1,5 +1,4 @@
-/* Passing the gate where the fast path does not do: the process is set up first, then the thread enters, and may wait.
- */
+/* Passage where the fast path does not do: the process is set up first, then the thread enters, and may wait. */
 #include "wrappers/work/passthrough.h"
 
 __attribute__((noinline)) struct passage enter_slowly(CUstream stream, bool per_thread) {

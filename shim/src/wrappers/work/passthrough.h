@@ -1,5 +1,5 @@
-/* How a wrapped call passes the gate. THROUGH_GATE has the fast path inlined, for launches of kernels and graphs;
- * PASSTHROUGH is for calls where nanoseconds do not matter.
+/* Passage of wrapped calls through the process's gate. enter_fast and leave_fast are inlined into launches of kernels
+ * and graphs (G2); PASSTHROUGH is for calls where nanoseconds do not matter.
  */
 #ifndef SHAREPOD_PASSTHROUGH_H
 #define SHAREPOD_PASSTHROUGH_H
@@ -10,23 +10,25 @@
 #include "time/meter.h"
 #include "time/passage.h"
 
-/* Enters by the fast path. Not NULL: inside a launch, and leave_fast is to follow. A thread that has a slot has a
- * process. */
+/* Enter by the fast path. Not NULL: inside a launch, and leave_fast is to follow. `slot`: passage_slot; a thread that
+ * has a slot has a process. */
 FAST struct slot_stream *enter_fast(struct slot *slot, CUstream stream, bool per_thread) {
     return LIKELY(slot != NULL) ? gate_enter_fast(&the_process->gate, slot, stream, per_thread) : NULL;
 }
 
+/* Leave after the launch; under a metered grant this may wait. */
 FAST void leave_fast(struct slot *slot, struct slot_stream *entry) {
     if (gate_leave_fast(slot, entry))
         meter_launched(&the_process->gate, slot, entry);
 }
 
-/* Enters where the fast path did not: sets the process up if need be, waits while the gate is closed. */
+/* Enter where the fast path did not: set the process up if need be, wait while the gate is closed. */
 struct passage enter_slowly(CUstream stream, bool per_thread);
-/* Enters by the fast path or slowly. */
+/* Enter by the fast path, else slowly. */
 struct passage enter(CUstream stream, bool per_thread);
 
-/* Through the gate if `runs`, else straight on: the call makes the device do nothing that is to be shared. */
+/* Body of a wrapper: through the gate if `runs`, else straight on, because the call makes the device do nothing that is
+ * shared. */
 #define PASSTHROUGH(runs, symbol, stream, per_thread, ...)                              \
     struct passage passage = {.refused = process_enter()};                              \
     if (passage.refused == CUDA_SUCCESS && (runs))                                      \

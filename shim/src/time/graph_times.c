@@ -1,0 +1,133 @@
+/* Measuring of graphs. Under a metered grant events are recorded around the first launches of a graph, and then around
+ * every eighth. The duration is what they say: at once if it is longer than before, by quarters of the difference if it
+ * is shorter.
+ *
+ * The lock of struct graphs is not held while events are destroyed: that takes the lock of struct streams.
+ */
+#include "time/graph_times.h"
+
+#include "base/sys.h"
+#include "driver/entries.h"
+#include "driver/own_calls.h"
+
+enum { MEASURED_AT_FIRST = 3, MEASURED_EACH = 8 }; /* launches: each measured one costs two events */
+
+/* Return the row of a graph; NULL: it is not known. With the lock. */
+static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
+    struct known_graph *rows = graphs->rows.rows;
+    for (unsigned i = 0; i < graphs->rows.count; i++)
+        if (rows[i].exec == exec)
+            return &rows[i];
+    return NULL;
+}
+
+/* Return the row of a graph, made if need be. NULL: no memory, the graph is launched without being measured. With the
+ * lock. */
+static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
+    struct known_graph *known = find(graphs, exec);
+    if (known == NULL && (known = find(graphs, NULL)) == NULL && rows_room(&graphs->rows, sizeof *known))
+        known = (struct known_graph *)graphs->rows.rows + graphs->rows.count++;
+    if (known != NULL && known->exec == NULL)
+        *known = (struct known_graph){.exec = exec};
+    return known;
+}
+
+/* Destroy the events of a graph, unless they went with their context. Without the lock. */
+static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent before, CUevent after) {
+    CUevent events[] = {before, after};
+    streams_destroy_events(streams, context, epoch, events, 2);
+}
+
+/* Learn what the events of an earlier launch say, if they have passed. With the lock. */
+static void learn(struct known_graph *known) {
+    float milliseconds = 0;
+    CUstreamCaptureMode mode = own_calls_begin();
+    CUresult result = DRIVER(cuEventQuery)(known->after);
+    if (result == CUDA_SUCCESS)
+        result = HAS(cuEventElapsedTime_v2) ? DRIVER(cuEventElapsedTime_v2)(&milliseconds, known->before, known->after)
+                                            : DRIVER(cuEventElapsedTime)(&milliseconds, known->before, known->after);
+    own_calls_end(mode);
+    if (result == CUDA_ERROR_NOT_READY)
+        return;
+    known->pending = false;
+    if (result != CUDA_SUCCESS || !(milliseconds > 0) || milliseconds > 1e6f)
+        return;
+    uint64_t duration = (uint64_t)((double)milliseconds * 1e6);
+    known->duration = duration >= known->duration ? duration : known->duration - (known->duration - duration) / 4;
+}
+
+uint64_t graph_times_expected(struct graphs *graphs, CUgraphExec exec) {
+    lock(&graphs->lock);
+    struct known_graph *known = find(graphs, exec);
+    if (known != NULL && known->pending)
+        learn(known);
+    uint64_t duration = known != NULL ? known->duration : 0;
+    unlock(&graphs->lock);
+    return duration;
+}
+
+struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
+                                       const struct slot_stream *entry) {
+    struct graph_measure measure = {.context = entry->registered.context, .epoch = entry->registered.context_epoch},
+                         stale = {0};
+    if (!HAS(cuEventElapsedTime) && !HAS(cuEventElapsedTime_v2))
+        return measure;
+    lock(&graphs->lock);
+    struct known_graph *known = note(graphs, exec);
+    if (known != NULL && !known->measuring && !known->pending &&
+        (known->launches < MEASURED_AT_FIRST || known->launches % MEASURED_EACH == 0)) {
+        known->measuring = measure.taken = true;
+        struct graph_measure *to =
+            known->context == entry->registered.context && known->epoch == entry->registered.context_epoch ? &measure
+                                                                                                           : &stale;
+        to->before = known->before;
+        to->after = known->after;
+        stale.context = known->context;
+        stale.epoch = known->epoch;
+        known->context = entry->registered.context;
+        known->epoch = entry->registered.context_epoch;
+        known->before = known->after = NULL;
+    }
+    if (known != NULL)
+        known->launches++;
+    unlock(&graphs->lock);
+    destroy_events(streams, stale.context, stale.epoch, stale.before, stale.after);
+    return measure;
+}
+
+bool graph_times_record(CUevent *event, const struct graph_measure *measure, CUstream stream) {
+    CUstreamCaptureMode mode = own_calls_begin();
+    if (*event == NULL)
+        *event = event_make(measure->context, CU_EVENT_DEFAULT);
+    bool recorded = *event != NULL && DRIVER(cuEventRecord)(*event, stream) == CUDA_SUCCESS;
+    own_calls_end(mode);
+    return recorded;
+}
+
+void graph_times_finish(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
+                        const struct graph_measure *measure, bool recorded) {
+    lock(&graphs->lock);
+    struct known_graph *known = find(graphs, exec);
+    bool kept =
+        known != NULL && known->measuring && known->context == measure->context && known->epoch == measure->epoch;
+    if (kept) {
+        known->before = measure->before;
+        known->after = measure->after;
+        known->measuring = false;
+        known->pending = recorded;
+    }
+    unlock(&graphs->lock);
+    if (!kept)
+        destroy_events(streams, measure->context, measure->epoch, measure->before, measure->after);
+}
+
+void graph_times_forget(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
+    lock(&graphs->lock);
+    struct known_graph *known = find(graphs, exec), gone = {0};
+    if (known != NULL && exec != NULL) {
+        gone = *known;
+        *known = (struct known_graph){0};
+    }
+    unlock(&graphs->lock);
+    destroy_events(streams, gone.context, gone.epoch, gone.before, gone.after);
+}
