@@ -1,8 +1,9 @@
 """`sharepod-operator`: the operator's process.
 
-Guarantees: it acts only while it leads and only after it has listed everything since it began to lead; a part that
-fails ends the process, with exit status 1, and the Deployment starts it again; on SIGTERM it stops acting, gives up
-its Lease and exits with 0.
+Guarantees:
+- It acts only while it leads, and only after it has listed everything since it began to lead.
+- A part that fails ends the process with exit status 1; the Deployment starts it again.
+- On SIGTERM it stops acting, gives up its Lease and exits with 0.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ from .nodes import NodeReconciler
 from .settings import OperatorSettings, SettingsError, load
 
 _OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-_TICK = 1.0
-_STALLED = 30.0
+"""Field selector of the pods that take room of a node."""
+_TICK_S = 1.0
+"""Period of the checks of agents, gaps and gauges."""
+_STALLED_S = 30.0
+"""Seconds without a tick after which the health probe fails: longer than any step that works takes."""
 _KOPF_GRACE_S = 10.0
 """Seconds that Kopf has to end its watches before its task is cancelled."""
 
@@ -53,7 +57,7 @@ log = structlog.get_logger(__name__)
 
 
 class Operator:
-    """All parts, wired."""
+    """Operator: all parts, wired to each other."""
 
     def __init__(self, settings: OperatorSettings, config: Any) -> None:
         clock = time.monotonic
@@ -62,7 +66,6 @@ class Operator:
         self._active = False
         self._stale = False
         self._ticked = clock()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._activation: asyncio.Task[None] | None = None
         pods = PodSettings(
             runtime_class=settings.runtime_class or "",
@@ -129,7 +132,7 @@ class Operator:
             namespace=settings.namespace,
         )
 
-    # Who is told
+    # Enqueueing
 
     def _enqueue_tenant(self, tenant: str) -> None:
         if self._active:
@@ -153,7 +156,7 @@ class Operator:
         self.memos.clear()
 
     async def _activate(self) -> None:
-        """Begins to act: everything is listed anew, then everybody is looked at."""
+        """Begin to act: list everything, then enqueue every tenant and node."""
         while True:
             try:
                 await self.resync.relist()
@@ -176,17 +179,17 @@ class Operator:
         self.loop.room_changed()
 
     def gap(self) -> None:
-        """A watch was cut and has listed anew."""
+        """Note that a watch had a gap and has listed again: a full list follows."""
         if self.resync.complete:
             self._stale = True
 
     # Loops
 
     async def _resync(self) -> None:
-        """Every few minutes, and soon after a gap."""
+        """List everything every `resync_interval`, and soon after a gap."""
         last = time.monotonic()
         while True:
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_TICK_S)
             if not (self._stale or time.monotonic() - last >= self._settings.resync_interval):
                 continue
             self._stale = False
@@ -209,17 +212,17 @@ class Operator:
             metrics.UNENFORCED.set(self.state.unenforced())
             for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
                 metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
-            await asyncio.sleep(_TICK)
+            await asyncio.sleep(_TICK_S)
 
     def healthy(self) -> str:
-        """Raises when the event loop has stood still."""
+        """Return a word for the health probe. Raises `RuntimeError` if the event loop has stood still."""
         silent = time.monotonic() - self._ticked
-        if silent > _STALLED:
+        if silent > _STALLED_S:
             raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")
         return "leads" if self.leadership.acting() else "stands by"
 
     async def _serve(self) -> None:
-        """`/metrics` and `/readyz`."""
+        """Serve `/metrics` and `/readyz`."""
 
         async def show_metrics(_: web.Request) -> web.Response:
             return web.Response(body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -239,7 +242,7 @@ class Operator:
             await runner.cleanup()
 
     async def _first_list(self) -> None:
-        """A standby's model is warm, too."""
+        """List everything once even while standing by, so that a take-over finds a warm cluster state."""
         while not self.resync.complete:
             try:
                 await self.resync.relist()
@@ -295,7 +298,7 @@ class Operator:
 
     @staticmethod
     async def _signalled(stop: asyncio.Event, ready: asyncio.Event) -> None:
-        """Kopf takes the signals when it starts; they are taken back, so that the Lease is given up first."""
+        """Take the signals, and take them back once Kopf has started: the Lease must be given up first."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
@@ -312,7 +315,7 @@ async def _run(settings: OperatorSettings) -> None:
 
 
 def main() -> None:
-    """Entry point of `sharepod-operator`."""
+    """Run `sharepod-operator`."""
     try:
         settings = load()
     except SettingsError as error:

@@ -1,8 +1,11 @@
-"""All settings of the operator in one typed object, checked once, at start.
+"""Settings of the operator: one typed object, checked once, at start.
 
 Values come, first match wins, from the environment (`SHAREPOD_` and the field's name in capitals) and from one YAML
-file (the ConfigMap's), named by `SHAREPOD_SETTINGS`. A key that does not exist, a value of a wrong type and values
-that contradict each other end the start with a message that names the field.
+file (the ConfigMap's), named by `SHAREPOD_SETTINGS`.
+
+Guarantees:
+- An unknown key, a value of a wrong type, and values that contradict each other end the start with a message that names
+  the field.
 """
 
 from __future__ import annotations
@@ -16,17 +19,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 FILE_VARIABLE = "SHAREPOD_SETTINGS"
+"""Environment variable with the path of the settings file."""
 
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used. The message names the field, what was given, and where settings come from."""
+    """Invalid settings. The message names the field, what was given, and where settings come from."""
 
 
 class PodToleration(BaseModel):
-    """A toleration, as in a PodSpec."""
+    """Toleration, as in a PodSpec."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,100 +40,100 @@ class PodToleration(BaseModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
     def manifest(self) -> dict[str, str]:
-        """As it is written into a Pod."""
+        """Return the toleration as it is written into a Pod."""
         return {key: str(value) for key, value in self.model_dump(exclude_none=True).items()}
 
 
 class OperatorSettings(BaseSettings):
-    """OperatorSettings of the operator. Times are in seconds."""
+    """Settings of the operator. Times are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="SHAREPOD_", frozen=True, extra="forbid")
 
     kubeconfig: Path | None = None
-    """Kubeconfig to reach the API server with; without it, the ServiceAccount of the operator's own pod."""
+    """Kubeconfig of the API server. Without it, the ServiceAccount of the operator's own pod is used."""
 
     namespace: str = "sharepod-system"
     """Namespace of the operator's Lease and of the agents' Leases."""
 
     identity: Annotated[str, Field(min_length=1)] = Field(default_factory=socket.gethostname)
-    """Name of this process in the Lease; distinct for each of several operators. In a pod: its name."""
+    """Name of this process in the Lease; each of several operators needs its own. In a pod: the pod's name."""
 
     runtime_class: str | None = "nvidia"
-    """`runtimeClassName` of the Pods that are made; null where NVIDIA's runtime is the default one of the nodes."""
+    """`runtimeClassName` of the Pods that are created; null if NVIDIA's runtime is the default one of the nodes."""
 
     tolerations: tuple[PodToleration, ...] = (PodToleration(key="nvidia.com/gpu", operator="Exists"),)
-    """Added to every Pod that is made, and counted when a node is chosen."""
+    """Added to every Pod that is created, and taken into account when a node is chosen."""
 
     bind_timeout: Seconds = 60
-    """A Pod that kube-scheduler refuses for so long is taken back and placed again; so is the share of a
-    SharePod whose Pod the API server forbids (a quota) for so long.
+    """A Pod that kube-scheduler refuses for this long is taken back and placed again. A SharePod whose Pod the API
+    server forbids (a quota) for this long gives its share back.
     """
 
     keep_after: Seconds = 600
-    """The oldest waiting SharePod of the highest priority has GPUs of one node kept for it once it has waited so long:
-    nobody else is placed on them. Counted anew when the operator restarts.
+    """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
+    one node are reserved for it, and no other SharePod is placed on them. The wait counts from the operator's start.
     """
 
     resync_interval: Seconds = 120
-    """Everything is listed anew this often, and what vanished unseen is swept."""
+    """Period of full lists, by which objects are found that vanished unseen by the watches."""
 
     usage_interval: Seconds = 30
-    """`status.usage` is written at most this often for one SharePod."""
+    """Least time between two writes of `status.usage` of one SharePod."""
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
-    """What becomes of a Pod of which a process uses a GPU without the hook: `Report` shows it (condition `Enforced`,
-    Event, metric), `Evict` also ends the Pod.
+    """Policy for a Pod with a process that uses a GPU without the hook: `Report` shows it (condition `Enforced`, Event,
+    metric), `Evict` also evicts the Pod.
     """
 
     unenforced_grace: Seconds = 30
-    """With `Evict`: for how long an agent must have been saying so."""
+    """With `Evict`: how long an agent must have reported it before the Pod is evicted."""
 
     evictions_per_minute: Annotated[float, Field(gt=0, le=600)] = 6
-    """With `Evict`: at most so many Pods in the whole cluster, one at a time."""
+    """With `Evict`: most Pods evicted per minute in the whole cluster."""
 
     eviction_patience: Annotated[float, Field(ge=0)] = 120
-    """With `Evict`: a PodDisruptionBudget may refuse the eviction for so long; then the Pod is deleted."""
+    """With `Evict`: how long a PodDisruptionBudget may refuse the eviction before the Pod is deleted."""
 
     lease_duration: Seconds = 15
-    """Another operator takes over when the Lease was not renewed for so long."""
+    """Another operator takes over when the Lease was not renewed for this long."""
 
     renew_deadline: Seconds = 10
-    """A leader that could not renew its Lease for so long stops acting. Less than `lease_duration` by at least
-    `write_timeout`.
+    """A leader that could not renew its Lease for this long stops acting. At least `write_timeout` less than
+    `lease_duration`.
     """
 
     retry_period: Seconds = 2
-    """The Lease is renewed, or tried for, this often."""
+    """Period at which the Lease is renewed or tried for."""
 
     agent_duration: Seconds = 20
-    """A node is not used when the Lease of its agent did not change for so long."""
+    """A node is skipped by placement when its agent has not renewed its Lease for this long."""
 
     read_timeout: Seconds = 30
-    """Of one GET, or one page of a list."""
+    """Timeout of one GET or of one page of a list."""
 
     write_timeout: Seconds = 5
-    """Of one create, patch or delete."""
+    """Timeout of one create, patch or delete."""
 
     page_size: Annotated[int, Field(ge=10, le=5000)] = 500
     """Objects in one page of a list."""
 
     writers: Annotated[int, Field(ge=1, le=256)] = 32
-    """How many tenants, and how many nodes, are worked on at a time."""
+    """Most tenants, and most nodes, worked on at the same time."""
 
     bind_address: str = "0.0.0.0"  # noqa: S104  in a pod: the kubelet probes it
     """Address that health and metrics listen on."""
 
     health_port: Port = 8080
-    """`/healthz`: the event loop and the watches run. 0 turns it off."""
+    """Port of `/healthz`: the event loop and the watches run. 0 turns it off."""
 
     metrics_port: Port = 9090
-    """`/metrics` (Prometheus) and `/readyz` (everything was listed once). 0 turns it off."""
+    """Port of `/metrics` (Prometheus) and `/readyz` (everything was listed once). 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`, `info`, `warning` or `error`."""
+    """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
 
     log_format: Literal["json", "console"] = "json"
-    """`json` (one object per line) or `console`."""
+    """Form of the log: `json` (one object per line) or `console`."""
 
     @model_validator(mode="after")
     def _check_lease(self) -> Self:
@@ -162,7 +166,7 @@ class OperatorSettings(BaseSettings):
 
 
 def load() -> OperatorSettings:
-    """The settings of this process. Raises `SettingsError`."""
+    """Read the settings of this process. Raises `SettingsError`."""
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
         raise SettingsError(f"{FILE_VARIABLE}={path}: no such file; mount the ConfigMap there or unset the variable")

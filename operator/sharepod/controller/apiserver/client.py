@@ -1,7 +1,7 @@
-"""The API server, as the operator speaks to it: by resource, and only while it leads.
+"""Client of the API server: typed calls by resource, and writes only while this process leads.
 
-Guarantees, besides those of `kube`: a write is refused with `NotLeadingError` before it leaves this process once
-`may_write` says no.
+Guarantees, besides those of `kube`:
+- A write raises `NotLeadingError` before it leaves this process once `may_write` says no.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, Connection
 
 
 class NotLeadingError(Exception):
-    """This process is not, or no longer, the leader: it must not write."""
+    """A write was tried by a process that is not, or no longer, the leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object; `prefix` is the path of its group and version."""
+    """Resource of the API server; `prefix` is the path of its group and version."""
 
     prefix: str
     plural: str
 
     def path(self, name: str | None = None, namespace: str | None = None, subresource: str | None = None) -> str:
-        """Path of the collection, of one object, or of its subresource."""
+        """Return the path of the collection, of one object, or of its subresource."""
         parts = [self.prefix]
         if namespace is not None:
             parts += ["namespaces", quote(namespace, safe="")]
@@ -51,9 +51,14 @@ GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
 
 
 class Client:
-    """One user's connection to one API server.
+    """Client of one API server. Every method raises an `ApiError`; the writing ones also `NotLeadingError`.
 
-    Every method raises an `ApiError`; the writing ones also `NotLeadingError`.
+    Args:
+        config: How to reach the API server.
+        read_timeout: Seconds for one GET or one page of a list.
+        write_timeout: Seconds for one write.
+        page_size: Objects in one page of a list.
+        may_write: Asked before each write.
     """
 
     def __init__(
@@ -72,17 +77,17 @@ class Client:
         self._may_write = may_write
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._api.close()
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Json:
-        """One object."""
+        """Return one object, read live."""
         return await self._call("GET", resource.path(name, namespace))
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[Json], str]:
-        """All objects, page by page, and the version to watch from. A list that expires half way begins anew."""
+        """Return all objects, read page by page, and the version to watch from. A list that expires starts again."""
         for last in (False, False, True):
             items: list[Json] = []
             query = {"limit": str(self._page_size), **_selectors(labels, fields)}
@@ -101,31 +106,29 @@ class Client:
     async def create(
         self, resource: Resource, body: Json, namespace: str | None = None, *, strict: bool = False
     ) -> Json:
-        """Creates an object; `strict` refuses unknown and doubled fields instead of dropping them."""
+        """Create an object; with `strict`, unknown and duplicate fields are refused instead of dropped."""
         query = {"fieldValidation": "Strict"} if strict else {}
         return await self._call("POST", resource.path(namespace=namespace), body, query=query)
 
     async def patch_json(
         self, resource: Resource, name: str, operations: list[Json], namespace: str | None = None
     ) -> Json:
-        """A JSON Patch. A `test` that does not hold raises `Invalid`, as a malformed patch does."""
+        """Apply a JSON Patch. A `test` that does not hold raises `InvalidError`, as a malformed patch does."""
         return await self._call("PATCH", resource.path(name, namespace), operations, content=JSON_PATCH)
 
     async def patch_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """A merge patch of the status subresource. uid and resourceVersion in `metadata` are preconditions
-        (`Conflict`).
-        """
+        """Merge a patch into the status. uid and resourceVersion in `metadata` are preconditions (`ConflictError`)."""
         return await self._call("PATCH", resource.path(name, namespace, "status"), body, content=MERGE_PATCH)
 
     async def apply_status(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Server-side apply to the status subresource: sets the fields in `body` and leaves those of others alone."""
+        """Apply `body` to the status, server-side: its fields are set, the fields of other managers stay."""
         query = {"fieldManager": "sharepod-operator", "force": "true"}
         return await self._call(
             "PATCH", resource.path(name, namespace, "status"), body, query=query, content=APPLY_PATCH
         )
 
     async def replace(self, resource: Resource, name: str, body: Json, namespace: str | None = None) -> Json:
-        """Replaces an object; the resourceVersion in `body` is a precondition (`Conflict`)."""
+        """Replace an object; the resourceVersion in `body` is a precondition (`ConflictError`)."""
         return await self._call("PUT", resource.path(name, namespace), body)
 
     async def delete(
@@ -137,14 +140,15 @@ class Client:
         uid: str,
         resource_version: str | None = None,
     ) -> None:
-        """Deletes just this object, in just this version if one is given (else `Conflict`)."""
+        """Delete the object with this uid, in this version if one is given. Raises `ConflictError` if it is another."""
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         await self._call("DELETE", resource.path(name, namespace), body)
 
     async def evict(self, name: str, namespace: str, *, uid: str) -> None:
-        """Asks just this pod to go, by the Eviction API. Where a PodDisruptionBudget forbids it: `Unavailable` with
-        status 429.
+        """Evict the pod with this uid by the Eviction API.
+
+        Raises `UnavailableError` with status 429 if a PodDisruptionBudget forbids it.
         """
         body = {
             "apiVersion": "policy/v1",
@@ -157,9 +161,9 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Json]:
-        """Events (`{"type", "object"}`, bookmarks included) from a resource version until the server ends the watch.
+        """Yield events (`{"type", "object"}`, bookmarks included) from a version on until the server ends the watch.
 
-        Raises `Gone` when the version is too old, `Unavailable` when nothing came for longer than the server's
+        Raises `GoneError` if the version is too old, `UnavailableError` after a silence longer than the server's
         bookmarks take.
         """
         async for event in self._api.watch(resource.path(namespace=namespace), _selectors(labels, fields), since):

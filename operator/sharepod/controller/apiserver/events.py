@@ -1,8 +1,10 @@
-"""Events, as `kubectl describe` shows them.
+"""Event recorder: writes Events, as `kubectl describe` shows them.
 
-Guarantees: writing them never delays nor fails what they tell of; the same reason and message about an object is told
-again only after ten minutes; of one reason about one object no more than a few are told at once, then one a minute;
-when too many wait, the newest are dropped and counted.
+Guarantees:
+- Writing an Event never delays or fails what it tells of.
+- The same reason and note about an object is written again only after ten minutes.
+- Of one reason about one object, `_BURST` Events are written at once, then one a minute.
+- If too many wait to be written, the newest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,17 +25,25 @@ from sharepod.rate_limit import RateLimiter
 from .client import EVENTS, Client, NotLeadingError
 
 _WAITING = 1000
-_AGAIN = 600.0
+"""Events that wait to be written: as many as the API server takes in some 10 s."""
+_REPEAT_S = 600.0
+"""Seconds until the same reason and note about an object is written again: an Event lives for an hour."""
 _REMEMBERED = 10_000
-_BURST = 10  # of one reason about one object
-_EVERY = 60.0
-_NOTE_LIMIT = 1024  # of events.k8s.io/v1
+"""Events and rate limiters that are remembered: about 1 MB each."""
+_BURST = 10
+"""Events of one reason about one object that are written at once."""
+_PERIOD_S = 60.0
+"""Seconds per Event of one reason about one object, after the burst."""
+_NOTE_LIMIT = 1024
+"""Bytes of a note that events.k8s.io/v1 takes."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
+    """Event that waits to be written; `kind` and `about`: the object it is about."""
+
     kind: str
     about: ObjectFacts
     type: str
@@ -43,26 +53,26 @@ class _Event:
 
 
 class Events:
-    """Tells of what happened to an object. `clock`: monotonic seconds."""
+    """Recorder of Events. `identity`: name of this process in them; `clock`: monotonic seconds."""
 
     def __init__(self, client: Client, identity: str, clock: Callable[[], float]) -> None:
         self._client = client
         self._identity = identity
         self._clock = clock
         self._waiting: asyncio.Queue[_Event] = asyncio.Queue(_WAITING)
-        self._told: dict[tuple[str, str, str], float] = {}
+        self._recorded: dict[tuple[str, str, str], float] = {}
         self._limiters: dict[tuple[str, str], RateLimiter] = {}  # by uid and reason, the longest unused first
 
     def normal(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
-        """Something went as it should."""
-        self._tell(_Event(kind, about, "Normal", reason, action, note))
+        """Record an Event of type Normal: something went as it should."""
+        self._record(_Event(kind, about, "Normal", reason, action, note))
 
     def warning(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
-        """Something needs a person, or may."""
-        self._tell(_Event(kind, about, "Warning", reason, action, note))
+        """Record an Event of type Warning: something needs a person, or may."""
+        self._record(_Event(kind, about, "Warning", reason, action, note))
 
     async def run(self) -> None:
-        """Writes Events until cancelled."""
+        """Write Events until cancelled."""
         while True:
             event = await self._waiting.get()
             try:
@@ -78,18 +88,18 @@ class Events:
                     error=str(error),
                 )
 
-    def _tell(self, event: _Event) -> None:
+    def _record(self, event: _Event) -> None:
         key = (event.about.uid, event.reason, event.note)
         now = self._clock()
-        if now - self._told.get(key, -_AGAIN) < _AGAIN:
+        if now - self._recorded.get(key, -_REPEAT_S) < _REPEAT_S:
             return
         if not self._admit(event, now):
             metrics.EVENTS_DROPPED.inc()
             return
-        self._told.pop(key, None)
-        self._told[key] = now
-        if len(self._told) > _REMEMBERED:
-            del self._told[next(iter(self._told))]
+        self._recorded.pop(key, None)
+        self._recorded[key] = now
+        if len(self._recorded) > _REMEMBERED:
+            del self._recorded[next(iter(self._recorded))]
         try:
             self._waiting.put_nowait(event)
         except asyncio.QueueFull:
@@ -97,7 +107,7 @@ class Events:
 
     def _admit(self, event: _Event, now: float) -> bool:
         key = (event.about.uid, event.reason)
-        limiter = self._limiters.pop(key, None) or RateLimiter(now, per_s=1 / _EVERY, burst=_BURST)
+        limiter = self._limiters.pop(key, None) or RateLimiter(now, per_s=1 / _PERIOD_S, burst=_BURST)
         self._limiters[key] = limiter
         if len(self._limiters) > _REMEMBERED:
             del self._limiters[next(iter(self._limiters))]

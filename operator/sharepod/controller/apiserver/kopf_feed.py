@@ -1,8 +1,9 @@
-"""Brings what Kopf watches into the model.
+"""Feed of the cluster state from the watches that Kopf runs.
 
-Guarantees: handlers are `on.event` handlers only, so that Kopf writes nothing to any object; they wait for nothing.
-Kopf hides the end of a list and sends no DELETED for what vanished in a gap, so each gap it lets be seen (objects
-listed anew) calls for a list of our own.
+Guarantees:
+- All handlers are `on.event` handlers, so Kopf writes nothing to any object. They wait for nothing.
+- Every gap in a watch is followed by a full list of the operator's own. Kopf hides the end of a list and sends no
+  DELETED for an object that vanished in a gap; but it marks the objects that it lists again, and each calls `gap`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from sharepod.api.objects import GROUP, POOL_LABEL, TENANT_LABEL, VERSION
 from sharepod.controller.state.cluster_state import ClusterState
 
 _PAGE = 500
+"""Objects in one page of Kopf's lists; kube-apiserver's own clients use the same."""
 
 
 class _NoDiffBase(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """Kopf works out for every event what has changed since it was last handled, which only its other handlers use,
-    and which is most of what an event costs. Nothing is stored, nothing is compared.
+    """Storage of Kopf's diffs that stores and compares nothing.
+
+    Kopf works out for every event what has changed since the last one. Only its other handlers use that, and it is most
+    of what an event costs.
     """
 
     def build(self, **_: Any) -> dict[str, Any]:
@@ -35,7 +39,7 @@ class _NoDiffBase(kopf.DiffBaseStorage):  # type: ignore[misc]
 
 
 class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
-    """Handlers of events have no progress to keep."""
+    """Storage of Kopf's progress that stores nothing: handlers of events have none."""
 
     def fetch(self, **_: Any) -> None:
         return None
@@ -54,8 +58,13 @@ class _NoProgress(kopf.ProgressStorage):  # type: ignore[misc]
 
 
 def registry(state: ClusterState, login: Callable[[], Any], gap: Callable[[], None], healthy: Callable[[], str]) -> Any:
-    """Kopf's registry with our handlers. `login` gives its credentials; `gap` is called for each object listed anew;
-    `healthy` says how it goes, or raises.
+    """Return Kopf's registry with the operator's handlers.
+
+    Args:
+        state: Where events go.
+        login: Returns an awaitable of Kopf's credentials.
+        gap: Called for each object that was listed again after a gap.
+        healthy: Returns a word for the health probe, or raises.
     """
     found = kopf.OperatorRegistry()
 
@@ -99,7 +108,7 @@ def registry(state: ClusterState, login: Callable[[], Any], gap: Callable[[], No
 
 
 def settings() -> Any:
-    """Kopf's settings: it watches, and does nothing else."""
+    """Return Kopf's settings: it watches and does nothing else."""
     found = kopf.OperatorSettings()
     found.posting.enabled = False
     found.scanning.disabled = True
@@ -120,7 +129,7 @@ def settings() -> Any:
 
 
 async def credentials(config: Configuration) -> Any:
-    """What Kopf needs of our way to the API server; asked again whenever the API server no longer takes it."""
+    """Return Kopf's credentials; asked for again whenever the API server rejects the former ones."""
     header = await config.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").partition(" ")
     return kopf.ConnectionInfo(

@@ -1,10 +1,12 @@
-"""Leadership, by a Lease of `coordination.k8s.io`.
+"""Leader election by a Lease of `coordination.k8s.io`.
 
-Guarantees: at most one process acts at a time, whatever the clocks of the machines say. Points in time are read from
-the monotonic clock of this process alone: another's Lease has ended when it was not seen to change for its own
-duration, and this process stops acting (`acting` turns false by itself, no task has to run for that) once its last
-successful renewal *began* longer ago than the renew deadline, which lies before the Lease's end by more than a write
-takes.
+Guarantees:
+- At most one process acts at a time, whatever the clocks of the machines say: every time is read from the monotonic
+  clock of this process.
+- The Lease of another process counts as ended once it was not seen to change for its own duration.
+- This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
+  false on its own: no task has to run for that.
+- The renew deadline lies before the Lease's end by more than one write takes (checked in `settings.py`).
 """
 
 from __future__ import annotations
@@ -22,23 +24,32 @@ from sharepod.kube import AlreadyExistsError, ApiError, ConflictError, Json, Not
 from .client import LEASES, Client
 
 NAME = "sharepod-operator"
+"""Name of the operator's Lease."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """A Lease of another as last seen to change: its version, and when that was by our monotonic clock."""
+    """Lease of another process as last seen to change: its resourceVersion, and when, in monotonic seconds."""
 
     version: str
     at: float
 
 
 class Leadership:
-    """Holds, or tries for, the Lease. `on_gained` runs each time this process becomes the leader, `on_lost` when it
-    ceases to be.
+    """Leader elector.
 
-    The client must not be one that refuses to write while not leading. `clock`: monotonic seconds.
+    Args:
+        client: Must not refuse to write while this process does not lead.
+        namespace: Namespace of the Lease.
+        identity: Name of this process in the Lease.
+        duration: Seconds for which the Lease holds without renewal.
+        renew_deadline: Seconds after which a leader that could not renew stops acting.
+        retry_period: Seconds between two tries.
+        on_gained: Called each time this process becomes the leader.
+        on_lost: Called each time it ceases to be.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -63,16 +74,17 @@ class Leadership:
         self._on_gained = on_gained
         self._on_lost = on_lost
         self._clock = clock
-        self._renewed: float | None = None  # when the last successful renewal began
+        self._renewed: float | None = None
+        """When the last successful renewal began."""
         self._led = False
         self._observed: ObservedLease | None = None
 
     def acting(self) -> bool:
-        """Whether this process may write now."""
+        """True if this process may write now."""
         return self._led and self._renewed is not None and self._clock() < self._renewed + self._renew_deadline
 
     async def run(self) -> None:
-        """Tries for the Lease and renews it until cancelled; then gives it up, so that a successor need not wait."""
+        """Try for the Lease and renew it until cancelled; then give it up, so that a successor need not wait."""
         try:
             while True:
                 await self.step()
@@ -81,7 +93,7 @@ class Leadership:
             await self._give_up()
 
     async def step(self) -> None:
-        """Tries once for the Lease, or to renew it."""
+        """Try once to take or to renew the Lease."""
         began = self._clock()
         try:
             held = await self._try()
@@ -106,7 +118,7 @@ class Leadership:
             self._on_lost()
 
     async def _try(self) -> bool:
-        """One try to take or to renew the Lease; whether it is ours now."""
+        """Try once; return whether this process holds the Lease now."""
         try:
             lease = await self._client.get(LEASES, NAME, self._namespace)
         except NotFoundError:
@@ -126,7 +138,7 @@ class Leadership:
         return True
 
     def _ended(self, lease: Json, spec: Json) -> bool:
-        """Whether another's Lease has not changed for its duration, as far as this process saw."""
+        """True if the Lease of another process was not seen to change for its own duration."""
         version = str(lease["metadata"]["resourceVersion"])
         if self._observed is None or self._observed.version != version:
             self._observed = ObservedLease(version, self._clock())

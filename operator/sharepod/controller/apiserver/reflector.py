@@ -1,8 +1,9 @@
-"""A watch of many objects of which little is kept: other pods' requests, agents' Leases.
+"""Reflector: list and watch of many objects of which little is kept (other pods' requests, agents' Leases).
 
-Guarantees: `put` and `drop` see every object that matches, in the API server's order; after a gap (410, cut
-connection, server away) everything is listed anew and what is no longer there is dropped; `listed` is set once the
-first list was taken in.
+Guarantees:
+- `put` and `drop` see every object that matches, in the API server's order.
+- After a gap (410, connection cut, server away) everything is listed again, and objects that are gone are dropped.
+- `listed` is set once the first list was taken in.
 """
 
 from __future__ import annotations
@@ -16,14 +17,26 @@ from sharepod.kube import ApiError, GoneError, Json
 
 from .client import Client, Resource
 
-_PAUSE = 0.2
-_LONGEST_PAUSE = 10.0
+_PAUSE_S = 0.2
+"""Seconds between two watches, and before the first retry after a failure; doubles with each further failure."""
+_LONGEST_PAUSE_S = 10.0
+"""Longest of these pauses: how much later than necessary an API server that is back is noticed."""
 
 log = structlog.get_logger(__name__)
 
 
 class Reflector:
-    """Follows the objects of one resource; keeps nothing of them but their uids."""
+    """Reflector of one resource; keeps nothing of the objects but their uids.
+
+    Args:
+        client: The API server.
+        resource: What is listed and watched.
+        put: Called with each object that is there.
+        drop: Called with the uid of each object that is gone.
+        namespace: None: all.
+        labels: Label selector.
+        fields: Field selector.
+    """
 
     def __init__(
         self,
@@ -47,12 +60,12 @@ class Reflector:
         self.listed = asyncio.Event()
 
     async def run(self) -> None:
-        """Lists and watches until cancelled."""
-        pause = _PAUSE
+        """List and watch until cancelled."""
+        pause = _PAUSE_S
         while True:
             try:
                 since = await self._list()
-                pause = _PAUSE
+                pause = _PAUSE_S
                 while True:
                     since = await self._follow(since)
             except GoneError:
@@ -62,7 +75,7 @@ class Reflector:
                     "watch failed; trying again", resource=self._resource.plural, error=str(error), retry_s=pause
                 )
                 await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                pause = min(_LONGEST_PAUSE_S, pause * 2)
 
     async def _list(self) -> str:
         items, since = await self._client.list_all(
@@ -78,7 +91,7 @@ class Reflector:
         return since
 
     async def _follow(self, since: str) -> str:
-        """One watch, from `since` until the server ends it; the version to go on from."""
+        """Watch from `since` until the server ends the watch; return the version to go on from."""
         async for event in self._client.watch(
             self._resource, self._namespace, since=since, labels=self._labels, fields=self._fields
         ):
@@ -93,5 +106,5 @@ class Reflector:
             else:
                 self._known.add(uid)
                 self._put(item)
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(_PAUSE_S)
         return since

@@ -1,8 +1,10 @@
-"""A queue of keys to work on.
+"""Work queue: keys to work on, deduplicated, retried with backoff (as client-go's rate-limiting queue).
 
-Guarantees: a key is never worked on twice at the same time; a key added while it is worked on is worked on again
-afterwards; a key whose work fails is tried again, later each time, up to a limit; keys added several times before
-their turn are worked on once.
+Guarantees:
+- A key is never worked on twice at the same time.
+- A key added while it is worked on is worked on again afterwards.
+- A key added several times before its turn is worked on once.
+- A key whose work fails is tried again, later each time, up to a limit.
 """
 
 from __future__ import annotations
@@ -20,20 +22,23 @@ from .client import NotLeadingError
 
 Key = TypeVar("Key")
 
-_FIRST_DELAY = 0.2
-_LONGEST_DELAY = 30.0
+_FIRST_DELAY_S = 0.2
+"""Seconds until work that failed is tried again; doubles with each further failure."""
+_LONGEST_DELAY_S = 30.0
+"""Longest of these delays: how much later than necessary an API server that is back is noticed."""
 
 log = structlog.get_logger(__name__)
 
 
 class WorkQueue(Generic[Key]):
-    """Keys for `work`, at most `workers` of them at a time, while `run` runs."""
+    """Queue of keys for `work`, which works on at most `workers` of them at a time. `name`: in logs and metrics."""
 
     def __init__(self, name: str, work: Callable[[Key], Awaitable[None]], workers: int) -> None:
         self._name = name
         self._work = work
         self._workers = workers
-        self._waiting: dict[Key, None] = {}  # in order of arrival
+        self._waiting: dict[Key, None] = {}
+        """In order of arrival."""
         self._running: set[Key] = set()
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -44,7 +49,7 @@ class WorkQueue(Generic[Key]):
         return len(self._waiting) + len(self._running)
 
     def add(self, key: Key) -> None:
-        """Work on this key as soon as there is a free worker."""
+        """Enqueue a key: it is worked on as soon as a worker is free."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if key in self._running:
@@ -54,7 +59,7 @@ class WorkQueue(Generic[Key]):
             self._ready.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Work on this key in so many seconds, or earlier if it is due earlier anyway."""
+        """Enqueue a key in so many seconds, or earlier if it is due earlier anyway."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, seconds)
         timer = self._timers.get(key)
@@ -65,7 +70,7 @@ class WorkQueue(Generic[Key]):
         self._timers[key] = loop.call_at(due, self._due, key)
 
     def clear(self) -> None:
-        """Forgets what waits; what is worked on now goes on."""
+        """Forget all keys that wait; work that has begun goes on."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -74,7 +79,7 @@ class WorkQueue(Generic[Key]):
         self._failures.clear()
 
     async def run(self) -> None:
-        """Works on keys until cancelled."""
+        """Work on keys until cancelled."""
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -104,7 +109,7 @@ class WorkQueue(Generic[Key]):
             self._failures.pop(key, None)
         except Exception as error:
             self._failures[key] = failures = self._failures.get(key, 0) + 1
-            delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (failures - 1))
+            delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (failures - 1))
             metrics.FAILURES.labels(self._name).inc()
             if isinstance(error, ApiError):
                 log.warning(

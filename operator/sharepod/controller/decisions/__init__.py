@@ -1,1 +1,1 @@
-"""See README.md."""
+"""What to do for one tenant, as pure functions over snapshots."""

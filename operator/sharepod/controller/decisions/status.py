@@ -1,7 +1,9 @@
-"""What a SharePod's status should say. Pure.
+"""Status of a SharePod as it should be. Pure.
 
-Guarantees: every condition has a reason and, where it is not as one would wish, a message that says what would help;
-nothing is written that did not change, and usage at most each `usage_interval`; a terminal phase stays.
+Guarantees:
+- Every condition has a reason; a condition that is not as a user would wish has a message that says what would help.
+- A status that says the same makes an empty patch.
+- A terminal phase stays.
 """
 
 from __future__ import annotations
@@ -39,24 +41,31 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
-    """Everything a status is made of. `report`: what the agent saw of the node; `resizing`: the share
-    that is granted is not the one that is asked; `usage_due`: usage may be written.
-    """
+    """Everything that a status is made of."""
 
     snapshot: TenantSnapshot
     node: str | None
+    """Node of its row."""
     row: Tenant | None
+    """Its row as the API server has it."""
     report: GPUNodeStatus | None
+    """The agent's report of that node."""
     refusal: Refusal | None
+    """Why it has no place."""
     resize_refusal: Refusal | None
+    """Why its share stays as it is."""
     resizing: bool
+    """It asks for another share than it was granted."""
     blocked: Blocked | None
+    """Why its Pod cannot be created for now."""
     usage_due: bool
+    """Usage may be written now."""
     now: str
+    """Time of day, RFC 3339, for `lastTransitionTime`."""
 
 
 def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> SharePodStatus:
-    """The status as it should be now; with `finish`, in that terminal phase."""
+    """Return the status as it should be now; with `finish`, in that terminal phase."""
     was = sharepod.status
     pod, row = inputs.snapshot.pod, inputs.row
     seen = _seen(inputs)
@@ -86,7 +95,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None
 
 
 def difference(written: Mapping[str, Any], wanted: SharePodStatus) -> dict[str, Any]:
-    """The merge patch from a status as it was read to the one that should be; empty if they say the same."""
+    """Return the merge patch from a status as it was read to the one that should be; empty if they say the same."""
     target = wanted.dump()
     changes: dict[str, Any] = {key: value for key, value in target.items() if written.get(key) != value}
     changes |= {key: None for key in written if key not in target}
@@ -162,11 +171,11 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedG
     former = _former(sharepod.status, CONDITION_PLACED)
     if sharepod.ended or (former is not None and former.status != "True"):
         return former
-    return _condition(CONDITION_PLACED, "False", "Waiting", "waits for a place")
+    return _condition(CONDITION_PLACED, "False", "Waiting", "waits for placement")
 
 
 def share(row: Tenant) -> str:
-    """A row's share as users write it."""
+    """Return a row's share as users write it."""
     if row.mode is Mode.EXCLUSIVE:
         return "the whole of it" if len(row.gpus) == 1 else "the whole of them"
     each = "" if len(row.gpus) == 1 else " on each"
@@ -190,7 +199,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
         if was.pod_uid is not None:
             return former
         return _condition(
-            kind, "False", "NoPod", "the pod is made once a place is reserved" if inputs.row is None else ""
+            kind, "False", "NoPod", "the pod is created once a share is reserved" if inputs.row is None else ""
         )
     if pod.disrupted:
         return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
@@ -214,7 +223,7 @@ def _enforced(was: SharePodStatus, inputs: StatusInputs, seen: TenantStatus | No
             else None
         )
     if row.mode is Mode.EXCLUSIVE:
-        return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant is on its GPUs")
+        return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant uses its GPUs")
     findings = seen.findings if seen is not None else ()
     said = {finding.reason: finding.message for finding in findings}
     message = "; ".join(finding.message for finding in findings)

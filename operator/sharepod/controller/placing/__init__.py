@@ -1,1 +1,1 @@
-"""See README.md."""
+"""The placement loop, and the writer of ledgers."""

@@ -1,10 +1,13 @@
-"""Writes the ledgers: `spec` of the GPUNodes.
+"""Ledger writer: writes `spec` of the GPUNodes.
 
-Guarantees: one write is in flight for a GPUNode, and whatever is decided meanwhile goes into the next; each write is a
-JSON Patch that holds only for the very GPUNode, and the very generation of its spec, that it was worked out from, so
-that a stale writer changes nothing; of a write that is refused though nothing had moved, which is reported, new
-reservations are dropped (`on_refused` is told, to stay away) and the rest is tried again after growing pauses; nothing
-is written to a ledger that cannot be read.
+Guarantees:
+- One write is in flight for a GPUNode; everything decided meanwhile goes into the next.
+- Each write is a JSON Patch that holds only for the GPUNode (uid) and the generation of its spec that it was worked out
+  from: a stale writer changes nothing.
+- A write that the API server refuses although nothing had moved is reported. Its new reservations are dropped, and
+  `on_refused` keeps their tenants away; the rest is tried again after growing pauses.
+- Nothing is written to a ledger that cannot be read.
+- A decision that was taken back is given to others only once no write of it can still come true.
 """
 
 from __future__ import annotations
@@ -22,14 +25,22 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import GpuNodeFacts
 from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
-_LONGEST_PAUSE = 300.0
+_LONGEST_PAUSE_S = 300.0
+"""Longest pause between two tries of a write that is refused; from 1 s, it doubles with each."""
 
 log = structlog.get_logger(__name__)
 
 
 class LedgerWriter:
-    """Brings the ledgers to what placement's model has decided. `add` and `remove` return at once; what became of it
-    is told by the model, as every change of a ledger is.
+    """Writer that brings the ledgers to what was decided.
+
+    `add` and `remove` return at once; the outcome comes by the cluster state, as every change of a ledger does.
+
+    Args:
+        state: Has the decisions, and takes the ledgers as written.
+        client: The API server.
+        events: For writes that are refused.
+        workers: Ledgers written at the same time.
     """
 
     def __init__(self, state: ClusterState, client: Client, events: Events, workers: int) -> None:
@@ -39,29 +50,30 @@ class LedgerWriter:
         self._queue: WorkQueue[str] = WorkQueue("ledger", self._write, workers)
         self._leaving: dict[str, set[str]] = {}
         self._refusals: dict[str, int] = {}
-        self._unknown: dict[str, int] = {}  # generations that writes were for whose answers were lost
+        self._unknown: dict[str, int] = {}
+        """By node: the generation that a write was for whose answer was lost."""
         self.on_removed: Callable[[str, str], None] = lambda node, tenant: None
         self.on_refused: Callable[[str, str, str], None] = lambda node, tenant, why: None
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Write until cancelled."""
         await self._queue.run()
 
     def add(self, node: str) -> None:
-        """Something was decided for this node."""
+        """Write what was decided for this node."""
         self._queue.add(node)
 
     def remove(self, node: str, tenant: str) -> None:
-        """This row is to go. Its share is given away once it is gone."""
+        """Remove this row. Its share is given away once the row is gone."""
         self._leaving.setdefault(node, set()).add(tenant)
         self._queue.add(node)
 
     def leaving(self, node: str, tenant: str) -> bool:
-        """Whether a removal of this row is under way."""
+        """True if a removal of this row is under way."""
         return tenant in self._leaving.get(node, ())
 
     def abandon(self) -> None:
-        """This process leads no more: nothing that was not written is, and what was decided is forgotten."""
+        """Forget all decisions that were not written: this process no longer leads."""
         self._queue.clear()
         self._leaving.clear()
         self._refusals.clear()
@@ -117,8 +129,10 @@ class LedgerWriter:
             self._queue.add(node)
 
     def _nothing_in_flight(self, base: GpuNodeFacts) -> None:
-        """Lets placement give away what was decided and taken back before it was written. A write whose answer was lost
-        can still come true while the generation is the one that it was for."""
+        """Let placement give away what was decided and taken back before it was written.
+
+        A write whose answer was lost can still come true while the generation is the one that it was for.
+        """
         if base.generation > self._unknown.get(base.name, -1):
             self._unknown.pop(base.name, None)
             if self._state.cluster.nothing_in_flight(base.name):
@@ -129,7 +143,7 @@ class LedgerWriter:
         return Pool(node.pool) if node is not None and node.pool in tuple(Pool) else base.spec.pool
 
     async def _refused(self, base: GpuNodeFacts, error: InvalidError) -> bool:
-        """The patch was refused: because the spec has moved on, or, then it returns True, because it is not wanted."""
+        """Find out why a patch was refused: False if the spec had moved on, True if the API server rejects it."""
         await self._read(base)
         now = self._state.gpunodes.named(base.name)
         if now is None or now.uid != base.uid or now.generation != base.generation:
@@ -145,13 +159,13 @@ class LedgerWriter:
         return True
 
     def _again(self, node: str) -> None:
-        """Tries later what is still to be written to this node, if anything is."""
+        """Try later what is still to be written to this node, if anything is."""
         if self._state.cluster.pending(node) or self._leaving.get(node):
             count = self._refusals[node] = self._refusals.get(node, 0) + 1
-            self._queue.add_after(node, min(_LONGEST_PAUSE, 2.0 ** min(count - 1, 10)))
+            self._queue.add_after(node, min(_LONGEST_PAUSE_S, 2.0 ** min(count - 1, 10)))
 
     def _drop_fresh(self, base: GpuNodeFacts, why: str) -> None:
-        """Reservations that were only decided are not made; what the ledger has is kept in mind as decided."""
+        """Drop reservations that were only decided; changes of rows that the ledger has stay decided."""
         for decided in self._state.cluster.pending(base.name):
             if decided.tenant not in base.rows:
                 log.warning("dropped a decision", node=base.name, tenant=decided.tenant, why=why)
@@ -165,7 +179,7 @@ class LedgerWriter:
             self._state.drop_gpunode(base.uid)
 
     def _drop(self, node: str, why: str) -> None:
-        """What was to be written to this node is not; the tenants concerned are looked at again."""
+        """Drop everything that was to be written to this node; the tenants concerned are looked at again."""
         leaving = self._leaving.pop(node, set())
         for decided in self._state.cluster.pending(node):
             log.warning("dropped a decision", node=node, tenant=decided.tenant, why=why)
@@ -185,8 +199,9 @@ class LedgerWriter:
 
 
 def patch(base: GpuNodeFacts, *, changed: Sequence[Tenant], leaving: Iterable[str], pool: Pool) -> list[Json]:
-    """The JSON Patch that brings `base` to where `changed` rows are as given, `leaving` ones are gone and the pool is
-    `pool`; empty if it is there already.
+    """Return the JSON Patch that sets the `changed` rows, removes the `leaving` ones and sets the pool.
+
+    Empty if `base` is so already. The first two operations test uid and generation.
     """
     leaving = set(leaving)
     known = base.rows

@@ -1,11 +1,14 @@
-"""The placement loop: the one place where shares are decided.
+"""Placement loop: the one place where shares are decided.
 
-Guarantees: decisions are taken one at a time, in queue order (priority, then age), each on a model that already holds
-all earlier ones, written or not; nothing is decided before everything was listed, nor while this process does not
-lead; a decision is handed to the ledger's writer at once and never waited for. A refused SharePod is tried again when a
-node has got room that it could use, and only then; why it was refused is worked out behind the decisions. Nobody blocks
-another, but that GPUs of one node are reserved for the oldest of the highest priority once it has waited
-`head_reservation_after`.
+Guarantees:
+- Decisions are taken one at a time, in queue order (priority, then age), each on a state that holds all earlier ones,
+  written or not.
+- Nothing is decided before everything was listed, nor while this process does not lead.
+- A decision is handed to the ledger writer at once and never waited for.
+- A refused SharePod is tried again when a node has gained room that it could use, and only then.
+- Why a SharePod was refused is worked out after the decisions of the pass, so that explaining delays nobody.
+- No SharePod blocks another, except by a head-of-line reservation: GPUs of one node are reserved for the oldest of the
+  highest priority once it has waited `head_reservation_after`.
 """
 
 from __future__ import annotations
@@ -29,10 +32,14 @@ from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
 
-_YIELD = 0.01  # seconds of deciding after which others get a turn
-_PASSES = 4  # begun anew because room appeared, before one goes through to the end
-_EXPLAIN_AGAIN = 5.0  # a reason is worked out anew at most this often
-_HEAD_CHECK_EVERY = 1.0  # who has waited longest is looked for at most this often
+_YIELD_S = 0.01
+"""Seconds of deciding after which other tasks get a turn: watches and the Lease's renewal must not wait longer."""
+_PASSES = 4
+"""Passes that may start again because room appeared, before one goes through to the end of the queue."""
+_EXPLAIN_PERIOD_S = 5.0
+"""Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
+_HEAD_CHECK_PERIOD_S = 1.0
+"""Least seconds between two looks for the head of the line: it costs a decision for each SharePod that waits long."""
 
 log = structlog.get_logger(__name__)
 
@@ -48,15 +55,37 @@ class _Waiting:
     retry_at: float = float("inf")
     """When it is tried again even if nothing has changed."""
     arrival_counted: bool = False
-    """Whether placement's demand has counted it."""
+    """Placement's demand has counted it."""
     explained_at: float = float("-inf")
     """When the reason of its refusal was last worked out."""
 
 
+@dataclass(slots=True)
+class _Cycle:
+    """One pass through the queue: its number, and how long its phases took (wall time, with the turns of others)."""
+
+    number: int
+    began: float
+    phases_ms: dict[str, float]
+
+    def end_of(self, phase: str) -> None:
+        """Note that a phase has ended now."""
+        now = time.monotonic()
+        self.phases_ms[phase] = round((now - self.began) * 1e3, 3)
+        self.began = now
+
+
 class PlacementLoop:
-    """Decides for whoever waits. `decided(tenant, node)` is told of each reservation or change of one that is to be
-    written; `answered(tenant)` of each new answer that is to be shown. `clock`: monotonic seconds, as is
-    `head_reservation_after`.
+    """Loop that decides for the SharePods that wait.
+
+    Args:
+        state: The cluster state; its `cluster` takes the reservations.
+        memos: Say what to avoid and until when to wait; take the refusals.
+        may_act: True while this process leads and has listed everything.
+        on_decided: Called with tenant and node of each new or changed reservation, which is to be written.
+        on_answered: Called with each tenant that has a new answer to show.
+        clock: Monotonic seconds.
+        head_reservation_after: Seconds after which GPUs are reserved for the head of the line.
     """
 
     def __init__(
@@ -84,21 +113,22 @@ class PlacementLoop:
         self._resizes: dict[str, _Waiting] = {}
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._cycles = 0
 
     def want_place(self, tenant: str) -> None:
-        """This SharePod waits for a place."""
+        """Queue a SharePod for a place."""
         if tenant not in self._places:
             self._places[tenant] = _Waiting(tenant, self._clock())
             self._kick.set()
 
     def want_resize(self, tenant: str, *, changed: bool) -> None:
-        """This SharePod asks for another share than it has; `changed`: for another one than when it was refused."""
+        """Queue a SharePod for another share than it has; `changed`: for another one than when it was refused."""
         if changed or tenant not in self._resizes:
             self._resizes[tenant] = _Waiting(tenant, self._clock())
             self._kick.set()
 
     def leave(self, tenant: str) -> None:
-        """This SharePod asks for nothing any more."""
+        """Take a SharePod out of the queue, and give up its head-of-line reservation."""
         self._places.pop(tenant, None)
         self._resizes.pop(tenant, None)
         reservation = self._state.cluster.head_reservation
@@ -107,43 +137,53 @@ class PlacementLoop:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """The cluster has changed, perhaps to the good of those who wait."""
+        """Wake the loop if any SharePod waits: room may have appeared."""
         if self._places or self._resizes:
             self._kick.set()
 
     def waiting(self) -> tuple[str, ...]:
-        """Who asks for a place."""
+        """Return the tenants that wait for a place."""
         return tuple(self._places)
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Empty the queue."""
         self._places.clear()
         self._resizes.clear()
         self._state.cluster.reserve_for_head(None)
 
     async def run(self) -> None:
-        """Decides until cancelled."""
+        """Decide until cancelled."""
         while True:
             await self._kick.wait()
             self._kick.clear()
-            await asyncio.sleep(0)  # what arrived at the same moment is decided together, in queue order
+            await asyncio.sleep(0)  # SharePods that arrive together are decided in one pass, in queue order
             for attempt in range(_PASSES):
                 if not self._may_act() or await self._pass(whole=attempt == _PASSES - 1):
                     break
             metrics.WAITING.set(len(self._places))
 
     async def _pass(self, *, whole: bool) -> bool:
-        """Goes through the queue once. Where room appears while others have their turn, those at its head come first
-        again: then, unless it is to go through as a `whole`, it stops and returns False.
+        """Go through the queue once.
+
+        Return False if the pass stopped because room appeared while others had a turn: the head of the queue must come
+        first again. A `whole` pass goes through to the end.
         """
         cluster = self._state.cluster
+        self._cycles += 1
         began, version = time.monotonic(), cluster.room_version
+        cycle = _Cycle(self._cycles, began, {})
+        # 1. Resize: shares that change in place.
         for waiting in list(self._resizes.values()):
             if waiting.refused_at_version != cluster.room_version:
                 self._resize(waiting)
+        cycle.end_of("resize")
+        # 2. Sort the queue: highest priority first, then oldest.
+        queue = self._in_order()
+        cycle.end_of("sort")
+        # 3. Place: one decision each, for those that new room could serve.
         refused: set[tuple[object, ...]] = set()
-        for _, waiting, request in self._in_order():
-            if time.monotonic() - began > _YIELD:
+        for _, waiting, request in queue:
+            if time.monotonic() - began > _YIELD_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
                 if cluster.room_version != version and not whole:
@@ -152,17 +192,27 @@ class PlacementLoop:
                 return True
             if self._places.get(waiting.tenant) is waiting and self._could_be_served(waiting, request):
                 self._place(waiting, request, refused)
+        cycle.end_of("place")
+        # 4. Renew the shadow prices, if demand has moved.
         if self.engine.packing.due:
             await asyncio.sleep(0)
             self.engine.packing.renew()
+        cycle.end_of("renew")
+        # 5. Reserve GPUs for the head of the line, if it has waited long enough.
         self._reserve_for_head()
+        cycle.end_of("head")
+        # 6. Explain refusals that have no reason yet, or an old one.
         await self._explain()
+        cycle.end_of("explain")
+        # 7. Come back for those that are tried again at a time.
         again = min((waiting.retry_at for waiting in self._places.values()), default=float("inf"))
         if again < float("inf"):
             self._later(again)
+        log.debug("placement pass", cycle=cycle.number, queued=len(queue), phases_ms=cycle.phases_ms)
         return True
 
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, PlacementRequest]]:
+        """Return the SharePods to try now, in queue order; those refused at this version already are left out."""
         found = []
         for waiting in list(self._places.values()):
             if waiting.refused_at_version == self._state.cluster.room_version and self._clock() < waiting.retry_at:
@@ -178,7 +228,7 @@ class PlacementLoop:
         return sorted(found, key=lambda item: item[0])
 
     def _could_be_served(self, waiting: _Waiting, request: PlacementRequest) -> bool:
-        """Whether what has changed since it was refused could be room for this one."""
+        """True if the changes since its refusal could be room for this one."""
         cluster = self._state.cluster
         if waiting.refused_at_version is None or self._clock() >= waiting.retry_at:
             return True
@@ -192,7 +242,7 @@ class PlacementLoop:
         return False
 
     def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
-        """None for one that asks for nothing any more."""
+        """Return its request; take it out of the queue and return None if it asks for nothing any more."""
         sharepod = self._state.sharepods.get(waiting.tenant)
         if sharepod is None or sharepod.gpu is None:
             self.leave(waiting.tenant)
@@ -200,7 +250,7 @@ class PlacementLoop:
         return self.request(sharepod)
 
     def request(self, sharepod: SharePodFacts) -> PlacementRequest:
-        """What it asks of placement."""
+        """Return the placement request of a valid SharePod."""
         assert sharepod.gpu is not None
         memo = self._memos.of(sharepod.uid)
         now = self._clock()
@@ -218,7 +268,7 @@ class PlacementLoop:
         )
 
     def _place(self, waiting: _Waiting, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
-        """Decides for one. `refused`: shapes that found no place in this pass."""
+        """Decide for one SharePod. `refused`: requests refused in this pass, by all that a decision depends on."""
         cluster = self._state.cluster
         if not waiting.arrival_counted:
             waiting.arrival_counted = True
@@ -259,11 +309,11 @@ class PlacementLoop:
         self._on_decided(waiting.tenant, answer.node)
 
     async def _explain(self) -> None:
-        """Works out why those were refused that have no reason yet, or an old one."""
+        """Work out why SharePods were refused that have no reason yet, or an old one."""
         for tenant, waiting in list(self._unexplained.items()):
             await asyncio.sleep(0)
-            if self._clock() < waiting.explained_at + _EXPLAIN_AGAIN and self._places.get(tenant) is waiting:
-                self._later(waiting.explained_at + _EXPLAIN_AGAIN)
+            if self._clock() < waiting.explained_at + _EXPLAIN_PERIOD_S and self._places.get(tenant) is waiting:
+                self._later(waiting.explained_at + _EXPLAIN_PERIOD_S)
                 continue
             self._unexplained.pop(tenant, None)
             request = self._request_of(waiting) if self._places.get(tenant) is waiting else None
@@ -281,7 +331,7 @@ class PlacementLoop:
                 self._on_answered(tenant)
 
     def _reserve_for_head(self) -> None:
-        """Sees to it that GPUs are kept for the oldest of the highest priority, if it has waited long enough."""
+        """Reserve GPUs for the oldest SharePod of the highest priority, if it has waited long enough."""
         now, cluster = self._clock(), self._state.cluster
         may_reserve_at = (
             min((waiting.since for waiting in self._places.values()), default=now) + self._head_reservation_after
@@ -290,7 +340,7 @@ class PlacementLoop:
             if self._places:
                 self._later(max(may_reserve_at, self._next_head_check))
             return
-        self._next_head_check = now + _HEAD_CHECK_EVERY
+        self._next_head_check = now + _HEAD_CHECK_PERIOD_S
         waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
         asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
         asked.sort(key=lambda item: queue_key(item[0]))
@@ -308,8 +358,10 @@ class PlacementLoop:
     def _choose_head_reservation(
         self, asked: list[tuple[PlacementRequest, _Waiting]], now: float
     ) -> HeadReservation | None:
-        """The head-of-line reservation: for the first in the queue that has waited long and could be served one day.
-        The present one stays with its owner, unless somebody of higher priority has waited as long."""
+        """Choose the head-of-line reservation: for the first in the queue that has waited long and could be served.
+
+        The present one stays with its owner, unless a SharePod of higher priority has waited as long.
+        """
         cluster, reservation = self._state.cluster, self._state.cluster.head_reservation
         of_owner = (request for request, _ in asked if reservation is not None and request.tenant == reservation.tenant)
         owner = next(of_owner, None)
@@ -324,10 +376,12 @@ class PlacementLoop:
         return reservation
 
     def _waits_for_room(self, waiting: _Waiting) -> bool:
+        """True if it was refused for lack of room, not because it can never fit."""
         refusal = self._memos.of(waiting.tenant).refusal
         return refusal is not None and refusal.outlook is Outlook.WAITING
 
     def _resize(self, waiting: _Waiting) -> None:
+        """Decide about another share for one SharePod."""
         waiting.refused_at_version = self._state.cluster.room_version
         sharepod = self._state.sharepods.get(waiting.tenant)
         reserved = self._state.cluster.reservations_of(TenantId(waiting.tenant))
@@ -367,7 +421,7 @@ class PlacementLoop:
         self._on_decided(waiting.tenant, reserved[0][0])
 
     def _later(self, at: float) -> None:
-        """Look again at that time."""
+        """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""
         loop = asyncio.get_running_loop()
         delay = max(0.05, at - self._clock())
         if self._timer is None or self._timer.cancelled() or self._timer.when() > loop.time() + delay:

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""Everything the operator knows of the cluster, in memory."""

@@ -1,9 +1,9 @@
-"""Which nodes have a living agent, by the agents' Leases.
+"""Liveness of the agents, by their Leases.
 
-Guarantees: an agent counts as alive for `duration` after its Lease was last seen to *change*, by this process's
-monotonic clock; what the machines' clocks say decides nothing but one thing: a Lease seen for the first time counts as
-just changed only if its renewTime is about now, so that an agent that died long ago is not taken for alive when the
-operator starts.
+Guarantees:
+- An agent counts as alive for `duration` after its Lease was last seen to *change*, by this process's monotonic clock.
+- The machines' clocks decide one thing only: a Lease seen for the first time counts as just changed if its renewTime is
+  about now. So an agent that died long ago is not taken for alive when the operator starts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "sharepod-agent-"
+"""The Lease of an agent is named after its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,13 @@ class _Lease:
 
 
 class AgentLeases:
-    """The agents' Leases by node. `clock`: monotonic seconds; `now`: the time of day, in UTC."""
+    """Leases of the agents by node.
+
+    Args:
+        duration: Seconds for which a Lease holds that names no duration itself.
+        clock: Monotonic seconds.
+        now: Time of day, in UTC.
+    """
 
     def __init__(
         self,
@@ -41,7 +48,7 @@ class AgentLeases:
         self._alive: set[str] = set()
 
     def put(self, raw: Mapping[str, Any]) -> None:
-        """A Lease as the watch brought it; one that is no agent's is ignored."""
+        """Take in a Lease as the watch brought it; one that is no agent's is ignored."""
         name = str(raw["metadata"]["name"])
         if not name.startswith(PREFIX):
             return
@@ -61,18 +68,18 @@ class AgentLeases:
         self._names[uid] = node
 
     def drop(self, uid: str) -> None:
-        """A Lease that is gone, by its uid."""
+        """Take out a Lease that is gone, by its uid."""
         node = self._names.pop(uid, None)
         if node is not None and self._leases[node].uid == uid:
             del self._leases[node]
 
     def alive(self, node: str) -> bool:
-        """Whether the agent of a node renews its Lease."""
+        """True if the agent of a node renews its Lease."""
         lease = self._leases.get(node)
         return lease is not None and lease.changed is not None and self._clock() < lease.changed + lease.duration
 
     def changed(self, nodes: Iterable[str]) -> list[str]:
-        """Which of these nodes have gained or lost their agent since the last call."""
+        """Return those of these nodes that have gained or lost their agent since the last call, sorted."""
         alive = {node for node in nodes if self.alive(node)}
         turned = sorted(alive ^ self._alive)
         self._alive = alive

@@ -50,7 +50,12 @@ def _nobody(_key: str) -> None:
 
 
 class ClusterState:
-    """The facts, and placement's view of them."""
+    """Cluster state: the facts by kind, and placement's view of them in `cluster`.
+
+    Args:
+        settings: What every Pod is given, which counts where its requests are parsed.
+        agents: Liveness of the agents.
+    """
 
     def __init__(self, settings: PodSettings, agents: AgentLeases) -> None:
         self._settings = settings
@@ -63,9 +68,11 @@ class ClusterState:
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()
-        """Nodes with a ledger of which the API server said that they do not exist."""
+        """Nodes with a ledger that the API server has said do not exist."""
         self.priorities: dict[str, int] = {}
+        """Value by name of PriorityClass."""
         self.default_priority = 0
+        """Value of the PriorityClass that is the global default."""
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
         self.on_tenant_changed: Callable[[str], None] = _nobody
@@ -75,6 +82,7 @@ class ClusterState:
     # SharePods
 
     def put_sharepod(self, raw: Json) -> None:
+        """Take in a SharePod as it was read."""
         if self.sharepods.knows(*_version(raw)):
             return
         item = sharepod_facts(raw, self._settings)
@@ -85,25 +93,28 @@ class ClusterState:
             self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str) -> None:
+        """Take out a SharePod that is gone."""
         self.sharepods.drop(uid)
         self.on_tenant_changed(uid)
 
     def priority(self, sharepod: SharePodFacts) -> int:
-        """The priority that its Pod will have, by its PriorityClass."""
+        """Return the priority that the SharePod's Pod will have, by its PriorityClass."""
         if sharepod.priority_class is None:
             return self.default_priority
         return self.priorities.get(sharepod.priority_class, 0)
 
-    # Pods with our label
+    # Pods with the tenant label
 
     def pod_of(self, tenant: str) -> PodFacts | None:
-        """The Pod whose controller is this tenant."""
+        """Return the Pod whose controller is this tenant, the newest if there are several."""
         found = [pod for uid in self._pods_of.get(tenant, ()) if (pod := self.pods.get(uid)) is not None]
         return max(found, key=lambda pod: pod.version, default=None)
 
     def put_pod(self, raw: Json, *, sure: bool = False) -> None:
-        """A Pod as it was read; `sure`: by a GET just now, so that it is there, whatever the watch said (which also
-        says "deleted" of a Pod that lost our label).
+        """Take in a Pod as it was read.
+
+        `sure`: it was read by a GET just now, so it is there, whatever the watch said (a watch also says "deleted" of a
+        Pod that lost the label).
         """
         if sure:
             self.pods.revive(str(raw["metadata"]["uid"]))
@@ -121,11 +132,11 @@ class ClusterState:
             self._pods_of.setdefault(item.tenant, set()).add(item.uid)
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
-        if item.tenant is not None and (before is None or _told(before) != _told(item)):
+        if item.tenant is not None and (before is None or replace(before, version=item.version) != item):
             self.on_tenant_changed(item.tenant)
 
     def drop_pod(self, uid: str, last: Json | None = None) -> None:
-        """A Pod that is gone; `last`: its last state, where the watch brought it."""
+        """Take out a Pod that is gone. `last`: its last state, if the watch brought it."""
         if last is not None:
             self.pods.put(pod_facts(last))
         pod = self.pods.drop(uid)
@@ -163,6 +174,7 @@ class ClusterState:
     # Other pods
 
     def put_other_pod(self, raw: Json) -> None:
+        """Count the requests of a pod without the tenant label on its node."""
         node, needs = other_pod(raw)
         if node:
             before = self.cluster.room_version
@@ -170,12 +182,14 @@ class ClusterState:
             self._room_since(before)
 
     def drop_other_pod(self, uid: str) -> None:
+        """Count a pod without the tenant label no longer."""
         self.cluster.remove_pod(uid)
         self.on_room_changed()
 
     # Nodes
 
     def put_node(self, raw: Json) -> None:
+        """Take in a Node of the pool as it was read."""
         if self.nodes.knows(*_version(raw)):
             return
         item = node_facts(raw)
@@ -188,13 +202,13 @@ class ClusterState:
                 self._tell_tenants(item.name)
 
     def node_is_there(self, name: str) -> None:
-        """The API server itself says that there is such a Node, be it out of the pool: processes may run there."""
+        """Note that a live read has found a Node of that name, in the pool or not: processes may run there."""
         if name in self.gone_nodes:
             self.gone_nodes.discard(name)
             self.on_node_changed(name)
 
     def node_is_gone(self, name: str) -> None:
-        """The API server itself says that there is no such Node: nothing runs there."""
+        """Note that a live read has found no Node of that name: nothing runs there."""
         if name not in self.gone_nodes:
             self.gone_nodes.add(name)
             self._tell_tenants(name)
@@ -204,7 +218,7 @@ class ClusterState:
             self.on_tenant_changed(row.tenant)
 
     def drop_node(self, uid: str, version: int = 0) -> None:
-        """A Node that is gone, or has left the pool, as of `version`: put back, it is the same Node still."""
+        """Take out a Node that is gone, or has left the pool as of `version`: with a later version it is back."""
         item = self.nodes.drop(uid, version)
         if item is not None:
             self.refresh_node(item.name)
@@ -213,6 +227,7 @@ class ClusterState:
     # GPUNodes
 
     def put_gpunode(self, raw: Json) -> None:
+        """Take in a GPUNode as it was read or written."""
         if self.gpunodes.knows(*_version(raw)):
             return
         item = self._with_known_rows(gpunode_facts(raw))
@@ -223,15 +238,15 @@ class ClusterState:
             self._ledger_gone(replaced)
         if before is None or before.generation != item.generation:
             self._load(item)
-        if before is None or _for_placement(before) != _for_placement(item):
+        if before is None or _placement_facts(before) != _placement_facts(item):
             self.refresh_node(item.name)
-        for tenant in _concerned(before, item):
+        for tenant in _tenants_concerned(before, item):
             self.on_tenant_changed(tenant)
-        if before is None or _for_node(before) != _for_node(item):
+        if before is None or _node_facts(before) != _node_facts(item):
             self.on_node_changed(item.name)
 
     def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
-        """A row that cannot be read is taken to be as it was when it last could."""
+        """Return the GPUNode with each unreadable row as it was when it last could be read."""
         before = self.gpunodes.get(item.uid)
         if item.unreadable:
             self._unreadable[item.name] = item.unreadable
@@ -241,14 +256,15 @@ class ClusterState:
         return item
 
     def unreadable_row(self, tenant: str) -> bool:
-        """Whether some ledger has a row of this tenant that cannot be read: it is not known what it holds."""
+        """True if a ledger has a row of this tenant that cannot be read: what the tenant holds is not known."""
         return any(tenant in tenants for tenants in self._unreadable.values())
 
     def unenforced(self) -> int:
-        """How many tenants are said to run without their share being enforced."""
+        """Return how many tenants run, by their agents' reports, without their share being enforced."""
         return sum(seen.enforced is False for item in self.gpunodes for seen in item.status.tenants)
 
     def drop_gpunode(self, uid: str) -> None:
+        """Take out a GPUNode that is gone, with its ledger."""
         item = self.gpunodes.drop(uid)
         if item is not None:
             self._ledger_gone(item)
@@ -263,8 +279,10 @@ class ClusterState:
             self.on_tenant_changed(tenant)
 
     def _load(self, item: GpuNodeFacts) -> None:
-        """Brings a ledger into placement's model. What was decided here and does not fit beside what another wrote is
-        taken back: the write on its way carries a precondition that no longer holds.
+        """Bring a ledger into placement's view.
+
+        A decision that does not fit beside what another operator wrote is taken back: its write carries a precondition
+        that no longer holds.
         """
         rows = []
         for row in item.spec.tenants:
@@ -289,7 +307,7 @@ class ClusterState:
         self.on_room_changed()
 
     def unreserve(self, node: str, tenant: str) -> None:
-        """Forgets a reservation, unless the ledger as last read has it: what is written ends by a write alone."""
+        """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""
         gpunode = self.gpunodes.named(node)
         if gpunode is None or tenant not in gpunode.rows:
             self.cluster.release(node, TenantId(tenant))
@@ -300,7 +318,7 @@ class ClusterState:
         self.revert(node, decided.tenant)
 
     def revert(self, node: str, tenant: TenantId) -> None:
-        """What was decided and not written is not to be: its tenant is looked at again, others may have the room."""
+        """Take back a decision that was not written: its tenant is looked at again, others may have the room."""
         self.cluster.revert(node, tenant)
         self.on_tenant_changed(tenant)
         self.on_room_changed()
@@ -308,7 +326,7 @@ class ClusterState:
     # Placement's view of a node
 
     def refresh_node(self, name: str) -> None:
-        """Brings a node into placement's model: from its Node, its GPUNode and its agent's Lease."""
+        """Bring a node into placement's view, from its Node, its GPUNode and its agent's Lease."""
         node, gpunode = self.nodes.named(name), self.gpunodes.named(name)
         if node is None:
             self.cluster.remove_node(name)
@@ -330,7 +348,7 @@ class ClusterState:
         self.on_room_changed()
 
     def agent_away(self, name: str) -> bool:
-        """Whether a node of the pool has no living agent."""
+        """True if a node of the pool has no living agent."""
         return self.nodes.named(name) is not None and not self.agents.alive(name)
 
     def _unavailable(self, node: NodeFacts, gpunode: GpuNodeFacts | None) -> str | None:
@@ -356,30 +374,27 @@ class ClusterState:
     # All of it
 
     def tenants(self) -> set[str]:
-        """Whoever has a SharePod, a Pod or a reservation."""
+        """Return every tenant that has a SharePod, a Pod or a reservation."""
         rows = {row for gpunode in self.gpunodes for row in gpunode.rows}
         decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
         return self.sharepods.uids() | set(self._pods_of) | rows | decided
 
 
-def _told(pod: PodFacts) -> tuple[object, ...]:
-    """What of a Pod concerns its tenant."""
-    return (pod.uid, *(getattr(pod, name) for name in PodFacts.__slots__))
-
-
 def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
-    """Why the node's agent says that it cannot serve new tenants, or None."""
+    """Return why the node's agent says that it cannot serve new tenants, or None."""
     for condition in gpunode.status.conditions:
         if condition.type == CONDITION_AGENT_READY and condition.status == "False":
             return condition.message or condition.reason
     return None
 
 
-def _for_placement(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+def _placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    """Return the part of a GPUNode that placement decides by."""
     return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode)
 
 
-def _for_node(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+def _node_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    """Return the part of a GPUNode that the node's reconciler acts on."""
     return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
 
 
@@ -403,8 +418,8 @@ def _gpu_state(gpu: Gpu) -> GpuState:
     )
 
 
-def _concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
-    """TenantReconciler whose row, report or release is not as it was."""
+def _tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
+    """Return the tenants whose row, report or release is not as it was."""
     rows = now.rows
     if before is None:
         return set(rows)

@@ -1,8 +1,9 @@
-"""What the operator keeps of each object: typed, frozen, small.
+"""Facts: what the operator keeps of each object. Typed, frozen, small.
 
-Guarantees: nothing here trusts the shape of what a user can write. A SharePod that cannot be meant becomes facts with
-`error`, not an exception; of a GPUNode all that can be read is, fields of a newer version are passed over, and what
-cannot be read is named, so that nothing is concluded from its absence.
+Guarantees:
+- Nothing here trusts the shape of what a user can write: an invalid SharePod becomes facts with `error`, no exception.
+- Everything readable of a GPUNode is read; fields of a newer version are passed over.
+- Unreadable rows of a GPUNode are named, so that nothing is concluded from their absence.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _TERMINAL = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectFacts:
-    """What every object has. `version`: its resourceVersion, which counts upwards."""
+    """Facts that every object has. `version`: its resourceVersion, which counts upwards."""
 
     uid: str
     name: str
@@ -40,7 +41,7 @@ class ObjectFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePodFacts(ObjectFacts):
-    """A SharePod. Just one of `gpu` and `error` is set. `raw` is the object itself, without managedFields."""
+    """Facts of a SharePod. Exactly one of `gpu` and `error` is set. `raw`: the object itself, without managedFields."""
 
     generation: int
     created: str
@@ -56,46 +57,51 @@ class SharePodFacts(ObjectFacts):
 
     @property
     def ended(self) -> bool:
-        """Whether its phase is a terminal one."""
+        """True if its phase is terminal."""
         return self.status.phase in (Phase.SUCCEEDED, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts(ObjectFacts):
-    """A Pod that bears our label. `tenant`: what the label says, which admission lets only the operator set; None where
-    its controller is another than that SharePod: then it is not ours. One that was orphaned still is.
-
-    `node`: where it is bound; `pin`: the node that its affinity names; `ran`: whether any of its containers ever
-    started; `waiting`, `unschedulable`: why it does not start, or is not bound; `disrupted`: what evicted it;
-    `restarts`: it is meant to run for ever.
-    """
+    """Facts of a Pod with the tenant label."""
 
     tenant: str | None
+    """Value of the label, which admission lets only the operator set. None if the Pod has another controller than that
+    SharePod: then it is not the operator's. An orphaned Pod still is.
+    """
     node: str | None
+    """Node that it is bound to."""
     pin: str | None
+    """Node that its affinity names."""
     gpus: tuple[str, ...]
     phase: str
     reason: str
     message: str
     deleting: bool
     disrupted: str | None
+    """What evicted it."""
     ran: bool
+    """Any of its containers has ever started."""
     ready: bool
     waiting: str
+    """Why a container does not start; empty if none waits."""
     unschedulable: str
+    """Why kube-scheduler does not bind it; empty if it does."""
     gated: bool
+    """It has a scheduling gate."""
     restarts: bool
+    """Its restartPolicy is Always."""
     needs: Resources
 
     @property
     def ended(self) -> bool:
-        """Whether its phase is a terminal one."""
+        """True if its phase is terminal."""
         return self.phase in _TERMINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts(ObjectFacts):
-    """A Node of the pool."""
+    """Facts of a Node of the pool."""
 
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
@@ -107,35 +113,36 @@ class NodeFacts(ObjectFacts):
 
     @property
     def out_of_service(self) -> bool:
-        """Whether an admin has said, by the taint, that nothing runs there any more."""
+        """True if an admin has said, by the taint, that nothing runs there any more."""
         return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNodeFacts(ObjectFacts):
-    """A GPUNode. `error`: what of it cannot be read: it takes no tenants; `ledger_error`: what of its spec cannot
-    be: nothing is written to it; `unreadable`: tenants whose rows cannot be read.
-    """
+    """Facts of a GPUNode."""
 
     generation: int
     spec: GPUNodeSpec
     status: GPUNodeStatus
     has_tenants: bool
-    """Whether the field `spec.tenants` exists."""
+    """The field `spec.tenants` exists."""
     forced: frozenset[str]
-    """TenantReconciler named by the annotation force-release."""
+    """Tenants named by the annotation force-release."""
     error: str | None
+    """Why it cannot be read: it takes no tenants."""
     ledger_error: str | None = None
+    """Why its spec cannot be read: nothing is written to it."""
     unreadable: frozenset[str] = frozenset()
+    """Tenants whose rows cannot be read."""
 
     @property
     def rows(self) -> dict[str, Tenant]:
-        """The ledger by tenant, in its order."""
+        """Rows of the ledger by tenant, in their order."""
         return {row.id: row for row in self.spec.tenants}
 
 
 def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
-    """What is kept of a SharePod."""
+    """Read a SharePod."""
     metadata = raw["metadata"]
     gpu: GpuRequest | None = None
     needs = PodNeeds()
@@ -167,7 +174,7 @@ def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
 
 
 def pod_facts(raw: Json) -> PodFacts:
-    """What is kept of a Pod with our label."""
+    """Read a Pod with the tenant label."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
@@ -195,7 +202,7 @@ def pod_facts(raw: Json) -> PodFacts:
 
 
 def node_facts(raw: Json) -> NodeFacts:
-    """What is kept of a Node."""
+    """Read a Node."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     error: str | None = None
     taints: tuple[Taint, ...] = ()
@@ -220,7 +227,7 @@ def node_facts(raw: Json) -> NodeFacts:
 
 
 def gpunode_facts(raw: Json) -> GpuNodeFacts:
-    """What is kept of a GPUNode."""
+    """Read a GPUNode."""
     metadata = raw["metadata"]
     spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
     faults: list[str] = []
@@ -252,7 +259,7 @@ def gpunode_facts(raw: Json) -> GpuNodeFacts:
 
 
 def other_pod(raw: Json) -> tuple[str, Resources]:
-    """Node and requests of a pod that is not ours."""
+    """Read node and requests of a pod without the tenant label."""
     spec = raw.get("spec") or {}
     return str(spec.get("nodeName") or ""), _resources(spec)
 
@@ -293,7 +300,7 @@ def _object(value: object) -> Json:
 
 
 def _each(kind: type[A], raw: Json, field: str, faults: list[str], unreadable: set[str] | None = None) -> tuple[A, ...]:
-    """The entries of a list that can be read; the ids of others go into `unreadable`."""
+    """Return the readable entries of a list; the ids of the others go into `unreadable`."""
     found: list[A] = []
     for number, entry in enumerate(raw.get(field) or ()):
         try:
@@ -306,7 +313,7 @@ def _each(kind: type[A], raw: Json, field: str, faults: list[str], unreadable: s
 
 
 def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel]) -> A:
-    """An object whose lists were read already."""
+    """Read an object whose lists were read already."""
     rest = {key: value for key, value in raw.items() if key not in lists}
     try:
         found = kind.model_validate(rest, extra="ignore")
@@ -334,7 +341,7 @@ def _sharepod_status(raw: Json) -> SharePodStatus:
 
 
 def _pin(spec: Json) -> str | None:
-    """The node that required affinity names in every term (as it is in every Pod that we make), or None."""
+    """Return the node that every term of the required affinity names (as `build_pod` has it), or None."""
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}

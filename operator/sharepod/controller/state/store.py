@@ -1,7 +1,9 @@
-"""ObjectFacts of one kind of object.
+"""Store of the facts of one kind of object.
 
-Guarantees: what is older than what is known is not taken; an object that is known to be gone does not come back by a
-list that was begun before; of two objects of one name the newer is there.
+Guarantees:
+- Facts older than the known ones are not taken.
+- An object that is known to be gone does not come back by a list that was begun before.
+- Of two objects of one name the newer is there.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from .facts import ObjectFacts
 F = TypeVar("F", bound=ObjectFacts)
 
 _REMEMBERED = 20_000
+"""Objects that are gone whose last version is remembered: more than vanish while one list is read."""
 
 
 class Store(Generic[F]):
-    """ObjectFacts by uid and by name."""
+    """Facts of one kind, by uid and by name."""
 
     def __init__(self) -> None:
         self._items: dict[str, F] = {}
@@ -42,17 +45,18 @@ class Store(Generic[F]):
         return set(self._items)
 
     def knows(self, uid: str, version: int) -> bool:
-        """Whether this version of an object, or a later one, or its end, is known."""
+        """True if this version of an object, a later one, or its end is known."""
         known = self._items.get(uid)
         return version <= self._ended.get(uid, -1) or (known is not None and known.version >= version)
 
     def revive(self, uid: str) -> None:
-        """The API server says that this object is there: what was taken for its end was none."""
+        """Forget that an object ended: the API server says that it is there."""
         self._ended.pop(uid, None)
 
     def put(self, item: F) -> tuple[bool, F | None, F | None]:
-        """Takes in an object. Returns whether it was taken, what was known of it, and the object of the same name that
-        it has taken the place of.
+        """Take in an object.
+
+        Return whether it was taken, what was known of it before, and the object of the same name that it replaces.
         """
         known = self._items.get(item.uid)
         if self.knows(item.uid, item.version):
@@ -70,8 +74,10 @@ class Store(Generic[F]):
         return True, known, replaced
 
     def drop(self, uid: str, version: float = math.inf) -> F | None:
-        """Takes out an object that is gone; returns what was known of it. With `version` it is one that may only have
-        left what we select, as of then: in a later version it is there again.
+        """Take out an object that is gone; return what was known of it.
+
+        With `version`, the object may only have left what is selected, as of that version: a later version brings it
+        back.
         """
         known = self._items.get(uid)
         self._ended[uid] = max(version, known.version if known is not None else 0, self._ended.get(uid, 0))

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""One tenant, from its first look to its last: snapshot, act, confirm, evict, write the status."""

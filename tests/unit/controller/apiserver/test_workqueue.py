@@ -61,7 +61,7 @@ async def test_no_key_is_worked_on_twice_at_a_time_and_each_addition_is_seen(see
 
 
 async def test_what_fails_is_tried_again_later_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workqueue, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(workqueue, "_FIRST_DELAY_S", 0.01)
     times: list[float] = []
 
     async def work(_: str) -> None:
