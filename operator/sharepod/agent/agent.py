@@ -99,7 +99,7 @@ class Agent:
         )
         if self.inventory.simulated:
             log.warning("the inventory is simulated: there is no GPU behind it", file=str(self.settings.inventory_file))
-        self.tenants.know_models(self._reading)
+        self.tenants.set_models(self._reading)
         await self.tenants.start()
         self._polling = asyncio.create_task(self._poll(), name="inventory")
 

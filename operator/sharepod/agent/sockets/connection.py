@@ -1,8 +1,9 @@
-"""One process's connection: frames in, frames out.
+"""Connection of one process, from accept to close: parses, checks and answers its frames.
 
-Every byte from the other side is hostile until parsed, and every frame until checked against the tenant's own GPUs.
-Nothing here waits: a client that does not read what it is sent is given up, and one that breaks the protocol is
-closed.
+Guarantees:
+- Every byte from the client is hostile until parsed; every frame is checked against the tenant's own GPUs.
+- Nothing waits: a client that does not read what the agent sends is closed.
+- A client that breaks the protocol is closed, and no exception of a handler leaves its connection.
 """
 
 from __future__ import annotations
@@ -24,42 +25,61 @@ from .refusals import ClientRefusal
 log = structlog.get_logger(__name__)
 
 _HELLO_WITHIN_S = 5.0
-"""A client that has not said who it is by then is closed."""
+"""Seconds from accept to Hello; a hook says Hello at once. A client that takes longer is closed."""
 
 
 class Service(Protocol):
-    """What a tenant does with its clients' frames. Each may raise `ProtocolError`."""
-
-    def terms(self) -> tuple[protocol.GpuTerms, ...]: ...
+    """Tenant that a connection belongs to, as the connection uses it."""
 
     @property
-    def grace_ms(self) -> int: ...
+    def tenant_id(self) -> str:
+        """Id of the tenant, for the log."""
+
+    def terms(self) -> tuple[protocol.GpuTerms, ...]:
+        """Return the tenant's share of each of its GPUs."""
 
     @property
-    def hints_fd(self) -> int: ...
+    def grace_ms(self) -> int:
+        """Milliseconds that closing the gate may take."""
 
-    def on_hello(self, client: HookConnection) -> None: ...
+    @property
+    def hints_fd(self) -> int:
+        """Descriptor of the hints page, to pass on."""
 
-    def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None: ...
+    def on_hello(self, client: HookConnection) -> None:
+        """Take note of a client that has been welcomed."""
 
-    def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None: ...
+    def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
+        """Count a client that is being closed."""
+
+    def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
+        """Act on a frame that came after Hello. Raises `ProtocolError`."""
 
 
 class HookConnection:
-    """From accept to close. `pid`: of the process that connected, as the kernel says. `closed` is called once, from
-    the loop. Takes over `sock`, but where it raises `OSError`."""
+    """Connection of one process to its tenant's socket. Takes over `sock`, unless it raises `OSError`.
+
+    Args:
+        sock: Accepted socket.
+        pid: Pid of the process that connected, by the kernel.
+        service: The tenant.
+        inbox: Reads this connection.
+        closed: Called once after the connection was closed, from the event loop.
+    """
 
     def __init__(
         self, sock: socket.socket, pid: int, service: Service, inbox: Inbox, closed: Callable[[HookConnection], None]
     ) -> None:
         self.pid = pid
         self.greeted = False
+        """True once the client has said Hello and was welcomed."""
         self.observes = False
-        """It uses no GPU: it may ask what the tenant uses, and nothing else."""
+        """True for a client that uses no GPU (a reader of NVML): it may ask for memory figures, and nothing else."""
         self.handover_open = True
-        """It has not asked for memory yet, so that it may still declare what it holds from an earlier connection."""
+        """True while the client may still declare what it holds from an earlier connection: until its first other
+        frame."""
         self.streak = self.longest_streak = 0
-        """Frames that were handled since its socket was last found empty; the most that this has been lately."""
+        """See `inbox.Sender`."""
         self._inbox = inbox
         self._sock = sock
         self._service = service
@@ -69,34 +89,35 @@ class HookConnection:
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         inbox.add(self)
-        self._greeting = self._loop.call_later(_HELLO_WITHIN_S, self._late)
+        self._hello_timer = self._loop.call_later(_HELLO_WITHIN_S, self._hello_overdue)
 
     def fileno(self) -> int:
-        """Of its socket."""
+        """Return the descriptor of the socket."""
         return self._sock.fileno()
 
     def read(self, most: int, until: float) -> int:
-        """Handles what has come: at most so many frames, and none that begins after `until` but the first."""
+        """Handle the frames that have come: at most `most`, and after the first none that begins later than `until`
+        (loop time). Return how many were handled."""
         for handled in range(1, most + 1):
             if not self._read_one() or not self._alive or self._loop.time() >= until:
                 return handled
         return most
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Sends, or gives the client up if it does not read."""
+        """Send a frame; close the client if its socket is full. Never raises, never waits."""
         self._send(protocol.encode(frame, version=self._version))
 
     def refuse(self, reason: RefusedReason, text: str) -> None:
-        """Says why, and closes."""
+        """Send the reason, then close."""
         self.send(protocol.Refused(reason, text))
         self.close()
 
     def close(self) -> None:
-        """Closes the socket now; `closed` is called in the loop's next turn, so that no caller is re-entered."""
+        """Close the socket now; `closed` is called in the loop's next turn, so that no caller is re-entered."""
         if not self._alive:
             return
         self._alive = False
-        self._greeting.cancel()
+        self._hello_timer.cancel()
         self._inbox.remove(self)
         self._sock.close()
         self._loop.call_soon(self._closed, self)
@@ -111,13 +132,13 @@ class HookConnection:
             self._service.record_refusal(ClientRefusal.UNREAD, pid=self.pid)
             self.close()
         except OSError as error:
-            log.debug("client is gone", pid=self.pid, error=error.strerror)
+            log.debug("client is gone", tenant=self._service.tenant_id, pid=self.pid, error=error.strerror)
             self.close()
 
     def _read_one(self) -> bool:
-        """Handles one frame; whether there was one."""
+        """Handle one frame. Return False if there was none, or if the connection has ended."""
         try:
-            # Without room for ancillary bytes the kernel drops descriptors that a client sends.
+            # recv has no room for ancillary bytes, so the kernel drops descriptors that a client sends.
             packet = self._sock.recv(protocol.FRAME_MAX + 1)
         except (BlockingIOError, InterruptedError):
             self.streak = 0
@@ -138,19 +159,19 @@ class HookConnection:
             self._service.record_refusal(why, pid=self.pid, error=str(error))
             self.close()
         except Exception as error:
-            # A frame that nobody thought of must not become one more traceback each time it is sent.
+            # One log line a few seconds, not one traceback for each such frame: a client could fill the log with it.
             self._service.record_refusal(why, pid=self.pid, error=repr(error))
             self.close()
         return True
 
-    def _late(self) -> None:
+    def _hello_overdue(self) -> None:
         if not self.greeted:
             self._service.record_refusal(ClientRefusal.SILENT, pid=self.pid)
             self.close()
 
     def _handle(self, frame: protocol.ClientFrame) -> None:
         if isinstance(frame, protocol.Hello):
-            self._greet(frame)
+            self._welcome(frame)
         elif not self.greeted:
             raise ProtocolError(f"{type(frame).__name__} before Hello")
         else:
@@ -158,7 +179,7 @@ class HookConnection:
                 raise ProtocolError(f"{type(frame).__name__} from one that said it only observes")
             self._service.handle(self, frame)
 
-    def _greet(self, hello: protocol.Hello) -> None:
+    def _welcome(self, hello: protocol.Hello) -> None:
         if self.greeted:
             raise ProtocolError("a second Hello")
         version = min(hello.version_max, protocol.VERSION_MAX)
@@ -167,7 +188,7 @@ class HookConnection:
             self.refuse(RefusedReason.VERSION, f"this agent speaks versions {ours}; restart the pod to get its hook")
             return
         self.greeted, self.observes = True, hello.observes
-        self._greeting.cancel()
+        self._hello_timer.cancel()
         self._version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
         self._send(protocol.encode(welcome, version=version), fd=self._service.hints_fd)

@@ -1,8 +1,9 @@
-"""How much of the agent's time the frames of each tenant get.
+"""Division of one turn of the event loop, and of the frame rate, between a node's tenants.
 
-Guarantees: in one turn of the loop the frames of all tenants together take about a millisecond at most, however many
-tenants there are and whatever their frames cost (but each has at least one): who has little to say is heard in every
-turn. Tenants that send more than they may have, all together, what one may have.
+Guarantees:
+- In one turn of the loop the frames of all tenants together take about a millisecond, however many tenants there are
+  and whatever their frames cost; each tenant with frames has at least one handled.
+- Tenants that exceed their frame rate at the same time have, together, the rate of one tenant.
 """
 
 from __future__ import annotations
@@ -10,31 +11,41 @@ from __future__ import annotations
 import asyncio
 
 _TURN_S = 0.001
+"""Seconds that all tenants' frames together may take in one turn of the loop. A hand-off waits for at most about this
+long; shorter turns would spend more of the loop on polling."""
 _LOUD_S = 5.0
-"""Who has sent too much shares with others who do, for so long."""
+"""Seconds for which a tenant that exceeded its rate shares one tenant's rate with the others that do: longer than the
+pauses of a flood that comes in waves."""
 
 
 class FrameBudget:
-    """One for all tenants of a node. `per_s`: frames that one tenant may have handled in a second."""
+    """Budget of frames and of loop time, shared by the inboxes of all tenants of a node.
+
+    Args:
+        per_s: Frames a second that one tenant may have handled.
+    """
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._here = self._before = 0
+        self._inboxes_now = self._inboxes_before = 0
+        """Tenants that had frames in this turn of the loop so far, and in the turn before."""
         self._loud: dict[str, float] = {}
+        """By tenant id, when the tenant last exceeded its rate (loop time)."""
 
     def begin_turn(self) -> float:
-        """One more tenant has frames in this turn of the loop. Until when they may be handled."""
+        """Count one more tenant with frames in this turn of the loop; return the loop time until which they may be
+        handled."""
         loop = asyncio.get_running_loop()
-        if self._here == 0:
+        if self._inboxes_now == 0:
             loop.call_soon(self._end_turn)
-        self._here += 1
-        return loop.time() + _TURN_S / max(self._here, self._before)
+        self._inboxes_now += 1
+        return loop.time() + _TURN_S / max(self._inboxes_now, self._inboxes_before)
 
     def throttled_rate(self, now: float, tenant_id: str) -> float:
-        """The tenant sends too much: frames that it may have handled in a second from now on."""
+        """Note that a tenant exceeds its rate; return the frames a second that it may have handled from now on."""
         self._loud[tenant_id] = now
         self._loud = {loud: at for loud, at in self._loud.items() if now - at < _LOUD_S}
         return self._per_s / len(self._loud)
 
     def _end_turn(self) -> None:
-        self._before, self._here = self._here, 0
+        self._inboxes_before, self._inboxes_now = self._inboxes_now, 0

@@ -1,14 +1,15 @@
-"""A listening socket, of a tenant or of the agent's HTTP: who connects is handed on, no faster than is allowed.
+"""Listening socket, of a tenant or of the agent's HTTP server: accepts at a limited rate and hands connections on.
 
-What waits in the socket while nobody is accepted is bounded by the kernel. An agent that has run out of descriptors
-pauses, instead of turning in circles: a listener that cannot be served stays readable.
+Guarantees:
+- No more than `per_s` connections a second are accepted, in bursts of at most `burst`; the kernel bounds how many wait.
+- An agent that has no descriptor left pauses for a second instead of spinning on a socket that stays readable.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -17,22 +18,35 @@ from sharepod.rate_limit import RateLimiter
 log = structlog.get_logger(__name__)
 
 _BATCH = 4
-"""Connections that are taken before other tenants get their turn."""
+"""Connections accepted in one turn of the loop; few, so that other tenants get their turn."""
 _EXHAUSTED_PAUSE_S = 1.0
+"""Seconds until the next attempt after running out of descriptors: some client has to exit first."""
 _THROTTLE_PAUSE_S = 0.1
+"""Seconds for which nothing is accepted once the rate is exceeded: at most ten useless wake-ups a second."""
 
 
 class Listener:
-    """`whose`: named in the log. `admit` takes a connection over, or closes it; where it raises `OSError` there are no
-    descriptors left. Takes over `sock`."""
+    """Listening socket on the event loop. Takes over `sock`.
+
+    Args:
+        sock: Listening socket, non-blocking.
+        owner: Key-values that name the owner in the log, such as `tenant` and its id.
+        admit: Takes a connection over, or closes it. Raises `OSError` if no descriptor is left.
+        per_s: Connections accepted a second.
+        burst: Connections accepted at once.
+    """
 
     def __init__(
-        self, sock: socket.socket, whose: str, admit: Callable[[socket.socket], None], *, per_s: float, burst: float
+        self,
+        sock: socket.socket,
+        owner: Mapping[str, str],
+        admit: Callable[[socket.socket], None],
+        *,
+        per_s: float,
+        burst: float,
     ) -> None:
-        self.throttled = 0
-        """How often connecting had to wait."""
         self._sock = sock
-        self._whose = whose
+        self._owner = owner
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._limiter = RateLimiter(self._loop.time(), per_s=per_s, burst=burst)
@@ -43,7 +57,7 @@ class Listener:
         self._loop.add_reader(sock.fileno(), self._accept)
 
     def close(self) -> None:
-        """Nobody connects any more."""
+        """Close the socket; no connection is accepted any more."""
         if not self._open:
             return
         self._open = False
@@ -76,15 +90,14 @@ class Listener:
             self._exhausted_logged = False
 
     def _throttle(self) -> None:
-        self.throttled += 1
         if not self._throttle_logged:
-            log.warning("processes connect too often, they have to wait", to=self._whose)
+            log.warning("connections come too fast and have to wait", **self._owner)
             self._throttle_logged = True
         self._pause(_THROTTLE_PAUSE_S)
 
     def _exhausted(self, error: OSError) -> None:
         if not self._exhausted_logged:
-            log.error("cannot accept clients, trying again", to=self._whose, error=error.strerror)
+            log.error("cannot accept a connection, trying again", error=error.strerror, **self._owner)
             self._exhausted_logged = True
         self._pause(_EXHAUSTED_PAUSE_S)
 

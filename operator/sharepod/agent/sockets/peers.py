@@ -1,6 +1,6 @@
-"""The processes that have connected as clients of a tenant, until they exit.
+"""Processes behind a tenant's sockets, from connect to exit.
 
-A pid here is never another process's: each is watched through a pidfd taken when it connected.
+Guarantee: a pid here is never another process's. Each process is watched through a pidfd taken when it connected.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import socket
 import struct
 from collections.abc import Callable
 
-_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5
+_SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; Python's socket module has no name for it
 _UCRED = struct.Struct("iII")
+"""struct ucred of SO_PEERCRED: pid, uid, gid."""
 
 EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-"""Errors that say nothing of the one who asks: this process, or the node, has no more to give."""
+"""Errors that say nothing about the peer: this process or the node has no more descriptors or memory to give."""
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int | None]:
-    """The pid of the process that connected, and a pidfd of it (the caller's to close); None if it is gone or not in
-    our namespace.
+    """Return the pid of the process that connected and a pidfd of that process, which the caller closes.
 
-    The kernel says it, not the process. A pid of 0 is one of a PID namespace that we cannot see. Raises `OSError` where
-    there are no more descriptors: a process that cannot be watched is not served.
+    The pidfd is None if the process has exited or is not in our PID namespace; a pid of 0 means a PID namespace that
+    we cannot see. The kernel supplies the pid, not the process. Raises `OSError` if no descriptor is left: a process
+    that cannot be watched is not served.
     """
     pid = peer_pid(sock)
     try:
@@ -43,22 +44,25 @@ def peer_of(sock: socket.socket) -> tuple[int, int | None]:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The pid of the process that connected, as the kernel says."""
+    """Return the pid of the process that connected, by the kernel's SO_PEERCRED."""
     pid: int = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
     return pid
 
 
 class PeerProcesses:
-    """Of one tenant. `exited` is called with the pid of each that ends."""
+    """Processes of one tenant that have connected and not exited.
+
+    Args:
+        exited: Called with the pid of each process that exits.
+    """
 
     def __init__(self, exited: Callable[[int], None]) -> None:
         self._exited = exited
         self._pidfds: dict[int, int] = {}
-        self.any_ever = False
 
     @property
     def pids(self) -> frozenset[int]:
-        """Those that have not exited."""
+        """Pids of the processes that have not exited."""
         return frozenset(self._pidfds)
 
     def __contains__(self, pid: int) -> bool:
@@ -68,8 +72,7 @@ class PeerProcesses:
         return len(self._pidfds)
 
     def add(self, pid: int, pidfd: int) -> None:
-        """Takes over `pidfd`."""
-        self.any_ever = True
+        """Watch a process until it exits. Takes over `pidfd`."""
         if pid in self._pidfds:
             os.close(pidfd)
             return
@@ -77,7 +80,7 @@ class PeerProcesses:
         asyncio.get_running_loop().add_reader(pidfd, self._ended, pid)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stop watching."""
         for pid in list(self._pidfds):
             self._forget(pid)
 

@@ -1,4 +1,4 @@
-"""Why clients of one tenant were closed: counted all, told in the log no more often than each few seconds."""
+"""Refused clients of one tenant: counted by reason, logged at most once in a few seconds."""
 
 from __future__ import annotations
 
@@ -10,44 +10,51 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-_EVERY_S = 10.0
+_LOG_EVERY_S = 10.0
+"""Seconds between two log lines about one tenant's clients: a tenant must not be able to fill the node's log."""
 
 
 class ClientRefusal(StrEnum):
-    """What a client did, as metrics name it."""
+    """Reason for closing a client's connection; the values are the metric's label `why`."""
 
     MALFORMED = "malformed"
-    """It sent what is no frame."""
+    """A packet was no frame."""
     OUT_OF_PLACE = "out_of_place"
-    """It sent a frame that may not come now, or that asks for what is not its own."""
+    """A frame came that is not allowed at this point, or that names a GPU or memory that is not the client's."""
     UNREAD = "unread"
-    """It does not read what it is sent."""
+    """The client does not read what the agent sends."""
     SILENT = "silent"
-    """It connected and did not say hello."""
+    """The client connected and sent no Hello in time."""
     FLOOD = "flood"
-    """It sent on and on, without a pause, while its tenant was over `frames_per_s` for a second."""
+    """The client sent without a pause while its tenant was over `frames_per_s` for a second."""
     FULL = "full"
-    """Its tenant has as many connected as may be."""
+    """The tenant has `connections_max` processes connected already."""
 
 
 class RefusalLog:
-    """`clock`: seconds that never go back."""
+    """Counter and rate-limited log of one tenant's refused clients.
+
+    Args:
+        tenant_id: The tenant, as logged.
+        clock: Seconds that never go back.
+    """
 
     def __init__(self, tenant_id: str, clock: Callable[[], float]) -> None:
         self.counts: Counter[ClientRefusal] = Counter()
         self._tenant_id = tenant_id
         self._clock = clock
-        self._said_at: float | None = None
-        self._unsaid = 0
+        self._logged_at: float | None = None
+        self._suppressed = 0
+        """Refusals since the last log line."""
 
     def add(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
-        """One more."""
+        """Count one refusal; log it unless another was logged within the last 10 s."""
         self.counts[why] += 1
         now = self._clock()
-        if self._said_at is not None and now - self._said_at < _EVERY_S:
-            self._unsaid += 1
+        if self._logged_at is not None and now - self._logged_at < _LOG_EVERY_S:
+            self._suppressed += 1
             return
         log.warning(
-            "client refused", tenant=self._tenant_id, why=why.value, pid=pid, error=error, unsaid_before=self._unsaid
+            "client refused", tenant=self._tenant_id, why=why.value, pid=pid, error=error, suppressed=self._suppressed
         )
-        self._said_at, self._unsaid = now, 0
+        self._logged_at, self._suppressed = now, 0

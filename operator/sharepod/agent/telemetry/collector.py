@@ -1,15 +1,15 @@
-"""What an agent tells Prometheus. `FAMILIES` is the whole of it; `docs/reference.md` has the same table.
+"""Prometheus collector of the agent: its metric families and how one scrape is filled.
 
-A tenant's series have the same names whether it shares (`mode="Shared"`: measured by its token and its allocations),
-has GPUs of its own (`Exclusive`), or is a pod with a GPU from NVIDIA's device plugin (`Native`, without a tenant's id):
-the latter two are measured by NVML, and have no series for what only sharing has. Series end with the tenant; there are
-as many as there are tenants times their GPUs.
+`families.FAMILIES` is the whole list. A tenant's series have the same names in every mode:
+- `mode="Shared"`: measured by the tenant's token and its allocations;
+- `mode="Exclusive"`: GPUs of its own, measured by NVML;
+- `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
+The latter two have no series for what only sharing has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -19,68 +19,11 @@ from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.view import ShareView, TenantView
 from sharepod.api.gpunode import Health, Mode, Tenant, TenantState
 
-_TENANT = ("tenant", "namespace", "pod", "mode")
-_EACH = (*_TENANT, "gpu")
-_GPU = ("gpu", "index")
-
-
-@dataclass(frozen=True)
-class Family:
-    """`kind`: `counter` (its samples end in `_total`), `gauge` or `histogram`."""
-
-    kind: str
-    labels: tuple[str, ...]
-    help: str
-
-
-FAMILIES = {
-    "sharepod_tenant_request_ratio": Family("gauge", _EACH, "Guaranteed part of the GPU's time"),
-    "sharepod_tenant_limit_ratio": Family("gauge", _EACH, "Most that it may use of the GPU's time"),
-    "sharepod_tenant_usage_ratio": Family("gauge", _EACH, "Part of the last 10 s that it held (or kept busy) the GPU"),
-    "sharepod_tenant_held_seconds": Family("counter", _EACH, "Time that it held (or kept busy) the GPU"),
-    "sharepod_tenant_waited_seconds": Family("counter", _EACH, "Time that it wanted the GPU and did not have it"),
-    "sharepod_tenant_borrowed_seconds": Family("counter", _EACH, "Held beyond what it was guaranteed"),
-    "sharepod_tenant_overuse_seconds": Family("counter", _EACH, "Held beyond the end of its turns"),
-    "sharepod_tenant_overtaken": Family("counter", _EACH, "Times that the next was granted before it had drained"),
-    "sharepod_tenant_grants": Family("counter", _EACH, "Times that it was given the GPU"),
-    "sharepod_tenant_busy_ratio": Family(
-        "gauge", _EACH, "Part of the last 10 s that NVML saw its kernels run; absent where NVML does not tell"
-    ),
-    "sharepod_tenant_memory_used_bytes": Family("gauge", _EACH, "Device memory in use: tracked or NVML's, the larger"),
-    "sharepod_tenant_memory_limit_bytes": Family("gauge", _EACH, "Device memory that it may use"),
-    "sharepod_tenant_memory_gap_bytes": Family("gauge", _EACH, "What NVML counts beyond what its allocations explain"),
-    "sharepod_tenant_denied_allocations": Family("counter", _EACH, "Allocations refused: they would exceed the limit"),
-    "sharepod_tenant_wait_seconds": Family("histogram", _TENANT, "How long it waited for each grant"),
-    "sharepod_tenant_throttled": Family("counter", _TENANT, "Times that it had to wait for sending the agent too much"),
-    "sharepod_tenant_processes": Family("gauge", _TENANT, "Its processes that use GPUs"),
-    "sharepod_tenant_unhooked_processes": Family("gauge", _TENANT, "Of these, those that use a GPU without the hook"),
-    "sharepod_tenant_enforced": Family(
-        "gauge", _TENANT, "1: its share is enforced, 0: it is not; absent while unknown"
-    ),
-    "sharepod_gpu_memory_bytes": Family("gauge", (*_GPU, "model"), "Device memory that tenants can have"),
-    "sharepod_gpu_free_memory_bytes": Family("gauge", _GPU, "Of it, what no tenant has reserved"),
-    "sharepod_gpu_free_ratio": Family("gauge", _GPU, "Part of the GPU's time that no tenant has reserved"),
-    "sharepod_gpu_tenants": Family("gauge", _GPU, "Tenants that have a share of it"),
-    "sharepod_gpu_busy_ratio": Family(
-        "gauge", _GPU, "Part of the last 10 s that any kernel ran; absent where not told"
-    ),
-    "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),
-    "sharepod_gpu_shareable": Family("gauge", _GPU, "1 if it can be shared"),
-    "sharepod_gpu_foreign_processes": Family("gauge", _GPU, "Processes on it that are no tenant's"),
-    "sharepod_gpu_xids": Family("counter", (*_GPU, "xid"), "Xids that the driver has reported"),
-    "sharepod_agent_hand_off_seconds": Family(
-        "histogram", (), "From reading that a token came back to having sent the next grant"
-    ),
-    "sharepod_agent_frames_refused": Family(
-        "counter", ("why",), "Times that a client was closed for what it sent, or did not send"
-    ),
-    "sharepod_agent_inventory_simulated": Family("gauge", (), "1 if there is no GPU behind the inventory"),
-    "sharepod_agent_build_info": Family("gauge", ("version",), "Always 1; the version is a label"),
-}
+from .families import FAMILIES
 
 
 class _Sheet:
-    """One scrape: a family for each name, filled by name."""
+    """Samples of one scrape, by family."""
 
     def __init__(self) -> None:
         self.families: dict[str, GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily] = {}
@@ -93,7 +36,7 @@ class _Sheet:
             self.families[name] = kind(name, family.help, labels=family.labels)
 
     def add(self, name: str, labels: Sequence[str], value: float) -> None:
-        """One sample of `sharepod_<name>`."""
+        """Add one sample of `sharepod_<name>`."""
         family = self.families[f"sharepod_{name}"]
         assert not isinstance(family, HistogramMetricFamily), f"{name} is a histogram"
         family.add_metric(labels, value)
@@ -101,24 +44,24 @@ class _Sheet:
     def add_histogram(
         self, name: str, labels: Sequence[str], buckets: Sequence[tuple[str, float]], total_s: float
     ) -> None:
-        """All samples of one histogram."""
+        """Add all samples of one histogram. `buckets`: cumulative counts by upper bound in words."""
         family = self.families[f"sharepod_{name}"]
         assert isinstance(family, HistogramMetricFamily), f"{name} is a histogram"
         family.add_metric(labels, buckets, total_s)
 
 
 class AgentCollector(Collector):
-    """What one agent knows, as metrics with the prefix `sharepod_`."""
+    """Collector of one agent's metrics."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     def describe(self) -> Iterable[Metric]:
-        """Every family, without a sample."""
+        """Return every family, without samples."""
         return _Sheet().families.values()
 
     def collect(self) -> Iterable[Metric]:
-        """One family after another."""
+        """Return every family with its samples now."""
         sheet, facts, tenants = _Sheet(), self._agent.facts(), self._agent.tenants
         sheet.add("agent_inventory_simulated", (), int(facts.simulated))
         sheet.add("agent_build_info", (facts.agent_version,), 1)

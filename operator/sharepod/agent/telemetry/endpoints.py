@@ -1,6 +1,6 @@
 """`/metrics` for Prometheus and `/healthz` for the kubelet.
 
-Values are read when they are asked for, at most once a second however many ask; nothing is counted twice.
+Guarantee: a scrape is computed when it is asked for, at most once a second however many ask.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from . import http
 from .collector import AgentCollector
 
 CACHED_S = 1.0
+"""Seconds for which one scrape is given to all that ask: far below any scrape interval."""
 
 
 async def serve(agent: Agent) -> http.HttpServer:
-    """Serves on the address of the settings. Raises `OSError` if it is taken."""
+    """Serve on the address of the settings. Raises `OSError` if it is taken."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(agent))
     ProcessCollector(registry=registry)
 
-    kept, kept_at = b"", -math.inf
+    scrape, scraped_at = b"", -math.inf
 
     async def metrics(_request: web.Request) -> web.Response:
-        nonlocal kept, kept_at
+        nonlocal scrape, scraped_at
         now = asyncio.get_running_loop().time()
-        if now - kept_at >= CACHED_S:
-            kept, kept_at = generate_latest(registry), now
-        return web.Response(body=kept, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        if now - scraped_at >= CACHED_S:
+            scrape, scraped_at = generate_latest(registry), now
+        return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_request: web.Request) -> web.Response:
-        trouble = agent.unhealthy()
-        if trouble is not None:
-            return web.Response(status=503, text=f"{trouble}\n")
+        reason = agent.unhealthy()
+        if reason is not None:
+            return web.Response(status=503, text=f"{reason}\n")
         return web.Response(text="ok\n")
 
     application = web.Application()

@@ -1,8 +1,8 @@
-"""Hands connections to an HTTP application, so many of each address.
+"""HTTP server of the agent with limits per client address: one request per connection.
 
-Whoever reaches the port may ask, tenants' programs too. Guarantees: what one address asks too often, slowly or in too
-many connections is closed unanswered, before anything of it is read; an address that asks now and then (the kubelet,
-Prometheus) is answered beside it. One connection is one question.
+Anything that reaches the port may ask, also programs of tenants. Guarantees:
+- An address that asks too often, too slowly or in too many connections is closed unanswered, before anything is read.
+- An address that asks now and then (the kubelet, Prometheus) is answered meanwhile.
 """
 
 from __future__ import annotations
@@ -18,39 +18,45 @@ from sharepod.agent.sockets.listener import Listener
 from sharepod.rate_limit import RateLimiter
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
+"""Connections accepted a second, and at once, from all addresses together: what bounds the agent's time for closing
+them."""
 _ASKS_PER_S, _ASKS_AT_ONCE = 50.0, 100.0
-"""Of one address."""
+"""Requests answered a second, and at once, for one address: far more than Prometheus and the kubelet ask."""
 _OPEN_EACH, _OPEN_MAX = 8, 64
+"""Connections open at a time for one address, and in all."""
 _ADDRESSES = 1024
-"""So many addresses are remembered, those that came last."""
+"""Addresses remembered, the latest ones: a bound on memory however many addresses ask."""
 _WITHIN_S = 10.0
-"""Who has not asked and read the answer by then is closed."""
+"""Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
 _BACKLOG = 128
+"""Connections that the kernel keeps waiting."""
 
 
 @dataclass
-class _Asker:
+class _ClientAddress:
     limiter: RateLimiter
     open: list[asyncio.Transport] = field(default_factory=list)
 
 
 class HttpServer:
-    """`await serve(...)` makes one. `port`: where it listens."""
+    """Running HTTP server; `await serve(...)` makes one."""
 
     def __init__(self, runner: web.AppRunner, sock: socket.socket) -> None:
         self.port: int = sock.getsockname()[1]
+        """Port that the server listens on."""
         self._runner = runner
-        self._askers: OrderedDict[str, _Asker] = OrderedDict()
+        self._addresses: OrderedDict[str, _ClientAddress] = OrderedDict()
+        """By IP address, the one that connected last at the end."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(sock, "HTTP", self._admit, per_s=_CONNECTS_PER_S, burst=_CONNECTS_AT_ONCE)
+        self._listener = Listener(sock, {"server": "http"}, self._admit, per_s=_CONNECTS_PER_S, burst=_CONNECTS_AT_ONCE)
 
     async def close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop listening and drop every connection."""
         self._listener.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for asker in self._askers.values():
-            for transport in asker.open:
+        for client in self._addresses.values():
+            for transport in client.open:
                 transport.abort()
         await self._runner.cleanup()
 
@@ -61,23 +67,26 @@ class HttpServer:
             sock.close()
             return
         now = self._loop.time()
-        asker = self._askers.pop(address, None) or _Asker(RateLimiter(now, per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE))
-        self._askers[address] = asker
-        asker.open = [transport for transport in asker.open if not transport.is_closing()]
-        # Those whose transport is being made count with the tasks.
-        there = len(self._tasks) + sum(len(each.open) for each in self._askers.values())
-        if not asker.limiter.take(now) or len(asker.open) >= _OPEN_EACH or there >= _OPEN_MAX:
+        client = self._addresses.pop(address, None) or _ClientAddress(
+            RateLimiter(now, per_s=_ASKS_PER_S, burst=_ASKS_AT_ONCE)
+        )
+        self._addresses[address] = client
+        client.open = [transport for transport in client.open if not transport.is_closing()]
+        # Connections whose transport is being made count with the tasks.
+        in_all = len(self._tasks) + sum(len(each.open) for each in self._addresses.values())
+        if not client.limiter.take(now) or len(client.open) >= _OPEN_EACH or in_all >= _OPEN_MAX:
             sock.close()
         else:
-            task = self._loop.create_task(self._hand_over(sock, asker), name="http")
+            task = self._loop.create_task(self._hand_over(sock, client), name="http")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if len(self._askers) > _ADDRESSES:
-            _address, forgotten = self._askers.popitem(last=False)
+        if len(self._addresses) > _ADDRESSES:
+            _address, forgotten = self._addresses.popitem(last=False)
             for transport in forgotten.open:
                 transport.abort()
 
-    async def _hand_over(self, sock: socket.socket, asker: _Asker) -> None:
+    async def _hand_over(self, sock: socket.socket, client: _ClientAddress) -> None:
+        """Pass an accepted connection to the HTTP application, and abort it after `_WITHIN_S`."""
         sock.setblocking(False)
         assert self._runner.server is not None
         try:
@@ -85,13 +94,13 @@ class HttpServer:
         except OSError:
             sock.close()
             return
-        asker.open.append(transport)
+        client.open.append(transport)
         self._loop.call_later(_WITHIN_S, transport.abort)
 
 
 async def serve(application: web.Application, address: str, port: int) -> HttpServer:
-    """Listens. Raises `OSError` where it cannot."""
-    application.on_response_prepare.append(_last)
+    """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible."""
+    application.on_response_prepare.append(_close_after_answer)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -104,5 +113,5 @@ async def serve(application: web.Application, address: str, port: int) -> HttpSe
         raise
 
 
-async def _last(_request: web.Request, response: web.StreamResponse) -> None:
+async def _close_after_answer(_request: web.Request, response: web.StreamResponse) -> None:
     response.force_close()

@@ -1,4 +1,4 @@
-"""One row of the node's ledger in force: what is made of it, what was seen of it, and what is told of it."""
+"""One row of the node's ledger in force, with its tenant's runtime state; checks of a row; the file `limits`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry:
     """A row in force and the tenant's runtime state."""
 
     row: Tenant
-    watch: FindingRules
+    rules: FindingRules
     served: ServedTenant | None = None
     """None for an Exclusive tenant, a row that cannot be served, a row that was Releasing when the agent started."""
     directory: Path | None = None
@@ -40,29 +40,29 @@ class Entry:
 
     @property
     def serving(self) -> ServedTenant | None:
-        """What is served to a tenant that is not being released."""
+        """Runtime of a tenant that is not being released; None for any other."""
         return self.served if self.row.state is TenantState.RESERVED else None
 
     @property
     def enforced(self) -> bool | None:
-        """Whether its share is enforced; None where nobody knows."""
+        """True if the tenant's share is enforced; None if not known, or if nothing is served."""
         if self.serving is None:
             return None
-        if self.watch.stands(FindingReason.PROCESS_WITHOUT_HOOK) or self.watch.stands(FindingReason.BUSY_BEYOND_HELD):
+        if self.rules.stands(FindingReason.PROCESS_WITHOUT_HOOK) or self.rules.stands(FindingReason.BUSY_BEYOND_HELD):
             return False
-        if self.watch.stands(FindingReason.PROCESSES_NOT_TOLD):
+        if self.rules.stands(FindingReason.PROCESSES_NOT_TOLD):
             return None
         return True if self.serving.greeted_ever else None
 
     @property
     def processes(self) -> frozenset[int]:
-        """Those that connected, and those that the driver shows."""
+        """Pids of the processes that are connected or that the driver shows on the tenant's GPUs."""
         clients = self.served.processes.pids if self.served is not None else frozenset()
         return clients | self.seen.pids
 
 
 def limits_text(row: Tenant) -> str:
-    """The file `limits`, as the hook reads it."""
+    """Return the content of the file `limits`, as the hook reads it."""
     enforced = int(row.memory_isolation is MemoryIsolation.ENFORCED)
     return "".join(
         f"gpu {gpu} request {row.request_milli} limit {row.limit_milli} memory {row.memory} enforced {enforced}\n"
@@ -71,14 +71,19 @@ def limits_text(row: Tenant) -> str:
 
 
 def not_servable(row: Tenant) -> str | None:
-    """What is wrong with a row, in words, or None."""
+    """Return why a row cannot be served, naming the field; None if it can."""
     if not StateDir.serves(row.id):
         return f"id {row.id!r} is not a name of letters, digits, dots, dashes and underscores"
     for gpu in row.gpus:
         if not is_gpu_uuid(gpu):
             return f"gpus: {gpu!r} is not the UUID of a GPU"
     if len(set(row.gpus)) != len(row.gpus):
-        return "gpus: a GPU stands there twice"
+        return "gpus: the same GPU is listed twice"
     if row.mode is Mode.SHARED and row.request_milli > row.limit_milli:
         return f"requestMilli {row.request_milli} is more than limitMilli {row.limit_milli}"
     return None
+
+
+def pod_of(row: Tenant) -> str:
+    """Return namespace/name of the row's pod, as logged under `pod`."""
+    return f"{row.namespace}/{row.pod_name}"

@@ -1,6 +1,9 @@
-"""What readings of the inventory say of the tenants: whose the processes are, how busy, what is found out of it.
+"""Observer of the tenants: attributes processes on the GPUs, feeds findings, and judges when a tenant is drained.
 
-A reading that is an earlier one repeated says nothing, and a GPU whose processes cannot be read shows nobody gone.
+Guarantees:
+- A reading that repeats an earlier one (`fresh` is False) changes no finding and drains no tenant.
+- A GPU whose processes cannot be read counts as possibly in use: no tenant on that GPU is drained.
+- Findings survive a restart of the agent.
 """
 
 from __future__ import annotations
@@ -21,80 +24,91 @@ from sharepod.agent.state import files
 from sharepod.api.gpunode import Finding, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
-from .entry import Entry
+from .entry import Entry, pod_of
 from .served import ServedTenant
 
 log = structlog.get_logger(__name__)
 
 Residue = Callable[[str], str | None]
+"""Tenant id -> what is still there of the tenant outside the agent (a published volume, processes in its cgroup), in
+words, or None. Quick: no I/O that can hang."""
+
 OwnerOf = Callable[[int], str | None]
+"""Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if it is no
+tenant's."""
 
 
 class _KeptFindings(BaseModel):
-    """What stood of each tenant, by id."""
+    """File `findings.json`: standing findings of each tenant, by id."""
 
     model_config = ConfigDict(extra="ignore")
     findings: dict[str, tuple[Finding, ...]] = {}
 
 
 class Observer:
-    """What it learns is kept in files of `state_dir`. `usage`: token time of a tenant that is served."""
+    """Observer of all tenants of a node.
 
-    def __init__(self, state_dir: Path, config: FindingThresholds, usage: Callable[[str], TimeUsage]) -> None:
-        self.busy = UtilizationMeter()
-        """How long tenants and GPUs were busy, as the driver says."""
+    Args:
+        state_dir: Directory for `contexts.json` and `findings.json`, which the next agent reads.
+        thresholds: Thresholds of the findings.
+        usage: Tenant id -> token time of a tenant that is being served.
+    """
+
+    def __init__(self, state_dir: Path, thresholds: FindingThresholds, usage: Callable[[str], TimeUsage]) -> None:
+        self.utilization = UtilizationMeter()
+        """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
         self._usage = usage
         self._contexts = ContextOverhead(state_dir / "contexts.json")
-        self._config = config
+        self._thresholds = thresholds
         self._findings_file = state_dir / "findings.json"
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._models: dict[str, tuple[str, str]] = {}
-        """By UUID, model and driver, as last read."""
+        """Model and driver version by GPU UUID, as last read."""
         self._saving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Reads what an earlier agent learnt and found out."""
+        """Read what an earlier agent kept."""
         await asyncio.to_thread(self._contexts.load)
         await asyncio.to_thread(self._load_findings)
 
     async def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait for a write that is under way."""
         if self._saving is not None:
             await asyncio.gather(self._saving, return_exceptions=True)
 
-    def watch_of(self, tenant_id: str) -> FindingRules:
-        """A tenant's watch, which goes on with what an earlier agent found out."""
-        return FindingRules(self._config, self._findings.get(tenant_id, ()))
+    def rules_of(self, tenant_id: str) -> FindingRules:
+        """Return new rules for a tenant, resumed from what an earlier agent found out."""
+        return FindingRules(self._thresholds, self._findings.get(tenant_id, ()))
 
-    def know_models(self, reading: Reading) -> None:
-        """What GPUs there are."""
+    def set_models(self, reading: Reading) -> None:
+        """Take the GPUs' models from a reading."""
         self._models = {gpu.uuid: (gpu.model, reading.driver) for gpu in reading.gpus}
 
     def context_kib(self, uuid: str) -> int:
-        """What a process's context takes of this GPU's memory; 0 while that is not known."""
+        """Return the KiB that a process's context takes on a GPU; 0 while not known."""
         return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
 
     def observe(
         self, entries: Mapping[str, Entry], reading: Reading, *, residue: Residue, owner_of: OwnerOf
     ) -> Attribution:
-        """Takes note of what a reading says about the tenants, by id, and says whose the processes are."""
+        """Take a reading: note in each entry what the reading shows of it. Return whose the processes are."""
         attribution = attribute(reading, lambda process: _owner(entries, process, owner_of))
         for entry in entries.values():
             entry.seen = attribution.of(entry.row.id)
         if reading.fresh:
             now = asyncio.get_running_loop().time()
-            self._observe_busy(now, entries, reading)
+            self._observe_utilization(now, entries, reading)
             for entry in entries.values():
                 if entry.serving is not None:
                     entry.serving.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
-                    self._watch(now, entry, entry.serving, reading)
+                    self._apply_rules(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
-            self._learn_contexts(entries, reading)
-            self._keep({entry.row.id: entry.watch.findings for entry in entries.values() if entry.watch.findings})
+            self._observe_contexts(entries, reading)
+            self._keep({entry.row.id: entry.rules.findings for entry in entries.values() if entry.rules.findings})
         return attribution
 
-    def _learn_contexts(self, entries: Mapping[str, Entry], reading: Reading) -> None:
-        self.know_models(reading)
+    def _observe_contexts(self, entries: Mapping[str, Entry], reading: Reading) -> None:
+        self.set_models(reading)
         for gpu in reading.gpus:
             if gpu.uuid in reading.unread:
                 continue
@@ -105,11 +119,11 @@ class Observer:
             self._contexts.observe(gpu.model, reading.driver, gpu.uuid, samples)
 
     def _keep(self, findings: dict[str, tuple[Finding, ...]]) -> None:
-        """Writes what is new for the next agent."""
-        news = findings != self._findings
-        if (news or self._contexts.changed) and (self._saving is None or self._saving.done()):
+        """Start writing what is new for the next agent, unless a write is under way."""
+        changed = findings != self._findings
+        if (changed or self._contexts.changed) and (self._saving is None or self._saving.done()):
             self._findings = findings
-            self._saving = asyncio.create_task(self._save(findings=news), name="save-observations")
+            self._saving = asyncio.create_task(self._save(findings=changed), name="save-observations")
 
     async def _save(self, *, findings: bool) -> None:
         try:
@@ -118,7 +132,7 @@ class Observer:
             if findings:
                 await asyncio.to_thread(self._save_findings, _KeptFindings(findings=self._findings))
         except OSError as error:
-            log.warning("cannot keep what was found out for the next agent", error=str(error))
+            log.warning("cannot keep findings for the next agent", error=str(error))
 
     def _save_findings(self, kept: _KeptFindings) -> None:
         files.replace(self._findings_file, kept.model_dump_json().encode())
@@ -129,36 +143,37 @@ class Observer:
         except (OSError, ValidationError):
             self._findings = {}
 
-    def _observe_busy(self, now: float, entries: Mapping[str, Entry], reading: Reading) -> None:
+    def _observe_utilization(self, now: float, entries: Mapping[str, Entry], reading: Reading) -> None:
         busy: dict[Key, float] = {("", uuid): part for uuid, part in reading.utilization.items()}
         kept: list[Key] = [("", gpu.uuid) for gpu in reading.gpus]
         for tenant_id, entry in entries.items():
             for uuid in entry.row.gpus:
-                part = reading.utilization.get(uuid)  # an Exclusive tenant's is the GPU's
+                part = reading.utilization.get(uuid)  # an Exclusive tenant's utilization is the GPU's
                 if entry.row.mode is Mode.SHARED:
                     there = uuid in entry.seen.memory
                     part = entry.seen.utilization.get(uuid) if there else None if uuid in reading.unread else 0.0
                 if part is not None:
                     busy[tenant_id, uuid] = part
                 kept.append((tenant_id, uuid))
-        self.busy.observe(now, busy, kept)
+        self.utilization.observe(now, busy, kept)
 
-    def _watch(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
+    def _apply_rules(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
         row, usage = entry.row, self._usage(entry.row.id)
-        entry.watch.observe_unhooked(now, entry.seen.pids - served.hooked)
-        entry.watch.observe_unread(reading.unread.intersection(row.gpus))
+        entry.rules.observe_unhooked(now, entry.seen.pids - served.hooked)
+        entry.rules.observe_unread(reading.unread.intersection(row.gpus))
         told = {
             uuid: seconds
             for uuid in row.gpus
-            if self.busy.ratio((row.id, uuid)) is not None
-            and (seconds := self.busy.seconds((row.id, uuid))) is not None
+            if self.utilization.ratio((row.id, uuid)) is not None
+            and (seconds := self.utilization.seconds((row.id, uuid))) is not None
         }
-        entry.watch.observe_time(now, told, usage.held_ns / 1e9)
-        entry.watch.observe_memory(now, served.memory.gaps())
-        entry.watch.observe_preemptions(now, usage.preemptions)
+        entry.rules.observe_time(now, told, usage.held_ns / 1e9)
+        entry.rules.observe_memory(now, served.memory.gaps())
+        entry.rules.observe_preemptions(now, usage.preemptions)
 
 
 def _owner(entries: Mapping[str, Entry], process: Process, owner_of: OwnerOf) -> str | None:
+    """Return the tenant of a process: by connection first, then by pod, then by an Exclusive tenant's GPU."""
     for tenant_id, entry in entries.items():
         if entry.served is not None and process.pid in entry.served.processes:
             return tenant_id
@@ -172,7 +187,7 @@ def _owner(entries: Mapping[str, Entry], process: Process, owner_of: OwnerOf) ->
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
-    """Whether a tenant that is being released has left nothing behind. Once it has, it stays so."""
+    """Note whether a tenant that is being released has left anything behind. `drained` is never taken back."""
     if entry.row.state is not TenantState.RELEASING or entry.drained:
         return
     clients = len(entry.served.processes) if entry.served is not None else 0
@@ -185,7 +200,7 @@ def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:
     left = left or residue(entry.row.id)
     if left is None:
         entry.drained = True
-        log.info("tenant is drained", tenant=entry.row.id)
+        log.info("tenant is drained", tenant=entry.row.id, pod=pod_of(entry.row))
     elif left != entry.left_behind:
-        log.info("tenant is not drained yet", tenant=entry.row.id, left=left)
+        log.info("tenant is not drained yet", tenant=entry.row.id, pod=pod_of(entry.row), left=left)
     entry.left_behind = left

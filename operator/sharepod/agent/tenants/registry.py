@@ -1,7 +1,10 @@
-"""The node's tenants: what the ledger says is made so, and what became of it is told.
+"""Registry of the node's tenants: makes the ledger's rows so, and gives readers a view of each.
 
-`apply` is the only way in. A tenant whose row says Releasing is refused and watched until nothing of it is left; a
-row that is gone leaves its directory until then, too.
+Guarantees:
+- `apply` is the only way in; when it returns, its rows and no others are in force.
+- Clients of a tenant whose row says Releasing are refused; its processes are watched until nothing of it is left.
+- The directory of a tenant whose row is gone stays until nothing of the tenant is left.
+- A row that cannot be served, or a directory that cannot be written, harms no other row.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.handover import Handover
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 
-from .entry import Entry, limits_text, not_servable
+from .entry import Entry, limits_text, not_servable, pod_of
+from .leftovers import Leftovers
 from .observer import Observer, OwnerOf, Residue
 from .served import ServedTenant
 from .view import TenantView
@@ -32,14 +36,20 @@ from .view import TenantView
 log = structlog.get_logger(__name__)
 
 _CHECKPOINT_S = 0.2
-"""How much of the time accounts an agent that is killed takes with it."""
+"""Seconds between two checkpoints of the time accounts: what an agent that is killed loses of them. One checkpoint
+writes a few words of mapped memory per tenant."""
 
 _RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
+"""What clients of a tenant that is being released are told."""
 
 
 class TenantRegistry:
-    """`start`, then `apply` whenever the ledger changed. `changed` is called when `status` may have become
-    different."""
+    """Tenants of one node. Call `start` first, then `apply` whenever the ledger has changed.
+
+    Args:
+        settings: Settings of the agent.
+        changed: Called when `status` may have changed.
+    """
 
     def __init__(self, settings: AgentSettings, *, changed: Callable[[], None]) -> None:
         self._settings = settings
@@ -48,24 +58,23 @@ class TenantRegistry:
         self._tokens = Tokens(settings.timeshare())
         self._budget = FrameBudget(settings.frames_per_s)
         self._entries: dict[str, Entry] = {}
-        self._leftovers: set[str] = set()
+        self._leftovers = Leftovers(self._state)
         self._applying = asyncio.Lock()
-        self._removing: asyncio.Task[None] | None = None
         self._known = False
         self._observer = Observer(settings.state_dir, settings.watch(), self._tokens.usage)
         self._checkpointing: asyncio.TimerHandle | None = None
         self._refusals: Counter[ClientRefusal] = Counter()
-        """By tenants that are gone."""
+        """Refused clients of tenants that are gone."""
 
     async def start(self) -> None:
-        """Prepares the state directory and the hook. Raises `StateDirError`."""
+        """Prepare the state directory and the hook. Raises `StateDirError`."""
         digest = await asyncio.to_thread(self._state.prepare)
         await self._observer.start()
-        log.info("hook", file=str(self._settings.hook_file), sha256=digest)
+        log.info("hook installed", file=str(self._settings.hook_file), sha256=digest)
 
     async def close(self) -> None:
-        """Closes every socket; directories stay, for pods outlive the agent."""
-        await self._removals()
+        """Close every socket. Directories stay: pods outlive the agent."""
+        await self._leftovers.wait()
         await self._observer.close()
         if self._checkpointing is not None:
             self._checkpointing.cancel()
@@ -76,13 +85,17 @@ class TenantRegistry:
         self._tokens.close()
 
     async def apply(self, rows: Sequence[Tenant]) -> None:
-        """Makes these rows, and no others, the tenants of this node. When it returns they are in force.
+        """Make these rows, and no others, the tenants of this node.
 
-        New: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has no
-        hook and no socket. Changed: limits replaced, clients told. Releasing: socket closed, clients refused. Gone:
-        closed; the directory goes once nothing is left of the tenant. A row that cannot be served is logged and has
-        no directory. Raises `OSError` where the state directory does not take what has to be written, once every row
-        has been tried; applying the same rows again goes on from there.
+        - New row: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has
+          no hook and no socket.
+        - Changed row: limits replaced, clients told.
+        - Releasing row: socket closed, clients refused.
+        - Row gone: closed; the directory is removed once nothing of the tenant is left.
+        - Row that cannot be served: logged, no directory.
+
+        Raises `OSError` if the state directory does not take what has to be written, after every row has been tried.
+        Applying the same rows again continues from there.
         """
         failed: dict[str, OSError] = {}
         async with self._applying:
@@ -97,20 +110,20 @@ class TenantRegistry:
             self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted if tenant_id in self._entries}
             if not self._known:
                 self._known = True
-                self._leftovers.update(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
+                self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
-            words = f"{first.strerror or first} (tenant {tenant_id}, {len(failed)} of {len(wanted)} rows)"
-            raise OSError(first.errno, words, first.filename) from first
+            text = f"{first.strerror or first} (tenant {tenant_id}, {len(failed)} of {len(wanted)} rows)"
+            raise OSError(first.errno, text, first.filename) from first
 
     @property
     def known(self) -> bool:
-        """Whether the node's ledger has been applied since the start."""
+        """True once a ledger has been applied since the start."""
         return self._known
 
     def directory(self, tenant_id: str) -> Path | None:
-        """The directory to publish to the tenant's pod; None if the tenant is unknown, Releasing or cannot be
+        """Return the directory to publish to the tenant's pod; None if the tenant is unknown, Releasing or cannot be
         served."""
         entry = self._entries.get(tenant_id)
         return None if entry is None else entry.directory
@@ -122,8 +135,8 @@ class TenantRegistry:
 
     def views(self) -> Iterator[TenantView]:
         """Yield one view per row in force, in the ledger's order."""
-        busy = self._observer.busy
-        return (TenantView.of(entry, self._tokens, busy) for entry in self._entries.values())
+        utilization = self._observer.utilization
+        return (TenantView.of(entry, self._tokens, utilization) for entry in self._entries.values())
 
     def status(self) -> tuple[TenantStatus, ...]:
         """Return one entry per row in force, in the ledger's order."""
@@ -131,33 +144,38 @@ class TenantRegistry:
 
     def gpu_busy_ratio(self, uuid: str) -> float | None:
         """Return the part of the last 10 s in which any kernel ran on a GPU, by the driver. None if not known."""
-        return self._observer.busy.ratio(("", uuid))
+        return self._observer.utilization.ratio(("", uuid))
 
     @property
     def hand_offs(self) -> Histogram:
-        """How long the agent took from each token that came back to the next grant."""
+        """Time from reading that a token came back to having sent the next grant."""
         return self._tokens.hand_offs
 
     @property
     def refusals(self) -> Counter[ClientRefusal]:
-        """How often a client was closed for what it sent, or did not send."""
+        """Refused clients of all tenants since the start, by reason."""
         return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
 
-    def know_models(self, reading: Reading) -> None:
-        """What GPUs there are. Before the first client comes: it is told what its contexts take."""
-        self._observer.know_models(reading)
+    def set_models(self, reading: Reading) -> None:
+        """Take the GPUs' models from a reading. Call it before the first client comes: a client is told what its
+        contexts take."""
+        self._observer.set_models(reading)
 
     def begin_reading(self) -> None:
-        """From now on the inventory is being read: what `observe` is given next is from no earlier."""
+        """Start a reading of the inventory: what `observe` is given next was read no earlier than now."""
         for entry in self._entries.values():
             if entry.served is not None:
                 entry.served.begin_reading()
 
     def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
-        """Takes note of what a reading of the inventory says about the tenants, and says whose the processes are.
-        Called once per inventory interval."""
+        """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are.
+
+        Args:
+            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+            owner_of: Pid -> id of the tenant whose pod it runs in, or None.
+        """
         attribution = self._observer.observe(self._entries, reading, residue=residue, owner_of=owner_of)
-        self._remove_leftovers(residue)
+        self._leftovers.sweep(residue)
         return attribution
 
     # ---- inside
@@ -167,14 +185,14 @@ class TenantRegistry:
         if entry is not None and entry.row == row and entry.settled:
             return
         if entry is not None and (entry.row.gpus, entry.row.mode) != (row.gpus, row.mode):
-            log.error("a tenant moved in the ledger; its clients have to connect anew", tenant=row.id)
+            log.error("a tenant moved in the ledger; its clients have to connect again", tenant=row.id, pod=pod_of(row))
             self._close(entry)
             entry = None
         unservable = not_servable(row)
         if unservable is not None:
             if entry is None or entry.unservable != unservable:
-                log.error("cannot serve this row of the ledger", tenant=row.id, pod=row.pod_name, reason=unservable)
-            self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), unservable=unservable)
+                log.error("cannot serve this row of the ledger", tenant=row.id, pod=pod_of(row), reason=unservable)
+            self._entries[row.id] = Entry(row, self._observer.rules_of(row.id), unservable=unservable)
         elif row.state is TenantState.RELEASING:
             await self._release(row, entry)
         elif entry is None or entry.directory is None:
@@ -185,18 +203,17 @@ class TenantRegistry:
     async def _serve(self, row: Tenant, entry: Entry | None) -> None:
         if entry is not None:
             self._close(entry)
-        self._leftovers.discard(row.id)
-        await self._removals()
+        await self._leftovers.keep(row.id)
         limits = None if row.mode is Mode.EXCLUSIVE else limits_text(row)
         directory = await asyncio.to_thread(self._state.create, row.id, limits)
         served = None
         if row.mode is Mode.SHARED:
             served = await self._listen(row)
-        self._entries[row.id] = Entry(row, self._observer.watch_of(row.id), served=served, directory=directory)
-        log.info("tenant", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}", gpus=list(row.gpus), mode=row.mode)
+        self._entries[row.id] = Entry(row, self._observer.rules_of(row.id), served=served, directory=directory)
+        log.info("tenant is served", tenant=row.id, pod=pod_of(row), gpus=list(row.gpus), mode=row.mode)
 
     async def _listen(self, row: Tenant) -> ServedTenant:
-        """Goes on from what an earlier agent left of the tenant."""
+        """Start the tenant's runtime from what an earlier agent left of it."""
         handover, left = await asyncio.to_thread(
             Handover.open, self._state.handover(row.id), row.gpus, self._settings.connections_max
         )
@@ -222,7 +239,7 @@ class TenantRegistry:
         if self._checkpointing is None:
             self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
         if left.survivors:
-            log.info("goes on from the agent before", tenant=row.id, processes=len(left.survivors))
+            log.info("taken over from the earlier agent", tenant=row.id, pod=pod_of(row), processes=len(left.survivors))
         return served
 
     def _checkpoint(self) -> None:
@@ -236,7 +253,12 @@ class TenantRegistry:
             await asyncio.to_thread(self._state.write_limits, row.id, limits_text(row))
             entry.served.update(row)
             log.info(
-                "tenant changed", tenant=row.id, request=row.request_milli, limit=row.limit_milli, memory=row.memory
+                "tenant changed",
+                tenant=row.id,
+                pod=pod_of(row),
+                request=row.request_milli,
+                limit=row.limit_milli,
+                memory=row.memory,
             )
         elif entry.served is not None:
             entry.served.row = row
@@ -244,11 +266,11 @@ class TenantRegistry:
 
     async def _release(self, row: Tenant, entry: Entry | None) -> None:
         if entry is None:
-            entry = self._entries[row.id] = Entry(row, self._observer.watch_of(row.id))
+            entry = self._entries[row.id] = Entry(row, self._observer.rules_of(row.id))
             if row.id not in await asyncio.to_thread(self._state.existing):
                 return
         if entry.row.state is not TenantState.RELEASING or entry.directory is not None:
-            log.info("tenant is being released", tenant=row.id, pod=f"{row.namespace}/{row.pod_name}")
+            log.info("tenant is being released", tenant=row.id, pod=pod_of(row))
         entry.row, entry.directory = row, None
         if entry.served is not None:
             entry.served.stop(_RELEASING)
@@ -258,34 +280,11 @@ class TenantRegistry:
         entry = self._entries.pop(tenant_id)
         self._close(entry)
         if self._state.serves(tenant_id):
-            self._leftovers.add(tenant_id)
-        log.info("tenant is gone from the ledger", tenant=tenant_id)
+            self._leftovers.add([tenant_id])
+        log.info("tenant is gone from the ledger", tenant=tenant_id, pod=pod_of(entry.row))
 
     def _close(self, entry: Entry) -> None:
         if entry.served is not None:
             self._refusals += entry.served.refusals.counts
             entry.served.close()
             entry.served = None
-
-    def _remove_leftovers(self, residue: Residue) -> None:
-        if not self._leftovers or (self._removing is not None and not self._removing.done()):
-            return
-        free = [tenant_id for tenant_id in sorted(self._leftovers) if residue(tenant_id) is None]
-        if free:
-            self._leftovers.difference_update(free)
-            self._removing = asyncio.create_task(self._remove(free), name="remove-tenants")
-
-    async def _remove(self, tenant_ids: list[str]) -> None:
-        for tenant_id in tenant_ids:
-            try:
-                await asyncio.to_thread(self._state.remove, tenant_id)
-                log.info("tenant's directory removed", tenant=tenant_id)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                log.warning("cannot remove a tenant's directory, trying again", tenant=tenant_id, error=str(error))
-                self._leftovers.add(tenant_id)
-
-    async def _removals(self) -> None:
-        if self._removing is not None:
-            await asyncio.gather(self._removing, return_exceptions=True)

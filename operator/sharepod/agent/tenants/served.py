@@ -1,7 +1,10 @@
-"""One tenant being served: its socket, its clients, its hints page; what they hold stands in its token and memory.
+"""Runtime of one shared tenant: its socket, its clients, its hints page; dispatches frames to token and memory.
 
-It begins with a listening socket and ends with `close`; what it was told about the tenant's row it holds to until it
-is told anew.
+Guarantees:
+- A client gets nothing before the agent watches its process: what an exited process held is free at once.
+- At most `connections_max` processes and connections are served; one more is told to wait.
+- Whatever its clients do, the agent keeps descriptors for its own work.
+- After `stop` no client is served; processes are watched on until `close`.
 """
 
 from __future__ import annotations
@@ -36,11 +39,24 @@ from sharepod.timeshare import AccountSnapshot
 log = structlog.get_logger(__name__)
 
 _DESCRIPTORS_KEPT = 64
-"""So many descriptors are not given to clients: the agent's own work needs some."""
+"""Descriptors that are not given to clients, so that the agent can still open files and talk to the API server."""
 
 
 class ServedTenant:
-    """`changed` is called when what is known of the tenant's processes became different."""
+    """Runtime of one shared tenant, from its listening socket to `close`.
+
+    Args:
+        row: The tenant's row of the ledger.
+        listener: Listening socket in the tenant's directory; taken over.
+        tokens: The node's token scheduler.
+        settings: Settings of the agent.
+        changed: Called when the tenant's processes or their state have changed.
+        budget: The node's budget of frames.
+        handover: File in which the tenant's state is kept for the next agent; taken over.
+        left: State that an earlier agent left.
+
+    Raises `OSError` if the processes that an earlier agent left cannot be watched.
+    """
 
     def __init__(
         self,
@@ -54,31 +70,30 @@ class ServedTenant:
         handover: Handover,
         left: Inheritance,
     ) -> None:
-        """`left`: what an earlier agent left of the tenant. Raises `OSError` where its processes cannot be watched."""
         self.row = row
         self.processes = PeerProcesses(self._exited)
         self.greeted_ever = left.greeted
-        """Whether any hook has connected, be it to an earlier agent."""
+        """True once any hook of the tenant has connected, be it to an earlier agent."""
         self._hooked: set[int] = set()
-        """Pids of processes that said hello as ones that use the GPU. To connect, or to look on, is not enough."""
+        """Pids of processes that said Hello as users of the GPU; connecting or observing is not enough."""
         self.memory = TenantMemory(row, recall_ms=settings.recall_ms, handover=handover, left=left)
         self._tokens = tokens
         self._settings = settings
         self._changed = changed
         self._connections: set[HookConnection] = set()
         self._users: set[HookConnection] = set()
-        """Of these, those that have said hello and may use a GPU."""
-        self._lost: deque[HookConnection] = deque()
-        """Those that are closed, of which nobody else knows it yet."""
+        """Those of `_connections` that have said Hello and may use a GPU."""
+        self._closed_connections: deque[HookConnection] = deque()
+        """Closed connections whose token and memory have not been settled yet."""
         self.context_kib: Callable[[str], int] = lambda uuid: 0
-        """By UUID, what each process's context takes; 0: not known."""
-        self._untold: set[int] = set()
-        """Pids that were told nothing of it, and so reserve nothing for it."""
+        """KiB that each process's context takes on a GPU, by UUID; 0 if not known yet."""
+        self._unaware: set[int] = set()
+        """Pids that were welcomed before the context's size was known, and so reserve nothing for it."""
         self._handover = handover
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self.refusals = RefusalLog(row.id, self._loop.time)
-        """Why its clients were closed."""
+        """Refused clients of this tenant."""
         try:
             for survivor in left.survivors:
                 self._watch(survivor)
@@ -94,13 +109,13 @@ class ServedTenant:
             raise
         self._set_rates(left.account)
         self._listener: Listener | None = Listener(
-            listener, row.id, self._admit, per_s=settings.connects_per_s, burst=settings.connections_max
+            listener, {"tenant": row.id}, self._admit, per_s=settings.connects_per_s, burst=settings.connections_max
         )
 
-    # ---- what the ledger of the node says
+    # ---- changes of the row, readings of the inventory
 
     def update(self, row: Tenant) -> None:
-        """New rates or memory of the same tenant on the same GPUs; every client is told."""
+        """Apply new rates or memory on the same GPUs, and tell every client."""
         assert row.gpus == self.row.gpus, "a tenant never moves"
         self.row = row
         self._set_rates()
@@ -111,21 +126,26 @@ class ServedTenant:
                 client.send(protocol.Limits(self.terms(), self.grace_ms))
 
     def begin_reading(self) -> None:
-        """From now on the driver is being read."""
+        """Start a reading of the driver, see `TenantMemory.begin_reading`."""
         self.memory.begin_reading()
 
     def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
-        """What the driver says that this tenant's processes use, in bytes by UUID and pid. `unread`: GPUs that it did
-        not say it of. `exhaustive`: who is not listed is not on that GPU."""
+        """Take what the driver says about the tenant's processes.
+
+        Args:
+            memory_of: Bytes in use, by GPU UUID and pid.
+            unread: GPUs about which the driver said nothing.
+            exhaustive: True if a process that is not listed for a GPU uses nothing there.
+        """
         self.memory.observe(memory_of, unread=unread, absent=self.processes.pids if exhaustive else ())
 
     def checkpoint(self) -> None:
-        """Writes down the time account for the next agent, if it can have changed."""
+        """Write the time account down for the next agent, if it can have changed."""
         if self._listener is not None and self.connected:
             self._handover.keep_account(self._tokens.state(self.row.id))
 
     def stop(self, reason: str | None) -> None:
-        """Closes socket and clients, with a word to them if there is a reason. Processes are watched on until
+        """Close the socket and all clients; tell them `reason` unless it is None. Processes are watched on until
         `close`."""
         if self._listener is None:
             return
@@ -146,7 +166,7 @@ class ServedTenant:
         self._hints.close()
 
     def close(self) -> None:
-        """Ends all of it."""
+        """Stop serving and watching."""
         self.stop(None)
         self.processes.close()
 
@@ -154,29 +174,34 @@ class ServedTenant:
 
     @property
     def throttled(self) -> int:
-        """How often its clients had to wait because they sent too much."""
+        """How often the tenant was throttled because its clients sent too many frames."""
         return self._inbox.throttled
 
     @property
     def connected(self) -> int:
-        """Clients that have said hello, may use a GPU, and are there."""
+        """Number of connected clients that may use a GPU."""
         return len(self._users)
 
     @property
     def hooked(self) -> frozenset[int]:
-        """Its processes whose hook has connected, be it to an earlier agent."""
+        """Pids of running processes whose hook has connected, be it to an earlier agent."""
         return frozenset(self._hooked)
 
     def beyond_credits(self, gpu: str, by_pid: Mapping[int, int]) -> dict[int, int]:
-        """Of its processes that reserve nothing for their contexts, what the driver counts of each on a GPU (`by_pid`,
-        in bytes) beyond what it was credited."""
-        self._untold &= self.processes.pids
-        return {pid: by_pid[pid] - self.memory.credited(gpu, pid) for pid in self._untold if by_pid.get(pid)}
+        """Return, by pid, the bytes on a GPU beyond the process's credits, for processes that reserve nothing for their
+        contexts. `by_pid`: bytes by the driver."""
+        self._unaware &= self.processes.pids
+        return {pid: by_pid[pid] - self.memory.credited(gpu, pid) for pid in self._unaware if by_pid.get(pid)}
 
-    # ---- Service of a connection
+    # ---- `Service` of a connection
+
+    @property
+    def tenant_id(self) -> str:
+        """Id of the tenant."""
+        return self.row.id
 
     def terms(self) -> tuple[protocol.GpuTerms, ...]:
-        """What was granted, GPU by GPU."""
+        """Return the tenant's share of each of its GPUs, in the ledger's order."""
         row = self.row
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         return tuple(
@@ -188,23 +213,23 @@ class ServedTenant:
 
     @property
     def grace_ms(self) -> int:
-        """How long closing the gate may take."""
+        """Milliseconds that closing the gate may take."""
         return self._settings.grace_ms
 
     @property
     def hints_fd(self) -> int:
-        """The page to pass on."""
+        """Descriptor of the hints page, to pass on to clients."""
         return self._hints.fd
 
     def on_hello(self, client: HookConnection) -> None:
-        """A hook has connected."""
+        """Take a client that was welcomed into the tenant's users; an observer is none."""
         if client.observes:
             return
         self._users.add(client)
         if len(self._users) == 1:
             self._tokens.set_connected(self.row.id, connected=True)
         if not any(self.context_kib(gpu) for gpu in self.row.gpus):
-            self._untold.add(client.pid)
+            self._unaware.add(client.pid)
         if not self.greeted_ever:
             self.greeted_ever = True
             self._handover.keep_greeted()
@@ -215,11 +240,11 @@ class ServedTenant:
         self._changed()
 
     def record_refusal(self, why: ClientRefusal, *, pid: int, error: str | None = None) -> None:
-        """A client is being closed."""
+        """Count a refused client, and log it at most every few seconds."""
         self.refusals.add(why, pid=pid, error=error)
 
     def handle(self, client: HookConnection, frame: protocol.ClientFrame) -> None:
-        """A frame of a client that has said hello. Raises `ProtocolError`."""
+        """Dispatch a frame of a welcomed client to token or memory. Raises `ProtocolError`."""
         if (
             client.handover_open
             and not client.observes
@@ -243,7 +268,7 @@ class ServedTenant:
     # ---- inside
 
     def _watch(self, survivor: Survivor) -> None:
-        """A process that was a client of an earlier agent."""
+        """Watch a process that was a client of an earlier agent; free what it held if it has exited."""
         try:
             pidfd = os.pidfd_open(survivor.pid)
         except OSError as error:
@@ -279,9 +304,9 @@ class ServedTenant:
         client.close()
 
     def _admit(self, sock: socket.socket) -> None:
-        """Takes the client in, or closes it. Raises `OSError` where it cannot be watched."""
+        """Take a connection in, or turn it away. Raises `OSError` if its process cannot be watched."""
         full = self._settings.connections_max
-        connected_before = peer_pid(sock) in self.processes  # it has lost a connection, and its place is its own
+        connected_before = peer_pid(sock) in self.processes  # a process that lost its connection keeps its place
         if len(self._connections) >= full or (len(self.processes) >= full and not connected_before):
             self._turn_away(sock)
             return
@@ -291,23 +316,23 @@ class ServedTenant:
         pid, pidfd = peer_of(sock)
         if pidfd is not None:
             self.processes.add(pid, pidfd)
-        client = HookConnection(sock, pid, self, self._inbox, self._gone)
+        client = HookConnection(sock, pid, self, self._inbox, self._connection_closed)
         self._connections.add(client)
 
     def _turn_away(self, sock: socket.socket) -> None:
-        """Says that there are too many; the hook launches nothing meanwhile and tries again. Without the word it would
-        go by its own clock, beside the others, as if there were no agent."""
+        """Refuse a connection with a reason: the hook then launches nothing and tries again. Without a reason the hook
+        would take the agent for absent and launch by its own clock, beside the tenant's other processes."""
         text = (
             f"the tenant has {self._settings.connections_max} processes connected, as many as the agent's setting "
             "connections_max allows; this one waits for another to end"
         )
         self.record_refusal(ClientRefusal.FULL, pid=peer_pid(sock), error=text)
-        with contextlib.suppress(OSError):  # it need not be there any more
+        with contextlib.suppress(OSError):  # the process may have exited
             sock.send(protocol.encode(protocol.Refused(RefusedReason.FULL, text)))
         sock.close()
 
     def _exited(self, pid: int) -> None:
-        """Its socket may live on in a child; what it held does not."""
+        """Free what an exited process held. Its socket may live on in a child; it is closed."""
         for client in [client for client in self._connections if client.pid == pid]:
             client.close()
         self._hooked.discard(pid)
@@ -315,24 +340,24 @@ class ServedTenant:
         self.memory.exited(pid)
         self._changed()
 
-    def _gone(self, client: HookConnection) -> None:
-        """Its connection is closed. What follows of it is done in slices: a thousand may close at once."""
-        self._lost.append(client)
-        if len(self._lost) == 1:
-            self._let_go()
+    def _connection_closed(self, client: HookConnection) -> None:
+        """Queue a closed connection for settling, which is done in slices: a thousand may close at once."""
+        self._closed_connections.append(client)
+        if len(self._closed_connections) == 1:
+            self._settle_closed()
 
-    def _let_go(self) -> None:
+    def _settle_closed(self) -> None:
         begun, until = self._loop.time(), self._budget.begin_turn()
-        while self._lost:
-            self._forget(self._lost[0])
-            self._lost.popleft()
+        while self._closed_connections:
+            self._settle(self._closed_connections[0])
+            self._closed_connections.popleft()
             if self._loop.time() >= until:
                 break
         self._inbox.charge(self._loop.time() - begun)
-        if self._lost:
-            self._loop.call_soon(self._let_go)
+        if self._closed_connections:
+            self._loop.call_soon(self._settle_closed)
 
-    def _forget(self, client: HookConnection) -> None:
+    def _settle(self, client: HookConnection) -> None:
         if client not in self._connections:
             return
         self._connections.discard(client)
@@ -347,5 +372,5 @@ class ServedTenant:
 
 
 def uuid_bytes(gpu: str) -> bytes:
-    """The raw bytes of a GPU's UUID as NVML prints it."""
+    """Return the 16 bytes of a GPU's UUID as NVML prints it."""
     return UUID(gpu.removeprefix("GPU-")).bytes

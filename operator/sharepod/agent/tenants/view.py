@@ -64,10 +64,10 @@ class TenantView:
     _served: ServedTenant | None
     _unhooked: frozenset[int]
     _tokens: Tokens
-    _busy: UtilizationMeter
+    _utilization: UtilizationMeter
 
     @classmethod
-    def of(cls, entry: Entry, tokens: Tokens, busy: UtilizationMeter) -> TenantView:
+    def of(cls, entry: Entry, tokens: Tokens, utilization: UtilizationMeter) -> TenantView:
         """Return the view of one entry of the registry."""
         row, serving = entry.row, entry.serving
         return cls(
@@ -77,13 +77,13 @@ class TenantView:
             usage=tokens.usage(row.id) if serving is not None else None,
             connected=entry.served is not None and entry.served.greeted_ever,
             enforced=entry.enforced,
-            findings=entry.watch.findings if serving is not None else (),
+            findings=entry.rules.findings if serving is not None else (),
             drained=entry.drained,
             left_behind=entry.left_behind,
             _served=serving,
-            _unhooked=entry.watch.unhooked,
+            _unhooked=entry.rules.unhooked,
             _tokens=tokens,
-            _busy=busy,
+            _utilization=utilization,
         )
 
     def usage_ratio(self, uuid: str) -> float | None:
@@ -93,11 +93,11 @@ class TenantView:
 
     def busy_ratio(self, uuid: str) -> float | None:
         """Return the part of the last 10 s in which kernels of the tenant ran, by the driver. None if not known."""
-        return self._busy.ratio((self.row.id, uuid))
+        return self._utilization.ratio((self.row.id, uuid))
 
     def busy_seconds(self, uuid: str) -> float | None:
         """Return for how many seconds kernels of the tenant ran since the tenant became known. None if not known."""
-        return self._busy.seconds((self.row.id, uuid))
+        return self._utilization.seconds((self.row.id, uuid))
 
     def share(self) -> ShareView | None:
         """Return what only sharing has; None unless the tenant is being served."""

@@ -18,7 +18,8 @@ from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
 from sharepod.agent.kubelet.csi.rpc import UnixServer, service
 from sharepod.agent.kubelet.plugin_pods import PluginPod, PluginPods, by_gpu
-from sharepod.agent.telemetry.collector import FAMILIES, AgentCollector
+from sharepod.agent.telemetry.collector import AgentCollector
+from sharepod.agent.telemetry.families import FAMILIES
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
 

@@ -347,7 +347,7 @@ async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: AgentSett
 
 async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, memory_gap_mib=100), [row("a")]) as tenants:
-        watch = tenants._entries["a"].watch
+        watch = tenants._entries["a"].rules
         watch._config = replace(watch._config, gap_after_s=0)
         observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
         [finding] = status_of(tenants, "a").findings

@@ -1,0 +1,92 @@
+"""Metric families of the agent: name, kind, labels and help text of each. `docs/reference.md` has the same table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TENANT = ("tenant", "namespace", "pod", "mode")
+_EACH = (*_TENANT, "gpu")
+"""Labels of a tenant's series per GPU."""
+_GPU = ("gpu", "index")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Metric family."""
+
+    kind: str
+    """`counter` (its samples end in `_total`), `gauge` or `histogram`."""
+    labels: tuple[str, ...]
+    help: str
+
+
+FAMILIES = {
+    "sharepod_tenant_request_ratio": Family("gauge", _EACH, "Part of the GPU's time that the tenant is guaranteed"),
+    "sharepod_tenant_limit_ratio": Family("gauge", _EACH, "Largest part of the GPU's time that the tenant may use"),
+    "sharepod_tenant_usage_ratio": Family(
+        "gauge", _EACH, "Part of the last 10 s in which the tenant held the GPU (or, without sharing, kept it busy)"
+    ),
+    "sharepod_tenant_held_seconds": Family(
+        "counter", _EACH, "Time for which the tenant held the GPU (or, without sharing, kept it busy)"
+    ),
+    "sharepod_tenant_waited_seconds": Family(
+        "counter", _EACH, "Time for which the tenant wanted the GPU and did not hold it"
+    ),
+    "sharepod_tenant_borrowed_seconds": Family(
+        "counter", _EACH, "Time for which the tenant held the GPU beyond its guarantee"
+    ),
+    "sharepod_tenant_overuse_seconds": Family(
+        "counter", _EACH, "Time for which the tenant held the GPU beyond the end of its turns"
+    ),
+    "sharepod_tenant_overtaken": Family(
+        "counter", _EACH, "Turns after which the next tenant was granted before this one had drained"
+    ),
+    "sharepod_tenant_grants": Family("counter", _EACH, "Turns that the tenant was granted"),
+    "sharepod_tenant_busy_ratio": Family(
+        "gauge",
+        _EACH,
+        "Part of the last 10 s in which NVML saw kernels of the tenant run; absent if NVML does not report it",
+    ),
+    "sharepod_tenant_memory_used_bytes": Family(
+        "gauge", _EACH, "Device memory that the tenant uses, by its allocations or by NVML, whichever is larger"
+    ),
+    "sharepod_tenant_memory_limit_bytes": Family("gauge", _EACH, "Device memory that the tenant may use"),
+    "sharepod_tenant_memory_gap_bytes": Family(
+        "gauge", _EACH, "Device memory that NVML counts for the tenant beyond its allocations"
+    ),
+    "sharepod_tenant_denied_allocations": Family(
+        "counter", _EACH, "Allocations that were refused because they would exceed the tenant's memory limit"
+    ),
+    "sharepod_tenant_wait_seconds": Family("histogram", _TENANT, "Time for which the tenant waited for each grant"),
+    "sharepod_tenant_throttled": Family(
+        "counter", _TENANT, "How often the tenant was throttled because its processes sent the agent too many frames"
+    ),
+    "sharepod_tenant_processes": Family("gauge", _TENANT, "Processes of the tenant that use GPUs"),
+    "sharepod_tenant_unhooked_processes": Family(
+        "gauge", _TENANT, "Processes of the tenant that use a GPU without the hook"
+    ),
+    "sharepod_tenant_enforced": Family(
+        "gauge", _TENANT, "1 if the tenant's share is enforced, 0 if not; absent if not known"
+    ),
+    "sharepod_gpu_memory_bytes": Family("gauge", (*_GPU, "model"), "Device memory of the GPU that tenants can have"),
+    "sharepod_gpu_free_memory_bytes": Family("gauge", _GPU, "Device memory of the GPU that no tenant has reserved"),
+    "sharepod_gpu_free_ratio": Family("gauge", _GPU, "Part of the GPU's time that no tenant has reserved"),
+    "sharepod_gpu_tenants": Family("gauge", _GPU, "Tenants that have a share of the GPU"),
+    "sharepod_gpu_busy_ratio": Family(
+        "gauge", _GPU, "Part of the last 10 s in which any kernel ran on the GPU; absent if NVML does not report it"
+    ),
+    "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),
+    "sharepod_gpu_shareable": Family("gauge", _GPU, "1 if the GPU can be shared"),
+    "sharepod_gpu_foreign_processes": Family("gauge", _GPU, "Processes on the GPU that belong to no tenant"),
+    "sharepod_gpu_xids": Family("counter", (*_GPU, "xid"), "Xids that the driver has reported for the GPU"),
+    "sharepod_agent_hand_off_seconds": Family(
+        "histogram", (), "Time from reading that a token came back to having sent the next grant"
+    ),
+    "sharepod_agent_frames_refused": Family(
+        "counter", ("why",), "Clients that were closed for what they sent, or did not send, by reason"
+    ),
+    "sharepod_agent_inventory_simulated": Family(
+        "gauge", (), "1 if the inventory is simulated and there is no GPU behind it"
+    ),
+    "sharepod_agent_build_info": Family("gauge", ("version",), "Always 1; the version is a label"),
+}

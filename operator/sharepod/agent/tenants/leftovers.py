@@ -1,0 +1,64 @@
+"""Directories of tenants that are gone from the ledger: removed once nothing of the tenant is left.
+
+Guarantees:
+- A directory is removed only after `residue` has found nothing of its tenant: mounts of running pods pin it.
+- A removal that failed is tried again at the next sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from sharepod.agent.state.directory import StateDir
+
+log = structlog.get_logger(__name__)
+
+
+class Leftovers:
+    """Ids of gone tenants whose directories are still there."""
+
+    def __init__(self, state: StateDir) -> None:
+        self._state = state
+        self._ids: set[str] = set()
+        self._removing: asyncio.Task[None] | None = None
+
+    def add(self, tenant_ids: Iterable[str]) -> None:
+        """Remove these tenants' directories once nothing of them is left."""
+        self._ids.update(tenant_ids)
+
+    async def keep(self, tenant_id: str) -> None:
+        """Keep the directory of a tenant that is back, and wait for a removal that is under way."""
+        self._ids.discard(tenant_id)
+        await self.wait()
+
+    def sweep(self, residue: Callable[[str], str | None]) -> None:
+        """Start removing directories of which nothing is left; do nothing while a removal is under way.
+
+        Args:
+            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+        """
+        if not self._ids or (self._removing is not None and not self._removing.done()):
+            return
+        free = [tenant_id for tenant_id in sorted(self._ids) if residue(tenant_id) is None]
+        if free:
+            self._ids.difference_update(free)
+            self._removing = asyncio.create_task(self._remove(free), name="remove-tenants")
+
+    async def wait(self) -> None:
+        """Wait for a removal that is under way."""
+        if self._removing is not None:
+            await asyncio.gather(self._removing, return_exceptions=True)
+
+    async def _remove(self, tenant_ids: list[str]) -> None:
+        for tenant_id in tenant_ids:
+            try:
+                await asyncio.to_thread(self._state.remove, tenant_id)
+                log.info("tenant's directory removed", tenant=tenant_id)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.warning("cannot remove a tenant's directory, trying again", tenant=tenant_id, error=str(error))
+                self._ids.add(tenant_id)
