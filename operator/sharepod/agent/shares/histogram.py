@@ -1,4 +1,4 @@
-"""Counts of durations by size: what quantiles are read from, here and in Prometheus.
+"""Histograms of durations, as Prometheus has them, and quantiles read from them. Pure.
 
 Bounds are fixed, so that histograms of different times and tenants can be added up.
 """
@@ -12,34 +12,38 @@ WAIT_BOUNDS_S = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15),
     *(0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0),
 )
-"""How long a tenant waits for the token, in seconds."""
+"""Bounds for the time that a tenant waits for the token, in seconds: dense from 1 to 150 ms, where quanta lie."""
 
 HAND_OFF_BOUNDS_S = (0.00002, 0.00005, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1)
-"""How long the agent takes from reading that a token came back to having sent the next grant, in seconds."""
+"""Bounds for the time from reading that a token came back to having sent the next grant, in seconds."""
 
 
 class Histogram:
-    """Durations in nanoseconds, counted up to each of `bounds_s` (seconds, ascending) and beyond the last."""
+    """Durations counted by size.
+
+    Args:
+        bounds_s: Upper bounds of the buckets in seconds, ascending; one more bucket counts what is beyond the last.
+    """
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
         self.bounds_s = tuple(bounds_s)
         self.counts = [0] * (len(self.bounds_s) + 1)
-        """Not cumulative; the last counts what is beyond every bound."""
+        """Count per bucket, not cumulative; the last one counts durations beyond every bound."""
         self.sum_ns = 0
         self._bounds_ns = [round(bound * 1e9) for bound in self.bounds_s]
 
     def add(self, duration_ns: int) -> None:
-        """Counts one."""
+        """Count one duration."""
         self.counts[bisect_left(self._bounds_ns, duration_ns)] += 1
         self.sum_ns += duration_ns
 
     @property
     def count(self) -> int:
-        """How many were counted."""
+        """Number of durations counted."""
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """As Prometheus has them: cumulative, by upper bound in words."""
+        """Return the buckets as Prometheus has them: upper bound as text, cumulative count."""
         total, buckets = 0, []
         for bound, amount in zip((*map(repr, self.bounds_s), "+Inf"), self.counts, strict=True):
             total += amount
@@ -48,8 +52,10 @@ class Histogram:
 
 
 def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
-    """The duration in seconds that `part` (0 to 1) of the counted ones do not exceed, linear within a bucket; 0 where
-    nothing was counted. What is beyond the last bound counts as that bound. `counts` as in `Histogram`."""
+    """Return the duration in seconds that a `part` (0 to 1) of the counted ones does not exceed; 0 if there are none.
+
+    Linear within a bucket; durations beyond the last bound count as that bound. `counts` as in `Histogram`.
+    """
     wanted, below = part * sum(counts), 0.0
     for index, amount in enumerate(counts):
         if amount and below + amount >= wanted:

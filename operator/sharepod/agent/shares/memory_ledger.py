@@ -1,16 +1,20 @@
-"""The ledger of one tenant's device memory on one GPU: who was credited how much, and who may have more.
+"""Ledger of one tenant's device memory on one GPU: which client was credited how much, and who may have more. Pure.
 
-Pure: time is passed in, and what is to be sent comes back as actions. Guarantees:
-- Without an over-limit handover, credits and what the driver counts beyond them never exceed the limit.
-- A request that fits the limit is not refused because a sibling process sits on credits that it does not use: these
-  are called back first, for a bounded time; nor because of what is kept for a lost connection, if its process ends, or
-  connects and needs it no more, within that time. Requests are decided in the order in which they came.
-- A client that has exited has no credits. One whose connection is gone while its process lives keeps them, until the
-  process exits, declares on a new connection what it holds, or the driver tells of its memory. So it is where the
-  connection was an earlier agent's.
-- A reading of the driver is compared with the most that was credited while it was taken, never with what is credited
+Time is passed in, and what is to be sent comes back as actions. Sizes are in bytes, times in nanoseconds.
+
+Guarantees:
+- M1: Credits, and what the driver counts beyond them, never exceed an enforced limit, but for an over-limit handover.
+- M3: A request that fits the limit is not refused because a sibling process has credits that it does not use: these are
+  recalled first, for a bounded time.
+- M4: A request that fits the limit is not refused because of credits kept for a lost connection, if the process exits,
+  or declares on a new connection that it needs them no more, within `RETURN_NS`.
+- M5: Requests are decided in the order in which they came.
+- M6: A client that has exited has no credits. Credits of a client whose connection is lost while its process runs are
+  kept until the process exits, declares on a new connection what it holds, or the driver tells of its memory; also
+  where the connection was to an earlier agent.
+- M7: A reading of the driver is compared with the most that was credited while it was taken, not with what is credited
   once it is there.
-- A sibling is asked for one thing at a time: it never has two recalls to answer.
+- M8: A sibling never has two recalls to answer.
 """
 
 from __future__ import annotations
@@ -20,28 +24,32 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
 ClientKey = Hashable
-"""One process's connection."""
+"""Connection of one process."""
 
 
 class LedgerError(Exception):
-    """A client gave back what it does not have, or asked for more at once than any hook would."""
+    """Request of a client that breaks the protocol: bytes given back that it does not have, or more asked for than any
+    GPU has."""
 
 
 @dataclass(frozen=True)
 class Credited:
-    """Answer the request: these bytes are its own; 0: refused, over the limit."""
+    """Answer to a request."""
 
     client: ClientKey
     seq: int
+    """Number of the request."""
     bytes: int
+    """Bytes credited; 0: refused, because they would exceed the limit."""
 
 
 @dataclass(frozen=True)
 class RecallFrom:
-    """Ask the client to give back up to so many bytes that it does not use."""
+    """Order to a client to give back credits that it does not use."""
 
     client: ClientKey
     bytes: int
+    """Most that is needed."""
 
 
 MemoryAction = Credited | RecallFrom
@@ -50,104 +58,127 @@ PENDING_MAX = 64
 """Requests of one client that may wait at once; a hook has one per thread that allocates."""
 
 RETURN_NS = 2_000_000_000
-"""How long a request waits for processes whose connection was lost, as all are when an agent comes in the place of
-another: a hook tries again at least each 250 ms, and then says what it holds."""
+"""Nanoseconds that a request waits for processes whose connection is lost, as all are when a new agent starts. A hook
+tries to connect every 250 ms, and then declares what it holds; this is eight attempts."""
 
 CLAIM_MAX = 1 << 47
-"""More than any GPU has: the most that one request, or all that a client hands over, may be."""
+"""Bytes that one request, or all handovers of one client, may be at most: 128 TiB, more than any GPU has."""
 DECIDED_AT_ONCE = 64
-"""Requests that `expire` decides before the agent turns to something else; what remains is due at once."""
+"""Requests that `expire` decides in one call, so that other work of the agent gets its turn; the rest is due at
+once."""
 _SUM_MAX = 1 << 62
-"""What all credits may add up to where nothing is enforced; it has to fit into a frame."""
+"""Bytes that all credits may add up to where nothing is enforced; the sum has to fit into a frame's signed 64 bits."""
 
 
 @dataclass(eq=False)
 class _Pending:
+    """Request that waits for a decision."""
+
     client: ClientKey
     seq: int
     bytes: int
     deadline: int | None = None
-    """When it is decided at the latest; None: nobody was asked yet."""
+    """When the request is decided at the latest; None while no sibling has been asked."""
     asked: dict[ClientKey, int] = field(default_factory=dict)
-    """Siblings that were asked, and which of their answers is awaited."""
+    """Siblings that were asked -> number of the answer that is awaited of each."""
     later: set[ClientKey] = field(default_factory=set)
-    """Siblings that are to be asked once they have answered what another request asked of them."""
+    """Siblings to ask once they have answered another request's recall (M8)."""
     dropped: bool = False
-    """Its client has gone."""
+    """True once the client's connection is gone."""
 
 
 class MemoryLedger:
-    """Bytes. `recall_ns`: how long a request waits for siblings."""
+    """Memory ledger of one tenant on one GPU.
+
+    Args:
+        limit: Bytes that the tenant may use.
+        enforced: Whether the limit is enforced; if not, every request is credited and only counted.
+        recall_ns: How long a request waits for siblings to give back credits.
+    """
 
     def __init__(self, limit: int, *, enforced: bool, recall_ns: int) -> None:
         self.limit = limit
         self.enforced = enforced
         self.grown = 0
-        """Bytes ever credited by `grow`."""
+        """Bytes credited by `grow` since the start."""
         self.refused = 0
-        """Requests refused so far, but for those ahead of need."""
+        """Requests refused since the start, without those ahead of need."""
         self._recall_ns = recall_ns
         self._credits: dict[ClientKey, int] = {}
-        self._left: dict[int, int] = {}
-        self._left_lately: set[int] = set()
+        self._kept: dict[int, int] = {}
+        """By pid, credits of running processes whose connection is lost (M6)."""
+        self._kept_since_reading: set[int] = set()
+        """Pids in `_kept` whose connection was lost after the current reading began: that reading may miss them."""
         self._handed: dict[ClientKey, int] = {}
+        """Bytes that each client has handed over."""
         self._tracked = self._peak = 0
+        """Sum of all credits, and the largest that sum has been since the current reading began (M7)."""
         self._untracked = 0
+        """Bytes that the driver counts beyond all credits, such as contexts."""
         self._pending: deque[_Pending] = deque()
+        """Requests in the order in which they came (M5)."""
         self._waiting: dict[ClientKey, list[_Pending]] = {}
+        """The same by client."""
         self._asked: dict[ClientKey, int] = {}
+        """Recalls sent to each client."""
         self._answered: dict[ClientKey, int] = {}
+        """Recalls that each client has answered."""
 
     @property
     def tracked(self) -> int:
-        """The sum of all credits, with those whose connection is gone."""
+        """Sum of all credits, with those kept for lost connections."""
         return self._tracked
 
     @property
     def used(self) -> int:
-        """What counts against the limit: credits, and what the driver uses beyond them (contexts)."""
+        """Bytes that count against the limit: credits, and what the driver counts beyond them (contexts)."""
         return self.tracked + self._untracked
 
     def credit(self, client: ClientKey) -> int:
-        """What one client has."""
+        """Return the credits of one client."""
         return self._credits.get(client, 0)
 
     def used_without(self, client: ClientKey, idle: int) -> int:
-        """`used`, less what this client has but does not use."""
+        """Return `used` less the client's credits that it does not use. `idle`: bytes of these, by the client."""
         return self.used - min(idle, self.credit(client))
 
     def begin_reading(self) -> None:
-        """From now on the driver is being read; `observe` takes what it said."""
+        """Start a reading of the driver: bytes freed from here on are not taken for untracked ones by the next
+        `observe` (M7)."""
         self._peak = self._tracked
-        self._left_lately.clear()
+        self._kept_since_reading.clear()
 
     def observe(self, driver_bytes: int, told: Collection[int] = ()) -> None:
-        """What the driver says that the tenant's processes use on this GPU. What goes beyond the credits counts as
-        well. `told`: pids that it knows all about, so that what their lost connections had need not be kept."""
-        for pid in [pid for pid in self._left if pid in told and pid not in self._left_lately]:
-            size = self._left.pop(pid)
+        """Take a reading of the driver.
+
+        Args:
+            driver_bytes: Bytes that the tenant's processes use on this GPU; what exceeds the credits counts as used.
+            told: Pids whose memory the reading covers in full: credits kept for their lost connections are free.
+        """
+        for pid in [pid for pid in self._kept if pid in told and pid not in self._kept_since_reading]:
+            size = self._kept.pop(pid)
             self._tracked -= size
             self._peak -= size
         self._untracked = max(0, driver_bytes - self._peak)
 
     def set_limit(self, now: int, limit: int, *, enforced: bool) -> list[MemoryAction]:
-        """From now on. Nothing is taken back; a lower limit refuses what comes."""
+        """Change the limit. Nothing is taken back: a lower limit refuses what comes."""
         self.limit, self.enforced = limit, enforced
         return self.expire(now)
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
-        """Credits what a process has already, known from before this ledger or from an earlier connection of `pid`,
-        whatever the limit. Who waits may now have somebody to ask. Raises `LedgerError` for more than any GPU has."""
+        """Credit what a process has already, whatever the limit: from before this ledger, or from an earlier connection
+        of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than any GPU has."""
         handed = self._handed.get(client, 0) + size
         if handed > CLAIM_MAX or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{handed} bytes handed over; no GPU has as much")
         self._handed[client] = handed
-        if pid in self._left:
-            kept = min(size, self._left[pid])
+        if pid in self._kept:
+            kept = min(size, self._kept[pid])
             self._tracked -= kept
-            self._left[pid] -= kept
-            if self._left[pid] == 0:
-                del self._left[pid]
+            self._kept[pid] -= kept
+            if self._kept[pid] == 0:
+                del self._kept[pid]
             self._untracked = max(0, self._untracked - (size - kept))
         else:
             self._untracked = max(0, self._untracked - size)
@@ -155,7 +186,7 @@ class MemoryLedger:
         return self.expire(now)
 
     def grow(self, client: ClientKey, size: int) -> None:
-        """Credits what the driver took for a client without a call that could have been refused, whatever the limit.
+        """Credit what the driver took for a client without a call that could have been refused, whatever the limit.
         Raises `LedgerError` for more than any GPU has."""
         if self.credit(client) + size > CLAIM_MAX or self._tracked + size > _SUM_MAX:
             raise LedgerError(f"{size} more bytes taken; no GPU has as much")
@@ -164,8 +195,17 @@ class MemoryLedger:
         self._add(client, size)
 
     def reserve(self, now: int, client: ClientKey, seq: int, size: int, *, ahead: bool = False) -> list[MemoryAction]:
-        """A client asks for more; `ahead`: more than it needs, so that nobody is asked for it. Raises `LedgerError` if
-        it has too many requests waiting, or asks for more than any GPU has."""
+        """Take a client's request for more.
+
+        Args:
+            now: The present moment.
+            client: The client.
+            seq: Number of the request, for the answer.
+            size: Bytes.
+            ahead: True if the client does not need the bytes yet: no sibling is asked for them.
+
+        Raises `LedgerError` if too many requests of the client wait, or for more than any GPU has.
+        """
         if size > CLAIM_MAX:
             raise LedgerError(f"{size} bytes asked for; no GPU has as much")
         if ahead and self.enforced and (self._pending or self.used + size > self.limit):
@@ -179,8 +219,8 @@ class MemoryLedger:
         return self.expire(now)
 
     def release(self, now: int, client: ClientKey, size: int, *, recalled: bool) -> list[MemoryAction]:
-        """A client gives back; `recalled`: that was its answer to a recall. Raises `LedgerError` if it does not have
-        as much."""
+        """Take credits back from a client. `recalled`: this is its answer to a recall. Raises `LedgerError` if the
+        client does not have as much."""
         credit = self.credit(client)
         if size > credit:
             raise LedgerError(f"{size} bytes given back, {credit} credited")
@@ -196,45 +236,45 @@ class MemoryLedger:
         return self.expire(now)
 
     def vanish(self, now: int, client: ClientKey) -> list[MemoryAction]:
-        """A client has exited, and all that it had is free."""
+        """Free all credits of a client that has exited."""
         self._tracked -= self._credits.pop(client, 0)
         return self._forget(now, client)
 
     def disconnect(self, now: int, client: ClientKey, pid: int) -> list[MemoryAction]:
-        """A client's connection is gone, but its process is not: what it had is kept in the name of `pid`."""
+        """Keep the credits of a client whose connection is lost while its process runs, in the name of `pid`."""
         credit = self._credits.pop(client, 0)
         if credit:
-            self._left[pid] = self._left.get(pid, 0) + credit
-            self._left_lately.add(pid)
+            self._kept[pid] = self._kept.get(pid, 0) + credit
+            self._kept_since_reading.add(pid)
         return self._forget(now, client)
 
     def restore(self, pid: int, size: int) -> None:
-        """What a process that runs had under an earlier agent is kept in its name, whatever the limit."""
+        """Keep what a running process had under an earlier agent in its name, whatever the limit."""
         if 0 < size <= min(CLAIM_MAX, _SUM_MAX - self._tracked):
-            self._left[pid] = self._left.get(pid, 0) + size
-            self._left_lately.add(pid)
+            self._kept[pid] = self._kept.get(pid, 0) + size
+            self._kept_since_reading.add(pid)
             self._tracked += size
             self._peak = max(self._peak, self._tracked)
 
     def restore_untracked(self, size: int) -> None:
-        """What the driver counted beyond all credits under an earlier agent counts until it is read anew."""
+        """Count what the driver counted beyond all credits under an earlier agent, until the next reading."""
         self._untracked = max(0, size)
 
     def kept(self, pid: int) -> int:
-        """What is kept in the name of a process whose connection is gone."""
-        return self._left.get(pid, 0)
+        """Return the credits kept in the name of a process whose connection is lost."""
+        return self._kept.get(pid, 0)
 
     def declared(self, now: int, pid: int) -> list[MemoryAction]:
-        """The process has said on a new connection all that it holds: what else was kept for it is free."""
+        """Free what is still kept for a process that has declared, on a new connection, all that it holds."""
         return self.exited(now, pid)
 
     def exited(self, now: int, pid: int) -> list[MemoryAction]:
-        """The process has ended: what was kept for it is free."""
-        self._tracked -= self._left.pop(pid, 0)
+        """Free what is kept for a process that has exited."""
+        self._tracked -= self._kept.pop(pid, 0)
         return self.expire(now)
 
     def expire(self, now: int) -> list[MemoryAction]:
-        """Decides what can be decided at `now`, or the first of it where that is much."""
+        """Decide the requests that can be decided at `now`, `DECIDED_AT_ONCE` of them at most."""
         actions: list[MemoryAction] = []
         decided = 0
         while self._pending and decided < DECIDED_AT_ONCE:
@@ -260,7 +300,7 @@ class MemoryLedger:
         return actions
 
     def next_deadline(self) -> int | None:
-        """When `expire` has something to decide at the latest."""
+        """Return the moment at which `expire` has something to decide at the latest; None if no request waits."""
         if not self._pending:
             return None
         return self._pending[0].deadline or 0
@@ -278,7 +318,7 @@ class MemoryLedger:
             kept.pop(client, None)
         for pending in self._waiting.pop(client, ()):
             pending.dropped = True
-        if self._pending:  # nobody is asked for what is not the first
+        if self._pending:  # only the first request asks siblings
             self._pending[0].asked.pop(client, None)
             self._pending[0].later.discard(client)
         return self.expire(now)
@@ -287,15 +327,16 @@ class MemoryLedger:
         return self._answered.get(client, 0) < self._asked.get(client, 0)
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
-        """Whether siblings, asked now or before, have still to answer, or what is kept for lost connections may go."""
+        """Return whether the first request may still be credited: a sibling has to answer a recall, or credits kept for
+        lost connections may become free. Recalls what siblings have (M3), and sets the request's deadline (M4)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
-            if not (unasked or self._left) or self._untracked + head.bytes > self.limit:
+            if not (unasked or self._kept) or self._untracked + head.bytes > self.limit:
                 return False
-            head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._left else self._recall_ns)
+            head.deadline = now + (max(self._recall_ns, RETURN_NS) if self._kept else self._recall_ns)
         if now >= head.deadline:
             return False
-        for client in unasked:  # also those that have come since, with what they hold from an earlier connection
+        for client in unasked:  # also siblings that connected since, with what they hold from an earlier connection
             head.deadline = max(head.deadline, now + self._recall_ns)
             self._ask(head, client, actions)
         for client in list(head.later):
@@ -304,7 +345,7 @@ class MemoryLedger:
                 if client in self._credits:
                     self._ask(head, client, actions)
         answers_due = any(self._answered.get(client, 0) < answer for client, answer in head.asked.items())
-        return answers_due or bool(self._left)
+        return answers_due or bool(self._kept)
 
     def _ask(self, head: _Pending, client: ClientKey, actions: list[MemoryAction]) -> None:
         if self._owes_answer(client):

@@ -1,7 +1,9 @@
-"""One tenant's device memory: a ledger for each of its GPUs, fed by its clients' frames and by what the driver says.
+"""Device memory of one tenant: a ledger per GPU, fed by the clients' frames and by readings of the driver.
 
-Guarantees: what a client is told that it has stands in the hand-over before; a request that waits for siblings is
-decided by a timer, whatever else happens.
+Guarantees:
+- M2: Bytes stand in the handover file before a client is told that they are its own.
+- A request that waits for siblings is decided by a timer, whatever else happens.
+- What the ledgers decide (M1 to M8 of memory_ledger.py) is sent at once.
 """
 
 from __future__ import annotations
@@ -21,26 +23,33 @@ from .memory_ledger import Credited, LedgerError, MemoryAction, MemoryLedger, Re
 
 
 class MemoryClient(Protocol):
-    """A process's connection, as far as memory goes."""
+    """Connection of one process, as memory uses it."""
 
     handover_open: bool
-    """It may still declare what it holds from an earlier connection."""
+    """True while the client may still declare what it holds from an earlier connection."""
 
     @property
     def pid(self) -> int:
-        """Of the process that connected."""
+        """Pid of the process that connected."""
 
     def __hash__(self) -> int: ...
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
+        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
 
 
 MemoryFrame = protocol.Reserve | protocol.Release | protocol.MemInfo
 
 
 class TenantMemory:
-    """`handover`: where it is written down; `left`: what an earlier agent wrote. `close` before the former is."""
+    """Memory ledgers of one tenant. `close` it before its handover file.
+
+    Args:
+        row: The tenant's row of the ledger.
+        recall_ms: Milliseconds that a request waits for siblings to give back credits.
+        handover: File in which credits stand for the next agent.
+        left: State that an earlier agent left.
+    """
 
     def __init__(self, row: Tenant, *, recall_ms: int, handover: Handover, left: Inheritance) -> None:
         self._gpus = row.gpus
@@ -50,7 +59,7 @@ class TenantMemory:
         )
         self._handover = handover
         self._credited: tuple[Counter[int], ...] = tuple(Counter() for _ in row.gpus)
-        """Of each GPU, what each process has by the connections that it has."""
+        """Per GPU: credits of each process by its open connections, by pid."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         for ledger, size in zip(self._ledgers, left.untracked, strict=False):
@@ -59,10 +68,10 @@ class TenantMemory:
             for ledger, size in zip(self._ledgers, survivor.bytes, strict=True):
                 ledger.restore(survivor.pid, size)
 
-    # ---- what happens
+    # ---- changes
 
     def set_limits(self, row: Tenant) -> None:
-        """From now on. Nothing is taken back; a lower limit refuses what comes."""
+        """Change the limit. Nothing is taken back: a lower limit refuses what comes."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             actions = ledger.set_limit(now, row.memory, enforced=row.memory_isolation is MemoryIsolation.ENFORCED)
@@ -70,15 +79,20 @@ class TenantMemory:
         self._arm()
 
     def begin_reading(self) -> None:
-        """From now on the driver is being read."""
+        """Start a reading: bytes freed from here on are not charged again by the next `observe`."""
         for ledger in self._ledgers:
             ledger.begin_reading()
 
     def observe(
         self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], absent: Collection[int]
     ) -> None:
-        """What the driver says that the tenant's processes use, in bytes by UUID and pid. `unread`: GPUs that it did
-        not say it of. `absent`: processes that use nothing on a GPU where they are not listed."""
+        """Take a reading of the driver.
+
+        Args:
+            memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
+            unread: GPUs about which the driver said nothing.
+            absent: Pids that use nothing on a GPU for which they are not listed.
+        """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):
             if gpu in unread:
                 continue
@@ -89,11 +103,11 @@ class TenantMemory:
             self._handover.keep_untracked(index, ledger.used - ledger.tracked)
 
     def admit(self, client: MemoryClient) -> None:
-        """A process that may use the GPUs has connected."""
+        """Make room in the handover file for a process that may use the GPUs."""
         self._handover.add(client.pid)
 
     def declared(self, client: MemoryClient) -> None:
-        """The process has declared on this connection what it holds from earlier ones."""
+        """Close the client's handover: it has declared on this connection what it holds from earlier ones."""
         client.handover_open = False
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
@@ -103,7 +117,7 @@ class TenantMemory:
         self._arm()
 
     def handle(self, client: MemoryClient, frame: MemoryFrame) -> None:
-        """A frame of a client. Raises `ProtocolError`."""
+        """Act on a frame of a client. Raises `ProtocolError`."""
         if frame.gpu >= len(self._ledgers):
             raise ProtocolError(f"gpu {frame.gpu} is not the tenant's")
         try:
@@ -113,7 +127,7 @@ class TenantMemory:
         self._arm()
 
     def gone(self, client: MemoryClient, *, alive: bool) -> None:
-        """A connection is gone. With it goes what its process had, unless that is still `alive`."""
+        """Forget a closed connection. Unless its process is still `alive`, its credits are free."""
         now = time.monotonic_ns()
         for index, ledger in enumerate(self._ledgers):
             self._count(index, client.pid, -ledger.credit(client))
@@ -123,7 +137,7 @@ class TenantMemory:
         self._arm()
 
     def exited(self, pid: int) -> None:
-        """A process has ended."""
+        """Free what is kept for a process that has exited."""
         if self._closed:
             return
         now = time.monotonic_ns()
@@ -133,28 +147,28 @@ class TenantMemory:
         self._arm()
 
     def close(self) -> None:
-        """Decides nothing any more."""
+        """Stop the timer; nothing is decided any more."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # ---- what is known
+    # ---- readings
 
     def used(self) -> dict[str, int]:
-        """Bytes in use by UUID."""
+        """Return the bytes in use by GPU UUID."""
         return {gpu: ledger.used for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def gaps(self) -> dict[str, int]:
-        """By UUID, the bytes that the driver counts beyond what was credited."""
+        """Return the bytes that the driver counts beyond the credits, by GPU UUID."""
         return {gpu: ledger.used - ledger.tracked for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def denied(self) -> dict[str, int]:
-        """By UUID, requests that were refused because they would have gone over the limit."""
+        """Return the number of requests refused because of the limit, by GPU UUID."""
         return {gpu: ledger.refused for gpu, ledger in zip(self._gpus, self._ledgers, strict=True)}
 
     def credited(self, gpu: str, pid: int) -> int:
-        """What a process has on a GPU by the connections that it has."""
+        """Return the credits of a process on a GPU by its open connections."""
         return self._credited[self._gpus.index(gpu)][pid]
 
     # ---- inside
@@ -197,7 +211,7 @@ class TenantMemory:
 
     def _carry_out(self, index: int, actions: list[MemoryAction]) -> None:
         for action in actions:
-            client = cast(MemoryClient, action.client)  # who else would have asked this ledger
+            client = cast(MemoryClient, action.client)  # only clients of ours ask this ledger
             if isinstance(action, Credited):
                 if action.bytes:
                     self._count(index, client.pid, action.bytes)
@@ -207,7 +221,7 @@ class TenantMemory:
                 client.send(protocol.Recall(index, action.bytes))
 
     def _arm(self) -> None:
-        """One timer for whichever request has to be decided first."""
+        """Set the one timer to the request that has to be decided first."""
         if self._closed:
             return
         due = min((when for ledger in self._ledgers if (when := ledger.next_deadline()) is not None), default=None)

@@ -1,8 +1,10 @@
-"""The token scheduler on the event loop: one token per tenant, shared by the processes of the tenant that want it.
+"""Token scheduler on the event loop: one token per tenant, shared by those of the tenant's processes that want it.
 
-A tenant wants the token while any of its processes does, and has drained when each process that was told of the grant
-has. A process that has exited has drained; one whose connection is gone while it lives has not, until it says so on a
-new connection or is overtaken. Every call takes effect at once; what has to happen later is one timer.
+Guarantees:
+- A tenant wants the token while any of its processes does.
+- T1: A tenant has drained when each process that was told of the grant has drained or exited. A process that runs and
+  has lost its connection has not, until it says so on a new connection or the tenant is preempted.
+- Every call takes effect at once; what has to happen later is one timer.
 """
 
 from __future__ import annotations
@@ -31,41 +33,56 @@ from .histogram import HAND_OFF_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 log = structlog.get_logger(__name__)
 
 _JOIN_NS = 1_000_000
-"""A process that comes when less than this is left of its tenant's quantum waits for the next one."""
+"""Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
+for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
 _HINTS_S = 0.5
+"""Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
+tenant's queue bounded."""
 
 
 class TokenClient(Protocol):
-    """A process, as far as the token goes."""
+    """Connection of one process, as the token uses it."""
 
     @property
     def pid(self) -> int:
-        """Of the process that connected."""
+        """Pid of the process that connected."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Sends, or gives the client up. Never raises, never waits, calls nothing back before it returns."""
+        """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
 
 
 @dataclass
 class _Token:
+    """Token of one tenant, process by process."""
+
     gpu_mask: int
+    """One bit per GPU of the tenant; a grant is for all of them."""
     contended: Callable[[bool], None]
+    """Called when other tenants begin or cease to want the tenant's GPUs."""
     wanting: set[TokenClient] = field(default_factory=set)
+    """Clients that wait at their gates."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
-    """Processes that were told of a grant and have not drained, and the grant that each was told of last."""
+    """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
     disconnected: set[int] = field(default_factory=set)
-    """Pids that have not drained either, and have lost the connection on which they would say so."""
+    """Pids of processes that have not drained and have lost the connection on which they would say so."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
-    """Of those that have not drained, when the last work of each is expected to have ended, where it said so."""
+    """Undrained clients that have announced the end of their last work -> that moment, in nanoseconds of the clock."""
     grant_id: int | None = None
+    """Id of the grant that the tenant has not drained; None if there is none."""
     hinted: bool = False
+    """Last value given to `contended`."""
     wanted_at: int | None = None
-    """Since when it waits for the token."""
+    """Since when the tenant waits for the token; None if it does not."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
 
 
 class Tokens:
-    """All tokens of the node. `clock`: nanoseconds that never go back."""
+    """Tokens of all tenants of the node.
+
+    Args:
+        config: Durations of the scheduler.
+        clock: Nanoseconds that never go back.
+    """
 
     def __init__(self, config: Parameters, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._scheduler = Scheduler(config)
@@ -74,7 +91,7 @@ class Tokens:
         self._timer: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
-        """From reading that a token came back to having sent the next grant."""
+        """Time from reading that a token came back to having sent the next grant."""
 
     def set_tenant(
         self,
@@ -86,8 +103,16 @@ class Tokens:
         contended: Callable[[bool], None],
         resumed: AccountSnapshot | None = None,
     ) -> None:
-        """Adds a tenant, with its account of an earlier agent if that is known, or changes its rates. `contended` is
-        told when others begin or cease to want its GPUs."""
+        """Add a tenant, or change the rates of one.
+
+        Args:
+            tenant_id: Id of the tenant's row.
+            gpus: UUIDs of its GPUs, in the row's order.
+            request_milli: Guaranteed share of each GPU, in thousandths.
+            limit_milli: Most that it gets of each GPU, in thousandths.
+            contended: Called when other tenants begin or cease to want its GPUs.
+            resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
+        """
         self._scheduler.set_tenant(
             self._clock(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
         )
@@ -95,26 +120,26 @@ class Tokens:
         self._pump()
 
     def remove(self, tenant_id: str) -> None:
-        """Forgets a tenant; its GPUs are free at once."""
+        """Remove a tenant; its GPUs are free at once."""
         if self._tokens.pop(tenant_id, None) is not None:
             self._scheduler.remove(self._clock(), tenant_id)
             self._pump()
 
     def want(self, tenant_id: str, client: TokenClient) -> None:
-        """A process waits at its gate."""
+        """Let a process that waits at its gate join its tenant's grant, or wait for the next one."""
         token = self._tokens[tenant_id]
-        overdue = self._scheduler.preempted(tenant_id)
-        if client in token.undrained and not overdue:
-            return
+        preempted = self._scheduler.preempted(tenant_id)
+        if client in token.undrained and not preempted:
+            return  # it was told of a grant meanwhile
         now = self._clock()
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
-            self._tell(token, client, running)
+            self._send_grant(token, client, running)
             return
-        if client in token.wanting and not overdue:
-            return  # it has said so
+        if client in token.wanting and not preempted:
+            return  # it has asked before
         token.wanting.add(client)
-        if token.grant_id is None or overdue:
+        if token.grant_id is None or preempted:
             if token.wanted_at is None:
                 token.wanted_at = now
             self._scheduler.want(now, tenant_id)
@@ -122,14 +147,17 @@ class Tokens:
             self._pump()
 
     def set_connected(self, tenant_id: str, *, connected: bool) -> None:
-        """Whether any process of the tenant is connected."""
+        """Note whether any process of the tenant is connected, and so may want the token at any moment."""
         if tenant_id in self._tokens:
             self._scheduler.set_present(self._clock(), tenant_id, present=connected)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
-        """A process has closed its gate, and says when its last work is expected to have ended. Once all have, the next
-        tenant may be granted before. Who says so and goes on is charged until it has drained."""
+        """Take a process's announcement that its gate is closed and its last work ends in `frame.expected_ns`.
+
+        Once all processes of the tenant have announced it, the next tenant may be granted before they have drained.
+        This tenant is charged until it has drained.
+        """
         token = self._tokens[tenant_id]
         if token.undrained.get(client) != frame.grant_id:
             return
@@ -140,8 +168,8 @@ class Tokens:
             self._pump()
 
     def drained(self, tenant_id: str, client: TokenClient, frame: protocol.Drained) -> None:
-        """A process has finished what it launched under a grant. An old grant's id is a frame that crossed with
-        ours."""
+        """Take a process's word that all it launched under a grant has ended. The id of an older grant means that the
+        frame crossed with a newer grant."""
         token = self._tokens[tenant_id]
         disconnected = client.pid in token.disconnected
         told = token.undrained.get(client, token.grant_id if disconnected else None)
@@ -154,10 +182,10 @@ class Tokens:
         token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
-        self._maybe_drained(tenant_id, token)
+        self._end_grant_if_drained(tenant_id, token)
 
     def connection_lost(self, tenant_id: str, client: TokenClient, *, alive: bool = False) -> None:
-        """A connection is gone. With it goes what its process held, unless that is still `alive`."""
+        """Forget a closed connection. Unless its process is still `alive`, the process has drained."""
         token = self._tokens.get(tenant_id)
         if token is None:
             return
@@ -167,44 +195,45 @@ class Tokens:
             token.ending.pop(client, None)
             if alive:
                 token.disconnected.add(client.pid)
-            self._maybe_drained(tenant_id, token)
+            self._end_grant_if_drained(tenant_id, token)
         elif not token.wanting and (token.grant_id is None or self._scheduler.preempted(tenant_id)):
             token.wanted_at = None
             self._scheduler.unwant(self._clock(), tenant_id)
             self._pump()
 
     def exited(self, tenant_id: str, pid: int) -> None:
-        """A process has ended: nothing of it is on a GPU."""
+        """Note that a process has exited: nothing of it is on a GPU any more."""
         token = self._tokens.get(tenant_id)
         if token is not None and pid in token.disconnected:
             token.disconnected.discard(pid)
-            self._maybe_drained(tenant_id, token)
+            self._end_grant_if_drained(tenant_id, token)
 
     def usage(self, tenant_id: str) -> TimeUsage:
-        """What the tenant held up to now."""
+        """Return the tenant's token time up to now."""
         return self._scheduler.usage(self._clock(), tenant_id)
 
-    def state(self, tenant_id: str) -> AccountSnapshot:
-        """Its account up to now, for the agent that comes after this one."""
+    def snapshot(self, tenant_id: str) -> AccountSnapshot:
+        """Return the tenant's time account up to now, for the next agent to resume."""
         return self._scheduler.snapshot(self._clock(), tenant_id)
 
     def waits(self, tenant_id: str) -> Histogram:
-        """How long the tenant waited for each grant that it got."""
+        """Return the histogram of how long the tenant waited for each of its grants. Live: it goes on counting."""
         return self._tokens[tenant_id].waits
 
     def waited_ns(self, tenant_id: str) -> int:
-        """How long it waited in all, up to now."""
+        """Return the nanoseconds that the tenant waited in all, up to now."""
         token = self._tokens[tenant_id]
         return token.waits.sum_ns + (0 if token.wanted_at is None else max(0, self._clock() - token.wanted_at))
 
     def close(self) -> None:
-        """Stops the timers."""
+        """Stop the timers."""
         for timer in (self._timer, self._sweep):
             if timer is not None:
                 timer.cancel()
         self._timer = self._sweep = None
 
-    def _maybe_drained(self, tenant_id: str, token: _Token) -> None:
+    def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
+        """End the tenant's grant once all its processes have drained (T1), and grant to the next tenant."""
         if token.undrained or token.disconnected:
             return
         now = self._clock()
@@ -217,16 +246,18 @@ class Tokens:
             self.hand_offs.add(self._clock() - now)
 
     def _pump(self) -> bool:
-        """Carries out what is due, and sets the timer to what will be. Whether a token was granted."""
+        """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
+        granted."""
         now = self._clock()
         granted = False
         given_up: list[str] = []
+        # 1. Carry out the scheduler's actions.
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
             if isinstance(action, TokenGrant):
-                if action.grant_id == token.grant_id:  # it goes on
+                if action.grant_id == token.grant_id:  # renewed, or on new terms
                     for client in list(token.undrained):
-                        self._tell(token, client, action, renews=True)
+                        self._send_grant(token, client, action, renews=True)
                     continue
                 granted = True
                 token.grant_id = action.grant_id
@@ -235,14 +266,15 @@ class Tokens:
                     token.wanted_at = None
                 wanting, token.wanting = token.wanting, set()
                 for client in wanting:
-                    self._tell(token, client, action)
+                    self._send_grant(token, client, action)
             elif isinstance(action, TokenRevocation):
                 for client in token.undrained:
                     client.send(protocol.Revoke(action.grant_id))
             elif isinstance(action, Preemption):
-                log.warning("holder is overdue and was overtaken", tenant=action.tenant, grant=action.grant_id)
+                log.warning("tenant was preempted before it had drained", tenant=action.tenant, grant=action.grant_id)
                 if token.disconnected:
                     given_up.append(action.tenant)
+        # 2. Set the timer to the scheduler's next deadline.
         due = self._scheduler.next_deadline()
         if self._timer is not None:
             self._timer.cancel()
@@ -250,14 +282,15 @@ class Tokens:
         if due is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
+        # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
             token.disconnected.clear()
-            self._maybe_drained(tenant_id, token)
+            self._end_grant_if_drained(tenant_id, token)
         return granted
 
     @staticmethod
-    def _tell(token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
+    def _send_grant(token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(
@@ -266,7 +299,7 @@ class Tokens:
         client.send(frame)
 
     def _hint_neighbours(self, tenant_id: str) -> None:
-        """Hints go up at once and come down by a sweep."""
+        """Raise the hints of all tenants that share a GPU with this one, now; a sweep takes them down."""
         for other in self._scheduler.sharing_with(tenant_id):
             self._set_hint(self._tokens[other], True)
         if self._sweep is None:

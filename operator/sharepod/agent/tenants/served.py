@@ -142,7 +142,7 @@ class ServedTenant:
     def checkpoint(self) -> None:
         """Write the time account down for the next agent, if it can have changed."""
         if self._listener is not None and self.connected:
-            self._handover.keep_account(self._tokens.state(self.row.id))
+            self._handover.keep_account(self._tokens.snapshot(self.row.id))
 
     def stop(self, reason: str | None) -> None:
         """Close the socket and all clients; tell them `reason` unless it is None. Processes are watched on until
@@ -156,7 +156,7 @@ class ServedTenant:
                 client.close()
             else:
                 client.refuse(RefusedReason.RELEASING, reason)
-        self._handover.keep_account(self._tokens.state(self.row.id))
+        self._handover.keep_account(self._tokens.snapshot(self.row.id))
         self._tokens.remove(self.row.id)
         self._inbox.close()
         self._connections.clear()
