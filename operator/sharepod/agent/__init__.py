@@ -1,5 +1,4 @@
-"""The agent: one asyncio process per node that owns the node's GPUs in the tenants' stead.
+"""Agent: one asyncio process per GPU node that enforces the tenants' shares and reports what it sees.
 
-It reports what GPUs there are, keeps a socket for each tenant of the ledger, grants time, admits memory, and measures
-both.
+It reads the GPUs, keeps a socket for each tenant of the ledger, grants time, admits memory, and measures both.
 """

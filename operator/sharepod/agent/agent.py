@@ -1,9 +1,8 @@
-"""The agent without its surroundings: inventory, tenants and what is known of both. What drives it is given to it.
+"""Agent of one node: inventory, tenants, and what is known of both. A driver feeds it the ledger and reports its facts.
 
-In mode `cluster` that is `agent/cluster.py` (`await run(agent)`), in mode `standalone` a YAML file. Either one
-- calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever it changed, one call at a time; when
-  the call returns the rows are in force (sockets open or closed, limits files replaced), so that generation may be
-  reported as observed;
+The driver is `cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
+- calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
+  time; when the call returns, the rows are in force and their generation may be reported as observed;
 - reads `agent.facts()` and waits on `agent.changed` to report;
 - may set `agent.residue` and `agent.owner_of`, which say what is left of a tenant beyond its connections.
 """
@@ -11,7 +10,7 @@ In mode `cluster` that is `agent/cluster.py` (`await run(agent)`), in mode `stan
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ import structlog
 
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
+from sharepod.agent.tenants.observer import OwnerOf, Residue
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
@@ -34,20 +34,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _COMPARE_AFTER_S = 0.05
-"""However often tenants' processes come and go, what became of it is put together no more often than this."""
-
-Residue = Callable[[str], str | None]
-"""tenant id -> what is still there of it outside the agent (a published volume, processes in its cgroup), or None.
-Quick: no I/O that can hang."""
-
-OwnerOf = Callable[[int], str | None]
-"""pid (as the agent's PID namespace numbers it) -> id of the tenant whose pod it runs in, or None if it is no
-tenant's."""
+"""Seconds until changed facts are compared: tenants' processes come and go in bursts, and one comparison builds the
+status of every tenant."""
 
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """What the agent knows now; the parts of GPUNode's status that it can fill."""
+    """Parts of the GPUNode's status that the agent knows now."""
 
     gpus: tuple[Gpu, ...]
     tenants: tuple[TenantStatus, ...]
@@ -55,42 +48,48 @@ class AgentFacts:
     agent_version: str
 
     def without_usage(self) -> AgentFacts:
-        """The same with all that moves by itself (`memory`, `held_milli`) zeroed: compare these to see whether to
-        report at once."""
+        """Return the same facts with `memory` and `held_milli` zero. These two change all the time; a change of
+        anything else is reported at once."""
         still = tuple(row.model_copy(update={"memory": 0, "held_milli": 0}) for row in self.tenants)
         return replace(self, tenants=still)
 
 
 class Agent:
-    """One node's agent. `await start()` before use, `await close()` at the end; everything runs on one event loop.
+    """Agent of one node, on one event loop. `await start()` before use, `await close()` at the end.
 
-    `changed` is set whenever `facts().without_usage()` became different; whoever reports clears it before reading.
-    `residue` and `owner_of` may be replaced before or after `start`.
+    Args:
+        settings: Settings of the agent.
+        inventory: Source of readings of the GPUs and the processes on them.
     """
 
     def __init__(self, settings: AgentSettings, inventory: Inventory) -> None:
         self.settings = settings
         self.inventory = inventory
         self.changed = asyncio.Event()
+        """Set whenever `facts().without_usage()` has changed; a reporter clears it before it reads the facts."""
         self.residue: Residue = lambda tenant_id: None
+        """What is left of a tenant outside the agent. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
+        """Tenant in whose pod a process runs. May be replaced at any time."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon)
         self.plugin_pods: Mapping[str, PluginPod] = {}
-        """By UUID, pods that have a GPU of their own from NVIDIA's device plugin."""
+        """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID."""
         self.plugin_pod_utilization = UtilizationMeter()
-        """How long they were busy, by `namespace/name`."""
+        """Utilization of these pods' GPUs, by `namespace/name` and GPU UUID."""
         self._reading = Reading(gpus=(), processes=())
         self.foreign: Mapping[str, tuple[int, ...]] = {}
-        """By UUID, processes of nobody's that use the GPU."""
+        """Pids of processes that use a GPU and belong to no tenant, by GPU UUID."""
         self._read_at: float | None = None
+        """Loop time of the last reading."""
         self._failure: str | None = None
+        """Why the inventory cannot be read at present; None if it can."""
         self._last: AgentFacts | None = None
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
-        self._under_way = False
+        self._reading_under_way = False
 
     async def start(self) -> None:
-        """Reads the inventory once and begins to follow it. Raises `InventoryError` if there is none at all."""
+        """Read the inventory once, then start following it. Raises `InventoryError` if there is none at all."""
         await self._read()
         log.info(
             "inventory",
@@ -104,7 +103,7 @@ class Agent:
         self._polling = asyncio.create_task(self._poll(), name="inventory")
 
     async def close(self) -> None:
-        """Closes every socket and stops. Tenants' directories stay: their pods outlive the agent."""
+        """Close every socket and stop. Tenants' directories stay: their pods outlive the agent."""
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
@@ -116,15 +115,15 @@ class Agent:
 
     @property
     def reading(self) -> Reading:
-        """The last one."""
+        """Last reading of the inventory."""
         return self._reading
 
     def know_plugin_pods(self, pods: Mapping[str, PluginPod]) -> None:
-        """These have GPUs of their own now."""
+        """Take the pods that have a GPU of their own now, by GPU UUID."""
         self.plugin_pods = pods
 
     def facts(self) -> AgentFacts:
-        """What is known now. Cheap: no I/O."""
+        """Return what is known now. No I/O."""
         return AgentFacts(
             gpus=self._gpus(),
             tenants=self.tenants.status(),
@@ -133,7 +132,7 @@ class Agent:
         )
 
     def unhealthy(self) -> str | None:
-        """Why the agent does not do its work, or None. What `/healthz` says."""
+        """Return why the agent does not do its work, as `/healthz` says; None if it does."""
         if self._polling is None or self._polling.done():
             return "the inventory is not being read: the agent is starting or ending"
         stale = 3 * self.settings.inventory_interval_s + self.settings.nvml_timeout_s
@@ -149,23 +148,23 @@ class Agent:
                 attribution = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
                 if self._reading.fresh:
                     self._observe_plugin_pods()
-                # Before the ledger is known nobody can be told apart.
+                # Before a ledger is known, no process can be attributed.
                 self.foreign = attribution.foreign if self.tenants.known else {}
             except InventoryError as error:
                 if self._failure != str(error):
                     log.error("cannot read the inventory, keeping the last one", error=str(error))
                 self._failure = str(error)
             except Exception:
-                log.exception("a reading of the inventory was not understood; going on with the next")
+                log.exception("cannot use a reading of the inventory, going on with the next")
             self._compare()
 
     async def _read(self) -> None:
-        if not self._under_way:
-            # A reading that timed out goes on in its thread: the next one that is asked for may be that one.
+        if not self._reading_under_way:
+            # A reading that timed out goes on in its thread, and the next read() may return it: it began back then.
             self.tenants.begin_reading()
-            self._under_way = True
+            self._reading_under_way = True
         reading = await self.inventory.read()
-        self._under_way = not reading.fresh
+        self._reading_under_way = not reading.fresh
         self._reading = reading
         self._read_at = asyncio.get_running_loop().time()
         if self._failure is not None:
@@ -191,13 +190,13 @@ class Agent:
             self.changed.set()
 
     def _gpus(self) -> tuple[Gpu, ...]:
-        """The inventory, less what is unfit to be shared: a GPU that failed, or that a process of nobody's uses."""
+        """Return the inventory's GPUs, with those not shareable that have failed or that a foreign process uses."""
         gpus = []
         for gpu in self._reading.gpus:
             if gpu.health is not Health.HEALTHY:
                 gpu = gpu.model_copy(update={"shareable": False})
             elif gpu.shareable and self.foreign.get(gpu.uuid):
-                reason = f"process {self.foreign[gpu.uuid][0]} on the node uses it and is no tenant's"
+                reason = f"process {self.foreign[gpu.uuid][0]} on the node uses it and belongs to no tenant"
                 gpu = gpu.model_copy(update={"shareable": False, "reason": reason})
             gpus.append(gpu)
         return tuple(gpus)
@@ -205,7 +204,7 @@ class Agent:
 
 @cache
 def agent_version() -> str:
-    """The version of the installed package."""
+    """Return the version of the installed package."""
     try:
         return version("sharepod")
     except PackageNotFoundError:

@@ -1,6 +1,7 @@
-"""`sharepod-agent`: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
+"""Program `sharepod-agent`: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
-Ends with 0 after a signal, 1 when something that it needs is missing (said in one line), 2 for wrong settings.
+Exit status: 0 after a signal; 1 if something that the agent needs is missing, with one line that says what; 2 for wrong
+settings.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from .standalone import TenantsFileError
 
 log = structlog.get_logger(__name__)
 
+_SWITCH_INTERVAL_S = 0.0005
+"""Seconds after which a thread that reads NVML or a file gives the interpreter to the event loop (Python's default: 5
+ms): a hand-off of a GPU waits no longer than this."""
+
 _PREREQUISITES = (InventoryError, StateDirError, TenantsFileError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program."""
+    """Run the program; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="sharepod-agent",
         description="Shares this node's GPUs among its tenants.",
@@ -59,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def inventory_of(settings: AgentSettings) -> Inventory:
-    """Simulated if the settings name a file, NVML otherwise."""
+    """Return a simulated inventory if the settings name a file, NVML otherwise."""
     if settings.inventory_file is not None:
         return SimulatedInventory(settings.inventory_file, settings.xids_tolerated)
     return NvmlInventory(
@@ -68,7 +73,7 @@ def inventory_of(settings: AgentSettings) -> Inventory:
 
 
 async def run(settings: AgentSettings) -> int:
-    """One agent, from start to a signal."""
+    """Run one agent from its start to a signal; return the exit status."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,8 +92,8 @@ async def run(settings: AgentSettings) -> int:
         http = await endpoints.serve(agent)
         log.info("serving metrics and health", address=settings.http_bind, port=http.port)
         gc.collect()
-        gc.freeze()  # what lives from the start on is not looked at again: shorter pauses between frames
-        sys.setswitchinterval(0.0005)  # a thread that reads NVML or a file does not keep the loop from a hand-off
+        gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         async with Supervisor() as supervisor:
             supervisor.start("drive", _drive(agent, again))
             await supervisor.wait(stop)
@@ -110,16 +115,18 @@ async def run(settings: AgentSettings) -> int:
 
 
 async def _drive(agent: Agent, again: asyncio.Event) -> None:
+    """Feed the agent by the driver of its mode, until cancelled."""
     if agent.settings.mode is AgentMode.STANDALONE:
         await standalone.run(agent, again)
         return
-    from sharepod.agent.cluster import run as cluster_run
+    from sharepod.agent.cluster import run as cluster_run  # needs grpc and the API client; standalone does not
 
     await cluster_run.run(agent)
 
 
 def _raise_descriptor_limit() -> None:
-    """Each process of a tenant costs two descriptors; the usual soft limit is for programs that know `select` only."""
+    """Raise the soft limit of open files to the hard one: each process of a tenant costs two descriptors, and the usual
+    soft limit of 1024 is for programs that use `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,7 +1,8 @@
-"""What an administrator can set for the agent: one typed object, checked once at start.
+"""Settings of the agent: one typed object, checked once at start.
 
 Values come, first match wins, from arguments, from the environment (`SHAREPOD_AGENT_<FIELD>`), and from the YAML file
-named by `SHAREPOD_AGENT_CONFIG` (keys in snake_case, as here). An unknown key in the file is an error.
+named by `SHAREPOD_AGENT_CONFIG` (keys in snake_case, as here). An unknown key in the file is an error. The text below
+each field is the field's entry in `docs/settings.md` (`make docs`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from sharepod.agent.findings.rules import FindingThresholds
 from sharepod.timeshare import Parameters
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
+"""Prefix of every setting's environment variable."""
 PACKAGED_HOOK = Path(__file__).parent / "hook" / "libsharepod.so"
+"""The hook that was built into this package."""
 
 
 def _absolute(path: Path) -> Path:
@@ -31,6 +34,8 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 
 
 class AgentMode(StrEnum):
+    """Source of the agent's tenants."""
+
     CLUSTER = "cluster"
     """Tenants come from this node's GPUNode; pods get their volumes through CSI."""
     STANDALONE = "standalone"
@@ -43,110 +48,114 @@ class AgentSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
     node_name: str = "localhost"
-    """Name of the Node this agent runs on, and of its GPUNode. The DaemonSet sets it from `spec.nodeName`."""
+    """Name of the Node that the agent runs on, and of its GPUNode. The DaemonSet sets it from `spec.nodeName`."""
 
     mode: AgentMode = AgentMode.CLUSTER
-    """`cluster` or `standalone`."""
+    """`cluster` (tenants come from the GPUNode) or `standalone` (tenants come from `tenants_file`)."""
 
     state_dir: AbsolutePath = Path("/var/lib/sharepod")
-    """Where hooks and tenants' directories lie. It has to be the same path inside the agent's container as on the
-    host."""
+    """Directory for the hook and the tenants' directories. It has to be the same path in the agent's container as on
+    the host."""
 
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
-    """The kubelet's root directory (`--root-dir`): its `plugins`, `plugins_registry` and `pods` are used."""
+    """The kubelet's root directory (`--root-dir`). The agent uses `plugins`, `plugins_registry` and `pods` in it."""
 
     kubeconfig: AbsolutePath | None = None
-    """A kubeconfig file to reach the API server with. Unset: the pod's ServiceAccount."""
+    """Kubeconfig file for the API server. Unset: the pod's ServiceAccount."""
 
     namespace: str = "sharepod-system"
     """Namespace of the agent's Lease."""
 
     inventory_file: AbsolutePath | None = None
-    """A YAML file of simulated GPUs. Unset: NVML. For tests and demonstrations; log and status say that it is
-    simulated."""
+    """YAML file of simulated GPUs, for tests and demonstrations; log and status say that the inventory is simulated.
+    Unset: the GPUs are read through NVML."""
 
     inventory_interval_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
-    """How often GPUs and the processes on them are read."""
+    """Seconds between two readings of the GPUs and the processes on them."""
 
     nvml_timeout_s: Annotated[float, Field(ge=0.1, le=120)] = 10.0
-    """How long one reading of NVML may take before the GPUs count as unhealthy."""
+    """Seconds that one reading through NVML may take before the GPUs count as unhealthy."""
 
     xids_tolerated: tuple[int, ...] = tuple(sorted(XIDS_TOLERATED))
-    """Xids after which a GPU still counts as healthy. Any other one makes it unhealthy until the node is
-    restarted, or `xids.json` is removed from the state directory and the agent restarted."""
+    """Xids after which a GPU still counts as healthy. Any other Xid makes the GPU unhealthy until the node is
+    restarted, or until `xids.json` is removed from the state directory and the agent restarted."""
 
     unhooked_after_s: Annotated[float, Field(ge=0, le=600)] = 3.0
-    """A process that has been on a GPU for so long without having connected makes its tenant's share not enforced."""
+    """Seconds for which a process may be on a GPU before its hook has connected. After that, its tenant's share counts
+    as not enforced."""
 
     busy_tolerance: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """A tenant whose processes keep a GPU busy, over 10 s, for more than it held it, is reported once that is more than
-    this part of the time."""
+    """Part of 10 s for which a tenant's processes may keep a GPU busy beyond the time that the tenant held it. Above
+    it, the tenant is reported."""
 
     memory_gap_mib: Annotated[int, Field(ge=1, le=1 << 20)] = 512
-    """A tenant of whose processes the driver counts so much more memory on a GPU than their allocations explain is
+    """MiB that the driver may count for a tenant's processes on a GPU beyond their allocations. Above it, the tenant is
     reported."""
 
     tenants_file: AbsolutePath | None = None
-    """Mode `standalone`: a YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`; read again when it
+    """Mode `standalone`: YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`. It is read again when it
     changes."""
 
     hook_file: AbsolutePath = PACKAGED_HOOK
-    """The hook that is preloaded in tenants' containers. Default: the one that was built into this package."""
+    """Hook library that is preloaded in tenants' containers. Default: the hook that was built into this package."""
 
     target_latency_ms: Annotated[int, Field(ge=20, le=10_000)] = 300
-    """Within this time everyone who waits for a GPU should have had a turn: the quantum is this over the number of
-    runnable."""
+    """Milliseconds within which every tenant that waits for a GPU should have had a turn. The quantum is this time
+    divided by the number of runnable tenants."""
 
     quantum_min_ms: Annotated[int, Field(ge=2, le=1000)] = 10
-    """No quantum is shorter. Shorter costs throughput (each hand-off drains the GPU), longer costs latency."""
+    """Shortest quantum, in milliseconds. Shorter quanta cost throughput (each hand-off drains the GPU), longer ones
+    cost latency."""
 
     quantum_max_ms: Annotated[int, Field(ge=2, le=1000)] = 100
-    """No quantum is longer while others wait."""
+    """Longest quantum while other tenants wait, in milliseconds."""
 
     grace_ms: Annotated[int, Field(ge=10, le=60_000)] = 1000
-    """A holder that has not drained this long after its quantum is overtaken."""
+    """Milliseconds after the end of its quantum for which a tenant may still drain. After that the next tenant is
+    granted, and this one counts as overtaken."""
 
     assured_burst_ms: Annotated[int, Field(ge=10, le=10_000)] = 1000
-    """How much unused guaranteed time a tenant may save up, in milliseconds of its rate."""
+    """Unused guaranteed time that a tenant may save up: as much as it is guaranteed in this many milliseconds."""
 
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
-    """How much unused time under the limit a tenant may save up, in milliseconds of its rate."""
+    """Unused time under the limit that a tenant may save up: as much as its limit allows in this many milliseconds."""
 
     recall_ms: Annotated[int, Field(ge=1, le=1000)] = 250
-    """How long an allocation over the limit waits for sibling processes to give back device memory that they do not
-    use."""
+    """Milliseconds for which an allocation over the limit waits for the tenant's other processes to give back device
+    memory that they do not use."""
 
     connections_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Processes that one tenant may have connected at once. One more waits, and launches nothing until another ends."""
+    """Processes of one tenant that may be connected at once. One more process waits, and launches nothing until another
+    one ends."""
 
     frames_per_s: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
-    """How many frames of one tenant's processes are handled in a second; one that takes the agent more than 25 us
-    counts as several. What comes beyond it waits; a process that keeps on sending too much is disconnected. Tenants
-    that send too much at the same time share what one may send."""
+    """Frames of one tenant's processes that the agent handles in a second; a frame that takes more than 25 us counts as
+    several. Frames above the limit wait. A process that stays above it is disconnected. All tenants above their limit
+    share one tenant's allowance."""
 
     connects_per_s: Annotated[int, Field(ge=1, le=100_000)] = 100
-    """How often one tenant's processes may connect in a second, beyond `connections_max` at once. The rest waits."""
+    """Connections a second that one tenant's processes may make, after `connections_max` at once. Further ones wait."""
 
     fail_open: bool = False
-    """Whether a program whose tenant's directory lacks the file `limits` goes on with no share and no memory limit
-    (it has waited 30 s for it). False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. Reaches the hook as a file
-    in the tenant's read-only volume; nothing in a container can switch it on."""
+    """True: a program whose tenant's directory lacks the file `limits` runs with no share and no memory limit, after
+    waiting 30 s for the file. False: its CUDA calls fail with CUDA_ERROR_SYSTEM_NOT_READY. The setting reaches the hook
+    as a file in the tenant's read-only volume; nothing in a container can switch it on."""
 
     niceness: Annotated[int, Field(ge=-20, le=19)] = -10
-    """The agent's own priority, where it may set it: on a busy node each hand-off of a GPU waits for the agent to
+    """Nice value that the agent gives itself, if it may: on a busy node each hand-off of a GPU waits for the agent to
     run."""
 
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
-    """Address that `/metrics` and `/healthz` are served on."""
+    """Address on which `/metrics` and `/healthz` are served."""
 
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 9437
-    """Port of `/metrics` and `/healthz`; 0 takes any free one."""
+    """Port of `/metrics` and `/healthz`; 0: any free port."""
 
     log_level: str = "info"
-    """`debug`, `info`, `warning` or `error`."""
+    """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
 
     log_format: Annotated[str, Field(pattern="^(json|console)$")] = "json"
-    """`json` (one object per line) or `console`."""
+    """`json` (one object per line) or `console` (for people)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -159,7 +168,7 @@ class AgentSettings(BaseSettings):
         return self
 
     def timeshare(self) -> Parameters:
-        """What the token scheduler is set to."""
+        """Return the parameters of the token scheduler."""
         ms = 1_000_000
         return Parameters(
             target_latency_ns=self.target_latency_ms * ms,
@@ -170,8 +179,8 @@ class AgentSettings(BaseSettings):
             ceiling_burst_ns=self.ceiling_burst_ms * ms,
         )
 
-    def watch(self) -> FindingThresholds:
-        """What a tenant is found out by."""
+    def thresholds(self) -> FindingThresholds:
+        """Return the thresholds of the findings."""
         return FindingThresholds(
             unhooked_after_s=self.unhooked_after_s,
             busy_tolerance=self.busy_tolerance,
@@ -187,7 +196,7 @@ class AgentSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then environment, then the file that `SHAREPOD_AGENT_CONFIG` names."""
+        """Return the sources in order: arguments, environment, the file that `SHAREPOD_AGENT_CONFIG` names."""
         config = _ConfigFile().config
         if config is None:
             return (init_settings, env_settings)
@@ -195,7 +204,7 @@ class AgentSettings(BaseSettings):
 
 
 class _ConfigFile(BaseSettings):
-    """Where the YAML file is."""
+    """Path of the YAML file, from the environment."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore")
 

@@ -1,6 +1,8 @@
-"""Tenants from a YAML file, without a cluster: `tenants: [...]` with rows as in GPUNode `spec.tenants`.
+"""Driver of an agent without a cluster: tenants from a YAML file with rows as in GPUNode `spec.tenants`.
 
-The file is read again when it changes and on SIGHUP. A file that became wrong is logged once and changes nothing.
+Guarantees:
+- The file is read again when it changes and on SIGHUP.
+- A file that has become wrong is logged once and changes nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +24,21 @@ from .agent import Agent
 log = structlog.get_logger(__name__)
 
 _INTERVAL_S = 0.25
+"""Seconds between two looks at the file's time and size."""
 
 
 class TenantsFileError(Exception):
-    """The file cannot be read or is not valid. The message says where."""
+    """Tenants file that cannot be read or is not valid. The message says where."""
 
 
 class _TenantsFile(Model):
+    """Content of the tenants file."""
+
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)]
 
 
 def load(path: Path) -> tuple[Tenant, ...]:
-    """The rows of a file. Raises `TenantsFileError`."""
+    """Return the rows of a tenants file. Raises `TenantsFileError`."""
     try:
         file = _TenantsFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -41,15 +46,21 @@ def load(path: Path) -> tuple[Tenant, ...]:
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
         raise TenantsFileError(f"the tenants file {path} is not valid: {error}") from None
     ids = [tenant.id for tenant in file.tenants]
-    twice = sorted({tenant_id for tenant_id in ids if ids.count(tenant_id) > 1})
-    if twice:
-        raise TenantsFileError(f"the tenants file {path} is not valid: id {', '.join(twice)} stands there twice")
+    duplicates = sorted({tenant_id for tenant_id in ids if ids.count(tenant_id) > 1})
+    if duplicates:
+        raise TenantsFileError(f"the tenants file {path} is not valid: id {', '.join(duplicates)} is listed twice")
     return file.tenants
 
 
 async def run(agent: Agent, again: asyncio.Event) -> None:
-    """Follows the file of the settings until cancelled. `again` set: read it now. Raises `TenantsFileError` at the
-    start only."""
+    """Apply the tenants file of the settings, and again whenever it changes, until cancelled.
+
+    Args:
+        agent: The started agent.
+        again: Set to have the file read now.
+
+    Raises `TenantsFileError` if the file is wrong at the start; later the tenants stay as they are.
+    """
     path = agent.settings.tenants_file
     assert path is not None, "settings require it in this mode"
     stamp = _stamp(path)

@@ -61,7 +61,7 @@ class TenantRegistry:
         self._leftovers = Leftovers(self._state)
         self._applying = asyncio.Lock()
         self._known = False
-        self._observer = Observer(settings.state_dir, settings.watch(), self._tokens.usage)
+        self._observer = Observer(settings.state_dir, settings.thresholds(), self._tokens.usage)
         self._checkpointing: asyncio.TimerHandle | None = None
         self._refusals: Counter[ClientRefusal] = Counter()
         """Refused clients of tenants that are gone."""
