@@ -68,7 +68,7 @@ class Agent:
         self.changed = asyncio.Event()
         """Set whenever `facts().without_usage()` has changed; a reporter clears it before it reads the facts."""
         self.residue: Residue = lambda tenant_id: None
-        """What is left of a tenant outside the agent. May be replaced at any time."""
+        """Remains of a tenant outside the agent. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
         """Tenant in whose pod a process runs. May be replaced at any time."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon)

@@ -1,9 +1,9 @@
 """Device memory of one tenant: a ledger per GPU, fed by the clients' frames and by readings of the driver.
 
 Guarantees:
-- M2: Bytes stand in the handover file before a client is told that they are its own.
+- M5 written-first: bytes stand in the handover file before a client is told that they are its own.
 - A request that waits for siblings is decided by a timer, whatever else happens.
-- What the ledgers decide (M1 to M8 of memory_ledger.py) is sent at once.
+- What the ledgers decide (see memory_ledger.py) is sent at once.
 """
 
 from __future__ import annotations

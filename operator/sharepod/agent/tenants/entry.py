@@ -21,17 +21,17 @@ class Entry:
     row: Tenant
     rules: FindingRules
     served: ServedTenant | None = None
-    """None for an Exclusive tenant, a row that cannot be served, a row that was Releasing when the agent started."""
+    """Runtime of a shared tenant; None if its row cannot be served or was Releasing when the agent started."""
     directory: Path | None = None
     """The directory that the tenant's pod mounts; None where there is none to publish."""
     unservable: str | None = None
     """Why the row cannot be served; None where it can."""
     left_behind: str | None = None
-    """What the last reading still found of a tenant that is being released; None where nothing was found or read."""
+    """Remains of a tenant that is being released, by the last reading; None if there are none, or not read yet."""
     drained: bool = False
     """Nothing of the released tenant is left. Never reset."""
     seen: TenantProcesses = field(default_factory=TenantProcesses)
-    """What the last reading showed of the tenant's processes."""
+    """Processes of the tenant by the last reading."""
 
     @property
     def settled(self) -> bool:

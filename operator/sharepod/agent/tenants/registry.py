@@ -40,7 +40,7 @@ _CHECKPOINT_S = 0.2
 writes a few words of mapped memory per tenant."""
 
 _RELEASING = "this pod's share of the GPU is being given away; nothing more runs in its name"
-"""What clients of a tenant that is being released are told."""
+"""Text for clients of a tenant that is being released."""
 
 
 class TenantRegistry:

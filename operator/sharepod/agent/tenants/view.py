@@ -1,4 +1,4 @@
-"""What readers (metrics, status report) may know of one tenant: one frozen value per row of the ledger.
+"""Views of the tenants for readers (metrics, status report): one frozen value per row of the ledger.
 
 Guarantees:
 - A view is put together once per row and reading: no reader looks a tenant up again by its id.
@@ -23,7 +23,7 @@ from .served import ServedTenant
 
 @dataclass(frozen=True, slots=True)
 class ShareView:
-    """What only a tenant has that shares its GPUs and is being served. Dicts are keyed by GPU UUID."""
+    """Figures of a tenant that shares its GPUs and is being served. Mappings are keyed by GPU UUID."""
 
     usage: TimeUsage
     waits: Histogram
@@ -59,7 +59,7 @@ class TenantView:
     drained: bool
     """True once nothing of a released tenant is left."""
     left_behind: str | None
-    """What a tenant that is being released has left so far, in words; None if nothing, or not read yet."""
+    """Remains of a tenant that is being released, in words; None if there are none, or not read yet."""
 
     _served: ServedTenant | None
     _unhooked: frozenset[int]
