@@ -48,7 +48,7 @@ from_clients = st.one_of(
     st.builds(protocol.Release, gpu, size, st.booleans()),
     st.builds(protocol.MemInfo, u32, gpu, st.integers(0, 1 << 62)),
 )
-from_daemon = st.one_of(
+from_agent = st.one_of(
     st.builds(protocol.Welcome, u32, gpus, u32),
     st.builds(protocol.Limits, gpus, u32),
     st.builds(protocol.Grant, u64, u64, mask, st.booleans(), st.booleans(), st.booleans()),
@@ -65,8 +65,8 @@ def test_a_clients_frame_survives_the_wire(frame: protocol.ClientFrame) -> None:
     assert parse_client(encode(frame)) == frame
 
 
-@given(from_daemon)
-def test_a_daemons_frame_survives_the_wire(frame: protocol.AgentFrame) -> None:
+@given(from_agent)
+def test_an_agents_frame_survives_the_wire(frame: protocol.AgentFrame) -> None:
     assert parse_agent(encode(frame)) == frame
 
 
@@ -82,7 +82,7 @@ def test_arbitrary_bytes_are_a_frame_or_an_error(packet: bytes) -> None:
 
 
 @settings(max_examples=1000)
-@given(st.one_of(from_clients, from_daemon), st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=8))
+@given(st.one_of(from_clients, from_agent), st.lists(st.tuples(st.integers(0, 1023), st.integers(0, 255)), max_size=8))
 def test_a_frame_with_bytes_changed_is_valid_or_an_error(frame: protocol.Frame, changes: list[tuple[int, int]]) -> None:
     packet = bytearray(encode(frame))
     for position, value in changes:
@@ -103,8 +103,8 @@ def test_a_packet_of_a_wrong_length_is_an_error(frame: protocol.ClientFrame, cha
         parse_client(wrong)
 
 
-@given(from_daemon)
-def test_a_client_cannot_speak_for_the_daemon(frame: protocol.AgentFrame) -> None:
+@given(from_agent)
+def test_a_client_cannot_speak_for_the_agent(frame: protocol.AgentFrame) -> None:
     with pytest.raises(ProtocolError):
         parse_client(encode(frame))
 

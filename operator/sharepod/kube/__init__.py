@@ -1,4 +1,4 @@
-"""The API server, as operator and agent speak to it: plain dicts, each call ends in time, each failure has its kind."""
+"""Client of the API server, for operator and agent: connection, watch, and one error class for each kind of failure."""
 
 from .connection import (
     APPLY_PATCH,

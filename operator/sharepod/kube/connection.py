@@ -1,7 +1,10 @@
-"""A connection to the API server under one identity.
+"""Connection to the API server under one identity.
 
-Guarantees: bodies and answers are plain dicts; every call names its content type and ends within its time, a watch once
-it has been silent for too long; every failure is an `ApiError`. Tokens are read again as the kubelet rotates them.
+Guarantees:
+- Bodies and answers are plain dicts; every call names its content type.
+- Every call ends within its timeout; a watch ends once it has been silent for `WATCH_SILENCE_S`.
+- Every failure is an `ApiError`.
+- Tokens are read again as the kubelet rotates them.
 """
 
 from __future__ import annotations
@@ -30,23 +33,27 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 CALL_TIMEOUT_S = 10.0
+"""Seconds that one call may take, unless the caller says otherwise."""
 CONNECT_TIMEOUT_S = 5.0
+"""Seconds that a connection may take to be made."""
 WATCH_S = (240, 300)
-"""How long a watch is asked to last, at random within these bounds, so that clients do not all come back together."""
+"""Seconds that a watch is asked to last, at random within these bounds: clients do not all list again together."""
 WATCH_SILENCE_S = 90.0
-"""A watch that says nothing for so long is dead: the server sends a bookmark about every minute."""
+"""Seconds of silence after which a watch counts as dead: the API server sends a bookmark about every minute."""
 _LINE_LIMIT = 1 << 22
+"""Longest event of a watch in bytes, 4 MiB: above etcd's limit for an object (1.5 MiB) in its JSON form."""
 _TOKEN_PERIOD_S = 60.0
+"""Seconds between two readings of the kubeconfig and its token: well below a token's lifetime (at least 10 min)."""
 
 
 class NoApiServerError(ConnectionError):
-    """Nothing readable says how to reach the API server."""
+    """API server that cannot be reached, because nothing readable says how."""
 
 
 async def configuration(kubeconfig: Path | None) -> Configuration:
-    """How to reach the API server: by a kubeconfig, else by the ServiceAccount of the pod this runs in.
+    """Return how to reach the API server: from a kubeconfig; without one, from the pod's ServiceAccount.
 
-    Raises `NoApiServerError` with what to do when there is neither.
+    Raise `NoApiServerError`, which says what to do, if neither can be read.
     """
     config = Configuration()
     try:
@@ -55,14 +62,14 @@ async def configuration(kubeconfig: Path | None) -> Configuration:
             config.refresh_api_key_hook = _reread(kubeconfig)
         else:
             load_incluster_config(client_configuration=config)
-    except Exception as error:  # the loaders raise whatever they stumble over
+    except Exception as error:  # the loaders raise exceptions of many kinds
         source = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount (set kubeconfig to use a file)"
-        raise NoApiServerError(f"cannot learn from {source} how to reach the API server: {error}") from error
+        raise NoApiServerError(f"cannot read from {source} how to reach the API server: {error}") from error
     return config
 
 
 class Connection:
-    """Every method raises an `ApiError`. Close it at the end."""
+    """Connection to the API server. Every call may raise `ApiError`. Close it at the end."""
 
     def __init__(self, config: Configuration, user_agent: str) -> None:
         self._api = ApiClient(config)
@@ -71,25 +78,25 @@ class Connection:
 
     @classmethod
     async def open(cls, kubeconfig: Path | None, user_agent: str) -> Connection:
-        """By a kubeconfig file, or as the pod's ServiceAccount. Raises `NoApiServerError`."""
+        """Return a connection by a kubeconfig file, or as the pod's ServiceAccount. Raise `NoApiServerError`."""
         return cls(await configuration(kubeconfig), user_agent)
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Close all connections."""
         await self._api.close()
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """The object, or list, at `path`."""
+        """Return the object, or list, at `path`."""
         return await self.call("GET", path, query=query)
 
     async def create(self, path: str, body: Json) -> Json:
-        """Creates an object in the collection at `path`."""
+        """Create an object in the collection at `path`; return it."""
         return await self.call("POST", path, body)
 
     async def patch(
         self, path: str, body: Json | list[Json], content: str, *, timeout_s: float = CALL_TIMEOUT_S
     ) -> Json:
-        """Patches the object at `path`; returns it as it is then."""
+        """Patch the object at `path`; return it as patched. `content` is the patch's content type."""
         return await self.call("PATCH", path, body, content=content, timeout_s=timeout_s)
 
     async def call(
@@ -102,7 +109,7 @@ class Connection:
         content: str = JSON,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Json:
-        """Any call; its answer."""
+        """Make a call; return its answer."""
         limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S))
         call = f"{method} {path}"
         try:
@@ -116,10 +123,9 @@ class Connection:
         return _parse(call, response.status, answer)
 
     async def watch(self, path: str, query: Mapping[str, str], since: str) -> AsyncIterator[Json]:
-        """Events (`{"type", "object"}`, bookmarks included) from a resource version until the server ends the watch.
+        """Yield events (`{"type", "object"}`, bookmarks too) since a resourceVersion, until the server ends the watch.
 
-        Raises `GoneError` when the version is too old, `UnavailableError` when nothing came for longer than the
-        server's bookmarks take.
+        Raise `GoneError` if the version is too old, `UnavailableError` after a silence of `WATCH_SILENCE_S`.
         """
         lasts = random.randint(*WATCH_S)  # noqa: S311 - spreads load, nothing secret
         asked = {
@@ -164,7 +170,8 @@ class Connection:
 
 
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:
-    """Waits before the `attempt`-th try (from 1): twice as long each time, at random between half and all of it."""
+    """Wait before the `attempt`-th try (from 1): `first_s`, doubled each time up to `longest_s`, less up to half of it
+    at random."""
     longest = min(longest_s, first_s * 2 ** min(attempt - 1, 16))
     await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, nothing secret
 
@@ -174,8 +181,9 @@ async def _load(kubeconfig: Path, config: Configuration) -> None:
 
 
 def _reread(kubeconfig: Path) -> Callable[[Any], Awaitable[None]]:
-    """A hook that reads the file (and a token file that it names) again, at most each minute; keeps what it has if that
-    fails.
+    """Return a hook that reads the kubeconfig, and its token file, again at most each `_TOKEN_PERIOD_S`.
+
+    If that fails, the credentials stay as they are.
     """
     read_at = time.monotonic()
 
@@ -184,14 +192,14 @@ def _reread(kubeconfig: Path) -> Callable[[Any], Awaitable[None]]:
         if time.monotonic() - read_at < _TOKEN_PERIOD_S:
             return
         read_at = time.monotonic()
-        with contextlib.suppress(Exception):  # half written, for instance
+        with contextlib.suppress(Exception):  # for instance a file half written
             await _load(kubeconfig, config)
 
     return reread
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length: a watch event may be larger than the reader's buffer."""
+    """Yield the lines of a response. A line may be longer than the reader's buffer, up to `_LINE_LIMIT`."""
     rest = b""
     async for chunk in response.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")
@@ -213,5 +221,5 @@ def _parse(call: str, status: int, text: bytes) -> Json:
 
 
 def _unavailable(call: str, error: BaseException) -> UnavailableError:
-    """aiohttp's and asyncio's timeouts have no text of their own."""
+    """Return the error of a call without an answer. Timeouts of aiohttp and asyncio have no text of their own."""
     return UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time")

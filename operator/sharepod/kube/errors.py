@@ -1,5 +1,4 @@
-"""What can come back from the API server instead of an answer, so that a caller can tell "refused" from "outcome
-unknown"."""
+"""Errors of the API server, by kind: a caller can tell "refused" from "outcome unknown"."""
 
 from __future__ import annotations
 
@@ -7,13 +6,16 @@ import json
 
 
 class ApiError(Exception):
-    """The API server refused. `status` is the HTTP status, `message` the server's own words."""
+    """Call that the API server did not carry out, or whose outcome is unknown."""
 
     def __init__(self, call: str, status: int, reason: str, message: str) -> None:
         super().__init__(f"{call}: {status} {reason}: {message}")
         self.status = status
+        """HTTP status; 0 without an answer."""
         self.reason = reason
+        """Reason of the server's Status object; without an answer, the name of the exception."""
         self.message = message
+        """The server's own words."""
 
 
 class ForbiddenError(ApiError):
@@ -25,7 +27,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """409: a precondition does not hold, the object has changed."""
+    """409: a precondition does not hold; usually the object has changed."""
 
 
 class AlreadyExistsError(ApiError):
@@ -33,19 +35,19 @@ class AlreadyExistsError(ApiError):
 
 
 class GoneError(ApiError):
-    """410: the resource version is too old to go on from."""
+    """410: the resourceVersion is too old to continue from."""
 
 
 class InvalidError(ApiError):
-    """400 or 422: the object or the patch is not accepted, and would not be if sent again."""
+    """400, 413, 415 or 422: the object or the patch is not valid, and would not be if sent again."""
 
 
 class UnavailableError(ApiError):
-    """No answer, or one that says try again later. What became of a write is unknown."""
+    """No answer, or one that says to try again later. The outcome of a write is unknown."""
 
 
 def refusal(call: str, status: int, answer: bytes) -> ApiError:
-    """The error for an answer with this HTTP status."""
+    """Return the error for an answer with this HTTP status."""
     try:
         said = json.loads(answer)
         reason, message = str(said.get("reason", "")), str(said.get("message", ""))

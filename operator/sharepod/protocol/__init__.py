@@ -1,8 +1,4 @@
-"""The wire format between hook and agent, as `shim/include/sharepod/protocol.h` has it.
-
-`parse_client` and `parse_agent` turn any bytes into a frozen frame or raise `ProtocolError`, nothing else; `encode`
-is the way back.
-"""
+"""Wire protocol between hook (client) and agent: frames as frozen values, and the hints page. See README.md."""
 
 from .codec import encode, parse_agent, parse_client
 from .frames import (

@@ -1,7 +1,9 @@
-"""Bytes to frames and back. Any bytes at all give a frame that is valid by itself, or a `ProtocolError`.
+"""Codec of the frames: bytes to frames and back.
 
-What only the receiver can know (is this GPU index one of the tenant's, is this grant the present one) is the
-receiver's to check.
+Guarantees:
+- Any bytes give a frame that is valid by itself, or a `ProtocolError`.
+- Conditions that depend on the receiver's state are the receiver's to check: that a GPU index is one of the tenant's,
+  that a grant is the present one.
 """
 
 from __future__ import annotations
@@ -43,27 +45,33 @@ from .frames import (
 )
 
 _SIZE_MAX = 1 << 62
+"""Largest size in bytes that a frame may carry: sums of a few of them stay below 2**64, where C would wrap around."""
 _HEADER = _ffi.sizeof("struct shp_header")
 _ALL_GPUS = (1 << MAX_GPUS) - 1
 
 _Raw = Any
-"""A pointer to one of the header's structs."""
+"""Pointer to one of the header's structs."""
 
 
 def parse_client(packet: bytes) -> ClientFrame:
-    """A packet that came from a client."""
+    """Parse a packet from a client. Raise `ProtocolError`."""
     frame: ClientFrame = _parse(packet, _FROM_CLIENT)
     return frame
 
 
 def parse_agent(packet: bytes) -> AgentFrame:
-    """A packet that came from the daemon."""
+    """Parse a packet from the agent. Raise `ProtocolError`."""
     frame: AgentFrame = _parse(packet, _FROM_AGENT)
     return frame
 
 
 def encode(frame: Frame, *, version: int = VERSION_MAX) -> bytes:
-    """The packet of a frame. A value that does not fit its field is the caller's defect and raises `OverflowError`."""
+    """Return the packet of a frame. Raise `OverflowError` if a value does not fit its field: a defect of the caller.
+
+    Args:
+        frame: the frame.
+        version: version of the protocol that was agreed on.
+    """
     kind, struct, write = _WRITERS[type(frame)]
     raw = _ffi.new(f"struct {struct} *")
     raw.header.magic = MAGIC
@@ -83,7 +91,7 @@ def _parse(packet: bytes, readers: Mapping[int, tuple[str, Callable[[_Raw], Fram
         raise ProtocolError(f"magic {header.magic:#x} is not {MAGIC:#x}")
     reader = readers.get(header.type)
     if reader is None:
-        raise ProtocolError(f"frame type {header.type} is not one that may come from there")
+        raise ProtocolError(f"frame type {header.type} is not one that this side may send")
     struct, read = reader
     size = _ffi.sizeof(f"struct {struct}")
     if len(packet) != size or header.size != size:
@@ -233,7 +241,7 @@ def _write_meminfo(raw: _Raw, frame: MemInfo) -> None:
     raw.gpu, raw.idle = frame.gpu, frame.idle
 
 
-# ---- from the daemon
+# ---- from the agent
 
 
 def _read_terms(raw: _Raw) -> tuple[tuple[GpuTerms, ...], int]:

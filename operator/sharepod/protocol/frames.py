@@ -1,6 +1,7 @@
-"""The frames of the protocol as frozen values. One that exists is valid for its type.
+"""Frames of the protocol as frozen values, named as in the header. A frame that exists is valid for its type.
 
-Units as in the header: bytes, nanoseconds, thousandths of a GPU's time. `seq` is a client's request number.
+Units as in the header: bytes, nanoseconds (`_ns`), thousandths of a GPU's time (`_milli`). `seq` is the number of a
+client's request; the answer has the same. `gpu` is an index into the tenant's GPUs, `gpu_mask` a bit for each of them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ HINTS_BYTES: int = _lib.SHP_HINTS_BYTES
 
 
 class ProtocolError(Exception):
-    """Bytes that are no frame, or a frame that may not come now. The connection is closed on it."""
+    """Bytes that are not a frame, or a frame that may not come now. Ends the connection."""
 
 
 class RefusedReason(IntEnum):
-    """Why a daemon closes a connection."""
+    """Reason why the agent closes a connection."""
 
     VERSION = _lib.SHP_REFUSED_VERSION
     RELEASING = _lib.SHP_REFUSED_RELEASING
@@ -34,128 +35,172 @@ class RefusedReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
+    """Client's first frame: the versions that it speaks, and what it is."""
+
     version_min: int
     version_max: int
     build: str = ""
+    """SHA-256 of the hook, in hexadecimal; empty: not told."""
     no_membarrier: bool = False
+    """The kernel has no membarrier(2): every launch takes a full fence."""
     observes: bool = False
-    """It uses no GPU and only asks what the tenant uses."""
+    """The client uses no GPU and only asks for the tenant's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
+    """Client asks for the token of these GPUs."""
+
     gpu_mask: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
+    """Client gives the token back: its gate is closed and its GPU work has finished."""
+
     grant_id: int
     launches: int = 0
+    """Launches under this grant: a statistic, not trusted."""
     wanting: bool = False
+    """The client asks for the token again, as with `Want`."""
     idle: bool = False
+    """The client gives the token back early, because it has launched nothing for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
+    """Client has closed its gate and expects its last work to end soon; `Drained` follows."""
+
     grant_id: int
     expected_ns: int
-    """Until the GPU has finished, as the hook guesses."""
+    """Estimated time until the GPU has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
+    """Client asks for credit: bytes of device memory. Answered by `Reserved`."""
+
     seq: int
     gpu: int
     bytes: int
     handover: bool = False
-    """Held already, from an earlier connection."""
+    """The client has the bytes already, from an earlier connection."""
     grown: bool = False
-    """Taken by the driver already, without a call that could have been refused."""
+    """The driver has taken the bytes already, in no call that could have been refused."""
     ahead: bool = False
-    """More than is needed now: answered at once, and a refusal is not counted."""
+    """The client needs less now: the answer comes at once, and a refusal is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
+    """Client gives credit back."""
+
     gpu: int
     bytes: int
     recalled: bool = False
+    """Last frame of the answer to a `Recall`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemInfo:
+    """Client asks for the tenant's memory. Answered by `Memory`."""
+
     seq: int
     gpu: int
     idle: int = 0
+    """Bytes of credit that the client has and does not use."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuTerms:
-    """What a tenant was granted on one GPU. `uuid`: the 16 raw bytes. `context_kib`: what each process's context takes
-    of its memory, 0: unknown."""
+    """Terms of a tenant on one GPU."""
 
     uuid: bytes
+    """The 16 raw bytes of the UUID."""
     request_milli: int
     limit_milli: int
     memory: int
+    """Memory limit in bytes."""
     enforced: bool
+    """The memory limit is enforced; otherwise memory is only counted."""
     context_kib: int = 0
+    """KiB that the context of each process takes of the memory; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
+    """Agent's answer to `Hello`: the tenant's terms. Carries the hints page as a descriptor."""
+
     seq: int
     gpus: tuple[GpuTerms, ...]
     grace_ms: int
+    """Milliseconds for which closing the gate may wait for a thread inside a launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """New terms of the tenant."""
+
     gpus: tuple[GpuTerms, ...]
     grace_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
+    """Agent gives the token: launches may pass until the quantum ends or `Revoke` comes."""
+
     grant_id: int
     quantum_ns: int
     gpu_mask: int
     metered: bool
+    """The client keeps its queue bounded."""
     announce: bool = False
-    """`Draining` may be sent under it."""
+    """The client may send `Draining` under this grant."""
     renews: bool = False
-    """New terms of one that is held: who has drained it meanwhile does nothing."""
+    """New terms of a grant that the client has. A client that has drained it meanwhile ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
+    """Agent takes the token back: close the gate, drain, answer `Drained`."""
+
     grant_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
+    """Agent's answer to `Reserve`."""
+
     seq: int
     gpu: int
     bytes: int
-    """Credited; 0: over the limit."""
+    """Bytes that are credited; 0: refused, over the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
+    """Agent asks for idle credit, which another process of the tenant needs. Answered by `Release`."""
+
     gpu: int
     bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
+    """Agent's answer to `MemInfo`."""
+
     seq: int
     gpu: int
     limit: int
+    """Memory limit of the tenant, in bytes."""
     used: int
+    """Memory in use by the tenant, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
+    """Agent is about to close the connection."""
+
     reason: RefusedReason
     text: str
 

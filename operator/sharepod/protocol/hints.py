@@ -1,7 +1,8 @@
-"""The hints page: one page of a memfd that only the daemon can write, for as long as it lives.
+"""Hints page: one page of a memfd, which the agent writes and clients map for reading.
 
-A client can neither shrink it under the daemon's mapping nor grow it, nor map or write it anew: the seals are set in
-one call, after the daemon has mapped it.
+Guarantees:
+- Only the agent's own mapping can write the page.
+- A client can neither resize the page nor write it: the seals are set in one call, after the agent has mapped it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ assert _ffi.sizeof("struct shp_hints") <= HINTS_BYTES, "the page holds the struc
 
 
 class HintsPage:
-    """One tenant's page. `fd` is what clients get; `close` when the last client is gone."""
+    """Hints page of one tenant. Clients get `fd`. Close it after the last client."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("sharepod-hints", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -38,7 +39,7 @@ class HintsPage:
 
     @property
     def contended(self) -> bool:
-        """Whether another tenant wants one of these GPUs."""
+        """True while another tenant wants one of these GPUs."""
         return bool(self._hints.contended)
 
     @contended.setter
@@ -47,15 +48,15 @@ class HintsPage:
 
     @property
     def limits_generation(self) -> int:
-        """Counts the LIMITS frames sent, modulo 2**32."""
+        """Number of LIMITS frames sent, modulo 2**32."""
         return int(self._hints.limits_generation)
 
     def limits_changed(self) -> None:
-        """Counts one more."""
+        """Count one more LIMITS frame."""
         self._hints.limits_generation = (self._hints.limits_generation + 1) & 0xFFFFFFFF
 
     def close(self) -> None:
-        """Gives the page back. Clients keep what they have mapped."""
+        """Close the descriptor. Clients keep their mappings."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

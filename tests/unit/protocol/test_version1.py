@@ -58,7 +58,7 @@ def test_what_hooks_of_version_1_are_sent_has_not_changed(recorded: str, frame: 
 
 
 async def test_a_client_of_version_1_gets_the_token_and_memory(tmp_path: Path) -> None:
-    """It knows nothing but the recorded bytes."""
+    """A client that knows nothing but the recorded bytes."""
     async with tenants_with(settings_in(tmp_path), [row("a", 400, 1000)]) as tenants:
         client = await Client.connect(tenants.directory("a"), hello=False)
         client.send_raw(bytes.fromhex(HELLO))

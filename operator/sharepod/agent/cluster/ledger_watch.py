@@ -87,12 +87,12 @@ class LedgerWatch:
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is unknown at present, so that no new volume is published; None while it is known."""
+        """Reason why the ledger is unknown at present, so that no new volume is published; None while it is known."""
         return self._absent
 
     @property
     def problem(self) -> str | None:
-        """Why rows of the ledger are not in force; None if all of them are."""
+        """Reason why rows of the ledger are not in force; None if all of them are."""
         if self._unreadable:
             return f"rows of the ledger cannot be read (upgrade the agent?): {'; '.join(self._unreadable)}"
         return self._applying_failed

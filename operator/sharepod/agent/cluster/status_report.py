@@ -66,7 +66,7 @@ class Readiness:
 
 @dataclass(frozen=True)
 class _Written:
-    """What was last written."""
+    """Last successful write."""
 
     uid: str
     status: Json

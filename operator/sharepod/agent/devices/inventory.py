@@ -61,7 +61,7 @@ class Reading:
     utilization: Mapping[str, float] = field(default_factory=dict)
     """Part of the time (0 to 1) in which any kernel ran, by UUID; a GPU is missing if the driver does not tell."""
     xids: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """How often the driver has reported each Xid since the node's boot, as far as agents have listened, by UUID."""
+    """Number of reports of each Xid since the node's boot, as far as agents have listened, by UUID."""
     driver: str = ""
     """Version of the driver."""
 

@@ -59,7 +59,7 @@ class KubeletRegistration:
 
     @property
     def problem(self) -> str | None:
-        """Why pods on this node get no volumes at present; None if they do."""
+        """Reason why pods on this node get no volumes at present; None if they do."""
         if self._refusal is not None:
             return f"the kubelet refused the driver: {self._refusal}"
         if not self._registered:

@@ -113,7 +113,9 @@ class Handover:
                 kept = cls(pages, gpus, slots)
                 kept._restore(left)
         except OSError as error:
-            log.warning("cannot keep a tenant's state for the next agent", file=str(path), error=str(error))
+            log.warning(
+                "cannot keep a tenant's state for the next agent", tenant=path.name, file=str(path), error=str(error)
+            )
             kept = cls(mmap.mmap(-1, size), gpus, slots)
             kept._restore(left)
         return kept, left
@@ -194,12 +196,12 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
     except FileNotFoundError:
         return NOTHING_INHERITED
     except OSError as error:
-        log.warning("cannot read the earlier agent's handover file", file=str(path), error=str(error))
+        log.warning("cannot read the earlier agent's handover file", tenant=path.name, file=str(path), error=str(error))
         return NOTHING_INHERITED
     words = memoryview(content[: len(content) // 8 * 8]).cast("q")
     first, width = _HEAD + len(gpus) + 2 * _ACCOUNT, 2 + len(gpus)
     if len(words) < first or words[_LAYOUT_WORD] != _layout() or words[_SLOTS] * width != len(words) - first:
-        log.warning("the earlier agent's handover file is damaged or has another layout", file=str(path))
+        log.warning("earlier agent's handover file is damaged or has another layout", tenant=path.name, file=str(path))
         return NOTHING_INHERITED
     if words[_BOOT] != _digest([boot_id()]) or words[_GPUS] != _digest(gpus):
         return NOTHING_INHERITED

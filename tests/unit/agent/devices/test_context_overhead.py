@@ -1,4 +1,4 @@
-"""What a context takes is learnt from processes that reserved nothing for it, and told to those that come after."""
+"""Context overhead: learnt from processes that reserved nothing for it, and told to later ones."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """As much of the module `pynvml` as the inventory uses, for two GPUs. `broken`: calls that fail, by name and
-    index."""
+    """Double of the part of `pynvml` that the inventory uses, for two GPUs. `broken`: calls that fail, by name
+    and index."""
 
     NVMLError = NvmlError
     NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND, NVML_ERROR_TIMEOUT = 0, 3, 6, 10

@@ -1,4 +1,4 @@
-"""What the agent finds out about a tenant from readings of the driver: begun after a while, said once, ended."""
+"""Findings about a tenant from readings of the driver: begun after a while, said once, ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `test_csi_volumes.py` runs, each in a process and a mount namespace of its own: `python csi_mount_cases.py CASE
-DIRECTORY`.
+"""Cases of `test_csi_volumes.py`, each run in a process and a mount namespace of its own:
+`python csi_mount_cases.py CASE DIRECTORY`.
 """
 
 # ruff: noqa: ASYNC220, ASYNC221 - nothing else runs in a case's process

@@ -1,4 +1,4 @@
-"""What is left of a pod is found in every layout of cgroups, and a tenant is clean only once it has been looked for."""
+"""Residue of a pod: found in every layout of cgroups; a tenant has none only after a scan."""
 
 from __future__ import annotations
 

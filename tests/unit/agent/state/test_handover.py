@@ -1,4 +1,4 @@
-"""What an agent that was killed at any moment leaves to the next one: bytes, and the time account."""
+"""Handover of an agent that was killed at any moment: bytes and the time account reach the next one."""
 
 from __future__ import annotations
 

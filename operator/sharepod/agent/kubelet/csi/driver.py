@@ -48,7 +48,7 @@ class PodsUnavailableError(Exception):
 
 
 GetPod = Callable[[str, str], Awaitable[Mapping[str, object]]]
-"""Takes namespace and name, returns the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
+"""Function from namespace and name to the Pod. Bounded in time; raises `PodUnknownError` or `PodsUnavailableError`."""
 
 
 class Ledger(Protocol):
@@ -60,7 +60,7 @@ class Ledger(Protocol):
 
     @property
     def absent(self) -> str | None:
-        """Why the ledger is unknown at present; None while it is known."""
+        """Reason why the ledger is unknown at present; None while it is known."""
 
     async def changed(self) -> None:
         """Wait until `rows` is next replaced."""
@@ -167,7 +167,7 @@ class Driver:
             await self._volumes.unpublish(target)
         except VolumeError as error:
             raise _volume_status(error) from error
-        log.info("volume unpublished", target=str(target))
+        log.info("volume unpublished", pod_uid=self._volumes.pod_of(target), target=str(target))
         return csi.NodeUnpublishVolumeResponse()
 
     async def _owner(self, who: PodIdentity) -> str:

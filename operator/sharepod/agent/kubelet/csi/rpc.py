@@ -23,7 +23,7 @@ UNIX_PATH_MAX = 107
 """Longest path of a Unix socket in bytes: sun_path of sockaddr_un, less the final zero."""
 
 Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""Takes the request message and returns the response message. Raises `RpcError`; any other exception is INTERNAL."""
+"""Function from request message to response message. Raises `RpcError`; any other exception is INTERNAL."""
 
 
 class RpcError(Exception):
