@@ -132,7 +132,7 @@ static void exec_holding(void) {
     check("execl", errno);
 }
 
-/* Allocates all of the tenant's memory. */
+/* Allocates 200 MiB, most of the tenant's memory. */
 static void hold(void) {
     CUdeviceptr memory;
     start();
