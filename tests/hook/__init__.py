@@ -1,0 +1,1 @@
+"""Tests of the hook: the real libsharepod.so in real processes on simulated GPUs. See README.md."""

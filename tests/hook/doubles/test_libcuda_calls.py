@@ -7,36 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from doubles.gpus import State, create_state, read_state
+from doubles.gpus import create_state
 from hook.conftest import BUILD, DEVICE_MEMORY, GPU_0, GPU_1
-
-PRELUDE = """
-import ctypes, os, sys
-from ctypes import byref, c_void_p, c_size_t, c_uint64, c_int, c_uint, c_float
-cuda = ctypes.CDLL("libcuda.so.1")
-
-def call(name, *args):
-    args = [c_uint64(a) if isinstance(a, int) else a for a in args]
-    return getattr(cuda, name)(*args)
-
-def ok(name, *args):
-    code = call(name, *args)
-    assert code == 0, f"{name} returned {code}"
-
-def new(name, *args, kind=c_void_p):
-    out = kind()
-    ok(name, byref(out), *args)
-    return out
-
-MIB = 1 << 20
-ok("cuInit", 0)
-context = new("cuDevicePrimaryCtxRetain", 0)
-ok("cuCtxSetCurrent", context)
-stream = new("cuStreamCreate", 1)
-
-def alloc(size):
-    return new("cuMemAlloc_v2", size, kind=c_uint64).value
-"""
+from hook.world.driver_script import PRELUDE, program
 
 
 @pytest.fixture
@@ -44,21 +17,6 @@ def state(tmp_path: Path, double: Path) -> Path:
     return create_state(
         tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", DEVICE_MEMORY)]
     )
-
-
-def program(state: Path, script: str, *, folder: str = "libcuda", **more: str) -> State:
-    """Run a script of calls in a process of its own. AssertionError with the output if it fails."""
-    double = str(BUILD / "doubles" / folder)
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", PRELUDE + script],
-        env={"LD_LIBRARY_PATH": double, "FAKE_CUDA_STATE": str(state), "FAKE_CUDA_LABEL": "p", **more},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return read_state(state)
 
 
 DEVICE_SIDE = [

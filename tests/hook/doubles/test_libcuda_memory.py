@@ -6,54 +6,14 @@ from pathlib import Path
 
 import pytest
 from doubles.gpus import create_state
-from hook.conftest import DEVICE_MEMORY, GPU_0, GPU_1, MIB
-from hook.doubles.test_libcuda_calls import program
+from hook.conftest import DEVICE_MEMORY, GPU_0, MIB
+from hook.world.driver_script import memory_program
 
 PAGE = 2 * MIB
-
-LOOK = """
-sys.path.insert(0, os.environ["TESTS"])
-from doubles.gpus import read_state
-
-def took(kind):
-    usage = next(iter(read_state(os.environ["FAKE_CUDA_STATE"]).client("p").usage.values()))
-    assert usage.memory == sum(usage.kinds.values())
-    return usage.kinds[kind]
-
-PAGE = 2 * MIB
-
-class Where(ctypes.Structure):
-    _fields_ = [("type", c_int), ("id", c_int)]
-
-class Physical(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("where", Where), ("more", c_uint64 * 4)]
-
-class Pool(ctypes.Structure):
-    _fields_ = [("type", c_int), ("handles", c_int), ("where", Where), ("security", c_void_p), ("most", c_size_t),
-                ("usage", ctypes.c_ushort), ("reserved", ctypes.c_ubyte * 54)]
-
-class Alloc(ctypes.Structure):
-    _fields_ = [("pool", Pool), ("access", c_void_p), ("count", c_size_t), ("bytes", c_size_t), ("address", c_uint64)]
-
-class Shape(ctypes.Structure):
-    _fields_ = [("width", c_size_t), ("height", c_size_t), ("depth", c_size_t), ("format", c_int),
-                ("channels", c_uint), ("flags", c_uint)]
-"""
-
-
-@pytest.fixture
-def state(tmp_path: Path, double: Path) -> Path:
-    return create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY), (GPU_1, "Simulated GPU", MIB)])
-
-
-def memory(state: Path, script: str, **more: str) -> None:
-    """Run a script of calls; in it `took(kind)` is what the state file has of the process on the first device."""
-    tests = str(Path(__file__).resolve().parents[2])
-    program(state, LOOK + script, TESTS=tests, **more)
 
 
 def test_allocations_are_rounded_and_come_back(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 a, m = alloc(1), new("cuMemAllocManaged", 513, 1, kind=c_uint64).value
@@ -67,7 +27,7 @@ assert call("cuMemAlloc_v2", byref(c_uint64()), 1 << 40) == 2
 
 
 def test_arrays_take_their_levels(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 array = new("cuArray3DCreate_v2", byref(Shape(100, 3, 0, 0x20, 1, 0)))
@@ -83,7 +43,7 @@ assert took("array") == 0
 
 
 def test_physical_memory_lives_as_long_as_its_references_and_mappings(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 prop = Physical(1, 1, Where(1, 0))
@@ -114,7 +74,7 @@ assert took("virtual") == PAGE, "host memory is none of the device's"
 
 
 def test_an_imported_handle_costs_nothing(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 prop = Physical(1, 1, Where(1, 0))
@@ -132,7 +92,7 @@ assert took("virtual") == 0
 
 
 def test_a_pool_holds_more_than_it_gave_out_until_the_host_waits(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 def read(pool, which):
@@ -163,7 +123,7 @@ assert (took("pool"), read(pool, 6), read(pool, 8)) == (0, 64 * MIB, 41 * MIB)
 
 
 def test_what_a_stream_freed_serves_others_when_its_work_is_over(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 module = new("cuModuleLoadData", b"")
@@ -185,7 +145,7 @@ os._exit(0)
 
 
 def test_a_made_pool_keeps_to_its_own_limit_and_ends_with_its_last_allocation(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 pool = new("cuMemPoolCreate", byref(Pool(1, 0, Where(1, 0), None, 6 * MIB)))
@@ -202,7 +162,7 @@ assert took("pool") == 0
 
 
 def test_a_graphs_memory_is_taken_at_its_first_launch_and_kept_until_trimmed(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 graph = c_void_p()
@@ -234,7 +194,7 @@ assert took("graph") == 0
 
 def test_a_context_has_its_own_cost_and_takes_its_memory_along(tmp_path: Path, double: Path) -> None:
     state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY)], context_bytes=100 * MIB)
-    memory(
+    memory_program(
         state,
         """
 assert took("context") == 100 * MIB
@@ -291,11 +251,11 @@ assert call("cuModuleLoadData", byref(c_void_p()), b"fakecuda code=0 a=512 b=%d"
 assert took("module") == 0, "all or nothing"
 assert call("cuModuleLoad", byref(c_void_p()), b"/nowhere") == 301
 """
-    memory(state, script, CUDA_MODULE_LOADING=mode)
+    memory_program(state, script, CUDA_MODULE_LOADING=mode)
 
 
 def test_the_forms_of_32_bits_have_addresses_below_4_gib(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 address, pitch, size = c_uint(), c_uint(), c_uint()
@@ -315,7 +275,7 @@ ok("cuCtxDestroy", new("cuCtxCreate", c_uint(0), 0))
 
 
 def test_memory_mapped_to_a_sparse_array_stays_until_it_is_unmapped(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 class Tile(ctypes.Structure):
@@ -350,7 +310,7 @@ assert call("cuMemMapArrayAsync", byref(tile(dense, 0, third)), c_uint(1), strea
 
 
 def test_what_is_bound_to_a_multicast_object_stays_until_it_is_unbound(state: Path) -> None:
-    memory(
+    memory_program(
         state,
         """
 class Multicast(ctypes.Structure):
@@ -379,7 +339,7 @@ assert took("virtual") == 0
 
 def test_a_green_context_costs_as_any_other(tmp_path: Path, double: Path) -> None:
     state = create_state(tmp_path / "gpus", [(GPU_0, "Simulated GPU", DEVICE_MEMORY)], context_bytes=100 * MIB)
-    memory(
+    memory_program(
         state,
         """
 resource = (ctypes.c_ubyte * 1024)()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hook.doubles.test_libcuda_calls import PRELUDE
-from hook.doubles.test_libcuda_memory import LOOK, memory, state  # noqa: F401  (a fixture)
+from hook.world.driver_script import MEMORY_PRELUDE, PRELUDE, memory_program
 
 OTHER = f'''
 import subprocess
@@ -13,7 +12,7 @@ import subprocess
 def other(script, *arguments, files=()):
     """Makes calls in another process, which shares the state file."""
     environment = os.environ | {{"FAKE_CUDA_LABEL": "other"}}
-    look = {LOOK!r}.replace('client("p")', 'client("other")')
+    look = {MEMORY_PRELUDE!r}.replace('client("p")', 'client("other")')
     command = [sys.executable, "-S", "-c", os.environ["PRELUDE"] + look + script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, pass_fds=files, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -23,7 +22,7 @@ class Handle(ctypes.Structure):
 '''
 
 
-def test_a_handle_of_ipc_opens_the_memory_elsewhere_at_no_cost(state: Path) -> None:  # noqa: F811
+def test_a_handle_of_ipc_opens_the_memory_elsewhere_at_no_cost(state: Path) -> None:
     script = """
 a = alloc(3 * MIB)
 handle = new("cuIpcGetMemHandle", c_uint64(a + 5), kind=Handle)
@@ -59,7 +58,7 @@ other(OPEN, dead.hex(), 201)
     sharing(state, script)
 
 
-def test_a_pool_and_its_allocations_are_imported_at_no_cost(state: Path) -> None:  # noqa: F811
+def test_a_pool_and_its_allocations_are_imported_at_no_cost(state: Path) -> None:
     script = """
 pool = new("cuMemPoolCreate", byref(Pool(1, 1, Where(1, 0))))
 fd = c_int(-1)
@@ -84,7 +83,7 @@ assert took("pool") == 32 * MIB
     sharing(state, script)
 
 
-def test_external_memory_is_mapped_at_no_cost_within_its_bounds(state: Path) -> None:  # noqa: F811
+def test_external_memory_is_mapped_at_no_cost_within_its_bounds(state: Path) -> None:
     script = """
 class Imported(ctypes.Structure):
     _fields_ = [("type", c_int), ("fd", c_uint64), ("name", c_void_p), ("size", c_uint64), ("flags", c_uint),
@@ -115,5 +114,5 @@ assert sum(map(took, ("linear", "array", "virtual"))) == 0
     sharing(state, script)
 
 
-def sharing(state: Path, script: str) -> None:  # noqa: F811
-    memory(state, OTHER + script, PRELUDE=PRELUDE)
+def sharing(state: Path, script: str) -> None:
+    memory_program(state, OTHER + script, PRELUDE=PRELUDE)

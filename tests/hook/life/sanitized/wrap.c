@@ -1,8 +1,9 @@
-/* Functions that lead the hook back to the C library, which it otherwise passes by, for sanitizers. Linked with --wrap.
+/* Replacements, by --wrap, of functions with which the hook passes the C library by, for a build under sanitizers.
  *
- * object_libc_symbol: what it takes from there has to be what the sanitizer put in its place (pthread_create above
- * all), or its thread would be one that the sanitizer has never seen. sys_map, sys_unmap: memory that comes back under
- * the address of what has gone is not the same memory, which the sanitizer sees by mmap and munmap alone.
+ * - object_libc_symbol returns the sanitizer's function where there is one in place of the C library's. Without its
+ *   pthread_create the sanitizer would not know the hook's thread.
+ * - sys_map and sys_unmap call mmap and munmap, by which alone the sanitizer learns that memory at an address that
+ *   returns is not the memory that was there before.
  */
 #include <dlfcn.h>
 #include <stddef.h>
