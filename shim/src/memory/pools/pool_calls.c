@@ -117,20 +117,20 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
     memory_unlock();
     call->learns = !exact;
     call->reserved = wanted;
-    if (credits_take(memory->place, call->reserved))
+    if (credits_take(memory->place, call->reserved)) /* 1 */
         return true;
     bool reuse = may_reuse == REUSE_SURE || could_reuse(memory, call->bytes);
-    if (reuse && (!atomic_load(&memory_state()->session->ready) || sys_now() < until))
+    if (reuse && (!atomic_load(&memory_state()->session->ready) || sys_now() < until)) /* 2 */
         return reuse_alone(call, may_reuse);
-    if (reserve_new(call, exact))
+    if (reserve_new(call, exact)) /* 3 */
         return true;
     call->reserved = wanted;
-    if (!reuse && pool_trim(memory) && reserve_new(call, exact))
+    if (!reuse && pool_trim(memory) && reserve_new(call, exact)) /* 4 */
         return true;
     memory_lock();
     memory->refused_until = sys_now() + REFUSED_TIME;
     memory_unlock();
-    return reuse_alone(call, may_reuse);
+    return reuse_alone(call, may_reuse); /* 5 */
 }
 
 /* Learn the driver's step from the growth that one call caused: the step divides the growth, and is larger than what
