@@ -380,6 +380,7 @@ def soak(run: Run) -> dict[str, int]:
     limit = run.random.choice(LIMITS)
     nvml = run.random.random() < 0.5  # else the agent learns of processes from its own ledger alone
     with _node(limit, nvml=nvml) as node:
+        run.begun = time.monotonic()  # a busy machine starts the agent in longer than a slice takes
         soaking = Soak(run, node, limit)
         try:
             soaking.go()
