@@ -252,7 +252,7 @@ class Operator:
         await asyncio.Event().wait()
 
     async def run(self) -> None:
-        """Runs until a signal, or until a part fails: then raises what it failed with."""
+        """Run until a signal. Raises `TaskEndedError` if a part fails or ends."""
         stop = asyncio.Event()
         kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
         parts: dict[str, Coroutine[Any, Any, None]] = {

@@ -123,7 +123,7 @@ class NodeReconciler:
         self._state.put_gpunode(made)
 
     async def _without_node(self, name: str, gpunode: GpuNodeFacts | None) -> None:
-        """The Node was deleted or has left the pool: advise while it has tenants, else delete the GPUNode."""
+        """Handle a Node that was deleted or has left the pool: advise while it has tenants, else delete the GPUNode."""
         self._away.pop(name, None)
         self._unfit = {key: text for key, text in self._unfit.items() if key[0] != name}
         try:

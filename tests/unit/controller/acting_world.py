@@ -99,7 +99,12 @@ class World:
         if key in queue._waiting:
             return 0.0
         timer = queue._timers.get(key)
-        return timer.when() - asyncio.get_running_loop().time() if timer is not None else None
+        return max(0.0, timer.when() - asyncio.get_running_loop().time()) if timer is not None else None
+
+    def looks_again(self, within: float, key: str = "", queue: WorkQueue[str] | None = None) -> bool:
+        """True if a key (or `one`) is looked at again in so many seconds, less what a busy machine used up."""
+        due = self.due_in(key or self.tenant, queue)
+        return due is not None and max(0.0, within - PATIENCE_S) <= due <= within
 
     @property
     def memo(self) -> TenantMemo:

@@ -7,7 +7,7 @@ from typing import Any
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import TENANT_LABEL
 from sharepod.api.pod import PodSettings
-from sharepod.controller.decisions.lifecycle import RemovalReason, Reserved
+from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
 from sharepod.kube import Json
 from sharepod.placement.state.types import Reservation
@@ -99,11 +99,11 @@ def reserved(
     drained: bool = False,
     override: RemovalReason | None = None,
     forced: bool = False,
-) -> Reserved:
+) -> ReservationSnapshot:
     """A reservation. `releasing`: the row says so; `ending`: that is only decided."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
     wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state))
-    return Reserved(
+    return ReservationSnapshot(
         node=node,
         wanted=wanted,
         written=row(state=state) if written else None,

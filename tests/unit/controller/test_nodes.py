@@ -87,7 +87,7 @@ async def test_a_gpunode_that_has_changed_meanwhile_is_not_deleted(world: World)
     world.report()
     await world.nodes.reconcile("node-a")
     assert world.read("gpunodes", "node-a") is not None
-    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(1.0, abs=0.2)
+    assert world.looks_again(1.0, "node-a", world.nodes.queue)
     await world.look_at_node()
     assert world.read("gpunodes", "node-a") is None
     await world.look_at_node()
@@ -182,7 +182,7 @@ async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world
     force(world, "somebody")
     await world.nodes.reconcile("node-a")
     assert (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"][FORCE_RELEASE_ANNOTATION] == "somebody"
-    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(1.0, abs=0.2)
+    assert world.looks_again(1.0, "node-a", world.nodes.queue)
     await world.look_at_node()
     assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
 
@@ -191,7 +191,7 @@ async def test_an_agent_that_is_away_gets_a_condition_with_advice_and_loses_it_w
     world.node(alive=False)
     await world.look_at_node()
     assert agent_alive(world) == {}, "a new agent needs time to start"
-    assert world.due_in("node-a", world.nodes.queue) == pytest.approx(world.settings.agent_duration, abs=1)
+    assert world.looks_again(world.settings.agent_duration + 0.1, "node-a", world.nodes.queue)
     world.now += world.settings.agent_duration
     await world.look_at_node()
     assert (agent_alive(world)["status"], agent_alive(world)["reason"]) == ("False", "LeaseNotRenewed")

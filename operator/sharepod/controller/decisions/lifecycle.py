@@ -39,7 +39,7 @@ class EndReason(StrEnum):
 
 
 class Absence(Enum):
-    """What must be missing for an end to be true. A live read confirms that before the end is written."""
+    """Thing that must be missing for an end to be true. A live read confirms that before the end is written."""
 
     POD = "pod"
     ROW = "row"
@@ -57,7 +57,7 @@ class RemovalReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
+class ReservationSnapshot:
     """One reservation of the tenant, on one node."""
 
     node: str
@@ -79,7 +79,7 @@ class Reserved:
 
     @property
     def confirmed(self) -> RemovalReason | None:
-        """What confirms that nothing is left on the node, None if nothing does."""
+        """Reason by which nothing is left on the node; None if nothing confirms that."""
         return self.override or (RemovalReason.DRAINED if self.drained else None)
 
 
@@ -89,7 +89,7 @@ class TenantSnapshot:
 
     sharepod: SharePodFacts | None
     pod: PodFacts | None
-    reserved: tuple[Reserved, ...]
+    reserved: tuple[ReservationSnapshot, ...]
     lost: PodFacts | None = None
     """Its Pod as last seen, if it is gone."""
     returned: frozenset[str] = frozenset()
@@ -190,7 +190,7 @@ class RemoveRow:
 
     @property
     def text(self) -> str:
-        """The reason in words, for Events and logs."""
+        """Reason in words, for Events and logs."""
         return f"its Pod is on {self.pod_node}" if self.pod_node else self.reason.value
 
 
@@ -222,7 +222,7 @@ def decide(snapshot: TenantSnapshot) -> Step:
 
 
 def _end(snapshot: TenantSnapshot) -> Step:
-    """The SharePod is gone or has ended: its Pod goes first, then its reservations."""
+    """Return the next step for a SharePod that is gone or has ended: its Pod goes first, then its reservations."""
     for reserved in snapshot.reserved:
         if reserved.written is None:
             return Unreserve(reserved.node)
@@ -245,6 +245,7 @@ def _end(snapshot: TenantSnapshot) -> Step:
 
 
 def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
+    """Return the next step for a SharePod whose Pod is there."""
     if pod.ended:
         return ended(pod)
     if pod.deleting:
@@ -253,7 +254,7 @@ def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
             return Finish(Phase.FAILED, reason, "an admin gave its share away while its pod was being deleted")
         return Wait()
     place = pod.node or pod.pin
-    here: Reserved | None = None
+    here: ReservationSnapshot | None = None
     for reserved in snapshot.reserved:
         if reserved.node == place:
             here = reserved
@@ -277,6 +278,7 @@ def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
 
 
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
+    """Return the next step for a SharePod that has no Pod, not yet or no longer."""
     if sharepod.status.pod_uid is not None:
         if sharepod.status.pod_uid in snapshot.returned:
             return ClearPodUid()
@@ -323,7 +325,7 @@ def _condition_reason(reason: str) -> str:
 
 
 def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Finish:
-    """Its Pod was created and is gone: end as the Pod last stood, or as lost."""
+    """Return the end of a SharePod whose Pod was created and is gone: as the Pod last stood, or as lost."""
     lost = snapshot.lost
     if lost is not None and sharepod.status.pod_uid in (None, lost.uid):
         if lost.ended:

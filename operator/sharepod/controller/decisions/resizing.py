@@ -1,4 +1,4 @@
-"""Does a SharePod ask for another share than it was granted? Pure.
+"""Resize wish: does a SharePod ask for another share than it was granted? Pure.
 
 Guarantees:
 - The answer follows from what the API server holds and one number that the operator remembers of the tenant.
@@ -58,7 +58,7 @@ def _default_memory(
     asked: GpuRequest,
     settled: int | None,
 ) -> ResizeWish:
-    """Does this version of the SharePod ask, by its request alone, for other memory than it has?"""
+    """Compare the memory that its request gives by default with its row's, once per version of the SharePod."""
     sizes = [gpu.memory for gpu in (gpunode.status.gpus if gpunode else ()) if gpu.uuid in row.gpus]
     if len(sizes) < len(row.gpus):
         return ResizeWish(False, settled)

@@ -177,7 +177,7 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedG
 def share(row: Tenant) -> str:
     """Return a row's share as users write it."""
     if row.mode is Mode.EXCLUSIVE:
-        return "the whole of it" if len(row.gpus) == 1 else "the whole of them"
+        return "the whole GPU" if len(row.gpus) == 1 else "whole GPUs"
     each = "" if len(row.gpus) == 1 else " on each"
     return (
         f"request {format_fraction(row.request_milli)}, limit {format_fraction(row.limit_milli)}, "

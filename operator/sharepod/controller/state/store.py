@@ -35,13 +35,16 @@ class Store(Generic[F]):
         return iter(list(self._items.values()))
 
     def get(self, uid: str) -> F | None:
+        """Return an object by uid, None if it is not known."""
         return self._items.get(uid)
 
     def named(self, name: str, namespace: str = "") -> F | None:
+        """Return an object by name, None if it is not known."""
         uid = self._names.get((namespace, name))
         return self._items.get(uid) if uid is not None else None
 
     def uids(self) -> set[str]:
+        """Return the uids of all objects."""
         return set(self._items)
 
     def knows(self, uid: str, version: int) -> bool:

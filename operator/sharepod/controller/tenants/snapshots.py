@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import TenantState, TenantStatus
 from sharepod.api.units import TenantId
-from sharepod.controller.decisions.lifecycle import RemovalReason, Reserved, TenantSnapshot
+from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
 from sharepod.controller.decisions.resizing import resize_wish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts
@@ -60,17 +60,17 @@ class Snapshots:
             unreadable_row=self._state.unreadable_row(tenant),
         )
 
-    def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> Reserved:
+    def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)
         written = gpunode.rows.get(tenant) if gpunode is not None else None
         if gpunode is None or written is None:
-            return Reserved(node=node, wanted=wanted, written=None)
+            return ReservationSnapshot(node=node, wanted=wanted, written=None)
         drained = False
         if written.state is TenantState.RELEASING:
             since = memo.release_generation.setdefault(node, gpunode.generation)
             seen = next((item for item in gpunode.status.tenants if item.id == tenant), None)
             drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
-        return Reserved(
+        return ReservationSnapshot(
             node=node,
             wanted=wanted,
             written=written,
@@ -86,7 +86,7 @@ class Snapshots:
         return RemovalReason.NODE_GONE if name in self._state.gone_nodes else None
 
     def _give_back_blocked(self, memo: TenantMemo, now: float) -> None:
-        """Its Pod cannot be created for long: others get the share, and it is placed again later."""
+        """Give back the share of a SharePod whose Pod cannot be created for long; it is placed again later."""
         memo.give_back = True
         waits = memo.blocked is not None and memo.blocked.reason is BlockedReason.TERMINATING
         memo.not_before = now + (LOOK_AGAIN_S if waits else memo.next_pause_s(self._bind_timeout))

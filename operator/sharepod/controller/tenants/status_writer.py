@@ -18,7 +18,7 @@ from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
 from sharepod.controller.decisions.announcements import announcements
-from sharepod.controller.decisions.lifecycle import Finish, Reserved, TenantSnapshot
+from sharepod.controller.decisions.lifecycle import Finish, ReservationSnapshot, TenantSnapshot
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import GpuNodeFacts, SharePodFacts
@@ -123,7 +123,9 @@ class StatusWriter:
             tell = self._events.warning if item.warning else self._events.normal
             tell(KIND, sharepod, item.reason, item.action, item.message)
 
-    def _usage_waits(self, reserved: Reserved, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts) -> bool:
+    def _usage_waits(
+        self, reserved: ReservationSnapshot, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts
+    ) -> bool:
         seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)
         usage = sharepod.status.usage
         return seen is not None and (

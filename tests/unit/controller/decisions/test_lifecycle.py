@@ -19,7 +19,7 @@ from sharepod.controller.decisions.lifecycle import (
     Place,
     RemovalReason,
     RemoveRow,
-    Reserved,
+    ReservationSnapshot,
     TakeBackPod,
     TenantSnapshot,
     Unreserve,
@@ -33,7 +33,9 @@ EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByE
 REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
 
 
-def step(own: SharePodFacts | None, its_pod: PodFacts | None = None, *reservations: Reserved, **known: Any) -> object:
+def step(
+    own: SharePodFacts | None, its_pod: PodFacts | None = None, *reservations: ReservationSnapshot, **known: Any
+) -> object:
     return decide(TenantSnapshot(sharepod=own, pod=its_pod, reserved=reservations, **known))
 
 
