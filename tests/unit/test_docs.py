@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,27 @@ def test_every_link_and_make_target_of_a_page_exists(page: Path) -> None:
     assert not said - targets
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_of_the_repository_that_a_page_names_exists(page: Path) -> None:
+    tops = "|".join(("operator", "shim", "tests", "benchmarks", "crds", "manifests", "examples", "demo", "docs"))
+    named = set(re.findall(rf"`((?:{tops})/[\w./-]*\w/?)(?:: [^`]*)?`", page.read_text()))
+    assert not {path for path in named if not (ROOT / path).exists()}
+
+
+def test_every_step_of_the_walks_through_the_code_exists() -> None:
+    steps = [step for walk in _walks() for step in walk]
+    assert len(steps) > 20
+    assert not [f"{path}: {name}" for _, path, name in steps if not _defines(ROOT / path, name)]
+
+
+def test_no_walk_through_the_code_returns_to_a_room_that_it_has_left() -> None:
+    for walk in _walks():
+        outer = _rooms(path for level, path, _ in walk if level == 0)
+        called = _rooms(path for level, path, _ in walk if level > 0)
+        rooms = outer + called
+        assert len(rooms) == len(set(rooms)), f"a walk comes back: {' -> '.join(outer)}; called: {' -> '.join(called)}"
+
+
 def test_terms_of_the_glossary_are_in_alphabetical_order_and_explained_once() -> None:
     terms = [row[0].lower() for row in _rows(GLOSSARY)]
     assert terms == sorted(terms)
@@ -81,6 +105,31 @@ def test_every_decision_has_its_four_parts_and_is_in_the_index(record: Path) -> 
     assert heads == ["Context", "Decision", "Alternatives", "Consequences"]
     number, title = int(record.stem[:4]), text.splitlines()[0].partition(". ")[2]
     assert f"| [{number}]({record.name}) | {title} |" in (DECISIONS / "README.md").read_text()
+
+
+def _walks() -> list[list[tuple[int, str, str]]]:
+    """Return the steps of each walk in the design: indentation (0: the walk itself, more: a call), file, name."""
+    design = (ROOT / "docs" / "design.md").read_text()
+    section = design.partition("## Three walks through the code")[2].partition("\n## ")[0]
+    walks = [re.findall(r"^( *)\d+\. `([^:`]+): ([^`]+)`", part, re.MULTILINE) for part in section.split("\n### ")[1:]]
+    assert len(walks) == 3
+    return [[(len(indent), path, name) for indent, path, name in walk] for walk in walks]
+
+
+def _rooms(paths: Iterable[str]) -> list[str]:
+    """Return the folders of these files, neighbours that are the same once."""
+    return [room for room, _ in itertools.groupby(str(Path(path).parent) for path in paths)]
+
+
+def _defines(path: Path, name: str) -> bool:
+    """Return whether a source file defines a function, or a class with such a method or field."""
+    if path.suffix == ".c":
+        return re.search(rf"^\w[^;=]*\b{name}\([^;]*\{{$", path.read_text(), re.MULTILINE) is not None
+    body: list[ast.stmt] = ast.parse(path.read_text()).body
+    for part in name.split("."):
+        found = [node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        body = next((node.body for node in found if node.name == part), [])
+    return bool(body)
 
 
 def _rows(text: str) -> list[list[str]]:
