@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.agent.state import files
 
-LOOKS = 3
+READINGS_MIN = 3
 """Readings of a process until its smallest figure counts: the first ones may fall between two of its calls."""
-LEAST = 16 << 20
+OVERHEAD_MIN = 16 << 20
 """Smallest plausible overhead in bytes. A smaller figure is a reading between two calls of the process."""
-MOST = 4 << 30
+OVERHEAD_MAX = 4 << 30
 """Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
-PROCESSES = 16
+PROCESSES_MAX = 16
 """Processes that an estimate is learnt from; afterwards it stays as it is."""
 
 
@@ -73,12 +73,12 @@ class ContextOverhead:
             del self._seen[key, pid, uuid]
         learnt = self._learnt.get(key, [])
         for pid, size in samples.items():
-            if not LEAST <= size <= MOST:
+            if not OVERHEAD_MIN <= size <= OVERHEAD_MAX:
                 continue
             least, looks = self._seen.get((key, pid, uuid), (size, 0))
             least, looks = min(least, size), looks + 1
             self._seen[key, pid, uuid] = (least, looks)
-            if looks == LOOKS and len(learnt) < PROCESSES:
+            if looks == READINGS_MIN and len(learnt) < PROCESSES_MAX:
                 learnt = self._learnt[key] = [*learnt, least]
                 self.changed = True
 

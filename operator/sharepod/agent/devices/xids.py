@@ -159,6 +159,6 @@ class XidListener:
             return
         kept = _XidsFile(boot=boot_id(), xids={uuid: sorted(xids) for uuid, xids in self.counts().items()})
         try:
-            files.replace(self._path, kept.model_dump_json().encode())
+            files.replace(self._path, kept.model_dump_json().encode(), durable=False)
         except OSError as error:
             log.warning("cannot write the file of reported Xids", file=str(self._path), error=str(error))

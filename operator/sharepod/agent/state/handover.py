@@ -1,8 +1,8 @@
 """Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
 
 Guarantees:
-- Bytes are recorded before their client is told that it has them, and stay recorded until the agent knows that they are
-  free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
+- M5 written-first: bytes are recorded before their client is told that it has them, and stay recorded until the agent
+  knows that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
 - Only processes that still run are restored: same pid, same start time, same boot of the node.
 - A file that is damaged, has another layout or is about other GPUs counts as empty.
 - A write never blocks on a disk and never fails.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.agent.devices.context_overhead import PROCESSES, ContextOverhead
+from sharepod.agent.devices.context_overhead import PROCESSES_MAX, ContextOverhead
 from sharepod.agent.devices.inventory import Process
 from unit.agent.client import GPU0, GPU1, Client, reading, row, settings_in, tenants_with
 
@@ -43,7 +43,7 @@ def test_whatever_readings_say_what_is_learnt_is_a_contexts_size(sizes: list[int
     for pid, size in enumerate(sizes):
         learn(costs, *[size] * 3, pid=pid)
     assert 0 <= costs.kib("H100", "580") <= 4 << 20
-    assert all(len(learnt) <= PROCESSES for learnt in costs._learnt.values())
+    assert all(len(learnt) <= PROCESSES_MAX for learnt in costs._learnt.values())
 
 
 def test_what_was_learnt_outlives_the_agent_and_a_damaged_file_is_as_none(tmp_path: Path) -> None:
