@@ -8,13 +8,13 @@ Guarantees (M as in docs/design.md, Memory):
 - M2 recall-before-refusal: a request that fits the limit is not refused because a sibling process has credits that it
   does not use; these are recalled first, for a bounded time.
 - M4 returned-on-exit: a client that has exited has no credits.
-- C1 lost-connection: credits of a client whose connection is lost while its process runs are kept until the process
+- K1 lost-connection: credits of a client whose connection is lost while its process runs are kept until the process
   exits, declares on a new connection what it holds, or the driver tells of its memory; also where the connection was to
   an earlier agent. A request waits up to `RETURN_NS` for such credits before it is refused.
-- C2 in-order: requests are decided in the order in which they came.
-- C3 reading-by-peak: a reading of the driver is compared with the most that was credited while it was taken, not with
+- K2 in-order: requests are decided in the order in which they came.
+- K3 reading-by-peak: a reading of the driver is compared with the most that was credited while it was taken, not with
   what is credited once it is there.
-- C4 one-recall: a sibling never has two recalls to answer.
+- K4 one-recall: a sibling never has two recalls to answer.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Pending:
     asked: dict[ClientKey, int] = field(default_factory=dict)
     """Siblings that were asked -> number of the answer that is awaited of each."""
     later: set[ClientKey] = field(default_factory=set)
-    """Siblings to ask once they have answered another request's recall (C4)."""
+    """Siblings to ask once they have answered another request's recall (K4)."""
     dropped: bool = False
     """True once the client's connection is gone."""
 
@@ -106,17 +106,17 @@ class MemoryLedger:
         self._recall_ns = recall_ns
         self._credits: dict[ClientKey, int] = {}
         self._kept: dict[int, int] = {}
-        """By pid, credits of running processes whose connection is lost (C1)."""
+        """By pid, credits of running processes whose connection is lost (K1)."""
         self._kept_since_reading: set[int] = set()
         """Pids in `_kept` whose connection was lost after the current reading began: that reading may miss them."""
         self._handed: dict[ClientKey, int] = {}
         """Bytes that each client has handed over."""
         self._tracked = self._peak = 0
-        """Sum of all credits, and the largest that sum has been since the current reading began (C3)."""
+        """Sum of all credits, and the largest that sum has been since the current reading began (K3)."""
         self._untracked = 0
         """Bytes that the driver counts beyond all credits, such as contexts."""
         self._pending: deque[_Pending] = deque()
-        """Requests in the order in which they came (C2)."""
+        """Requests in the order in which they came (K2)."""
         self._waiting: dict[ClientKey, list[_Pending]] = {}
         """The same by client."""
         self._asked: dict[ClientKey, int] = {}
@@ -144,7 +144,7 @@ class MemoryLedger:
 
     def begin_reading(self) -> None:
         """Start a reading of the driver: bytes freed from here on are not taken for untracked ones by the next
-        `observe` (C3)."""
+        `observe` (K3)."""
         self._peak = self._tracked
         self._kept_since_reading.clear()
 
@@ -328,7 +328,7 @@ class MemoryLedger:
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
         """Return whether the first request may still be credited: a sibling has to answer a recall, or credits kept for
-        lost connections may become free. Recalls what siblings have (M2), and sets the request's deadline (C1)."""
+        lost connections may become free. Recalls what siblings have (M2), and sets the request's deadline (K1)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
             if not (unasked or self._kept) or self._untracked + head.bytes > self.limit:

@@ -2,8 +2,8 @@
 
 Guarantees:
 - A tenant wants the token while any of its processes does.
-- K1 drained: a tenant has drained when each process that was told of the grant has drained or exited. A process that
-  runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
+- E1 end-of-turn: a tenant has drained when each process that was told of the grant has drained or exited. A process
+  that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
 - Every call takes effect at once; what has to happen later is one timer.
 """
 
@@ -233,7 +233,7 @@ class Tokens:
         self._timer = self._sweep = None
 
     def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
-        """End the tenant's grant once all its processes have drained (K1), and grant to the next tenant."""
+        """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         if token.undrained or token.disconnected:
             return
         now = self._clock()
