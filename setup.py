@@ -1,4 +1,4 @@
-"""Builds what is not Python: the wire binding and placement's inner loops (cffi), and the hook (a shared object,
+"""Build of what is not Python: the wire binding and placement's inner loops (cffi), and the hook (a shared object,
 preloaded into tenants' programs).
 
 `pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place.
@@ -34,8 +34,8 @@ CFLAGS = [
     "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
     "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
 ]  # fmt: skip
-# What the hook may leave to the libc of whatever program it is loaded into: in every glibc since 2.17 and in musl.
-# Anything else would end each program of the container where symbols are bound at the start.
+# The functions that the hook takes from the libc of its program: every glibc since 2.17 has them, and musl. Any other
+# would end each program of the container where symbols are bound at the start.
 TAKEN_FROM_LIBC = frozenset({
     "dl_iterate_phdr", "memcmp", "memcpy", "memmove", "memset", "strchr", "strcmp", "strlen", "strncmp", "strrchr",
 })  # fmt: skip
@@ -52,12 +52,12 @@ LDFLAGS = [
 
 
 def hook_sources() -> list[Path]:
-    """Every file the hook is made of, in a fixed order."""
+    """Return the files that the hook is made of, in a fixed order."""
     return sorted([*SHIM.glob("src/**/*.[ch]"), *SHIM.glob("src/**/*.def"), *SHIM.glob("include/**/*.h")])
 
 
 def sources_hash() -> str:
-    """The hook says this in HELLO: which sources it was built from."""
+    """Return the content hash of the hook's sources, which the hook says in HELLO."""
     digest = hashlib.sha256()
     for path in hook_sources():
         digest.update(path.relative_to(SHIM).as_posix().encode() + b"\0" + path.read_bytes())
@@ -65,13 +65,13 @@ def sources_hash() -> str:
 
 
 def machine_flags(compiler: list[str]) -> list[str]:
-    """On arm64 gcc otherwise calls its own library for atomics, and the hook is linked with none."""
+    """Return the flags for this machine. On arm64 gcc would call its own library for atomics: the hook has none."""
     asked = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=True, timeout=30)
     return ["-mno-outline-atomics"] if asked.stdout.startswith(("aarch64", "arm64")) else []
 
 
 def check_needs(built: Path) -> None:
-    """A hook that takes more than TAKEN_FROM_LIBC is not to be loaded into anything."""
+    """Raise SystemExit for a hook that takes more of libc than TAKEN_FROM_LIBC: some programs could not load it."""
     tool = shlex.split(os.environ.get("NM") or "nm")
     command = [*tool, "-D", "--undefined-only", str(built)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
@@ -82,7 +82,7 @@ def check_needs(built: Path) -> None:
 
 
 def compile_hook(target: Path, *, extra: tuple[str, ...] = ()) -> None:
-    """Compiles the hook to `target`, by rename, so that no program ever maps half a file."""
+    """Compile the hook to `target`, by rename, so that no program ever maps half a file."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")

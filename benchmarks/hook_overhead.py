@@ -144,7 +144,9 @@ def exec_rows(hook: Path, empty: Path) -> list[Row]:
 
 def main() -> int:
     """0 when all was measured."""
-    subprocess.run(["make", "-sC", str(ROOT / "tests" / "hook"), f"PYTHON={sys.executable}"], check=True, timeout=300)
+    subprocess.run(
+        ["make", "-sC", str(ROOT / "tests" / "doubles"), f"PYTHON={sys.executable}"], check=True, timeout=300
+    )
     with tempfile.TemporaryDirectory(prefix="sharepod-") as folder:
         tenant = Path(folder)
         hook, empty = tenant / "libsharepod.so", tenant / "empty.so"

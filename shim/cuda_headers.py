@@ -1,4 +1,4 @@
-"""Where the CUDA headers are that the hook and its test double are compiled against.
+"""Directory of the CUDA headers that the hook and its test double are compiled against.
 
 They come with the wheel `nvidia-cuda-runtime` (a build requirement). `CUDA_INCLUDE` in the environment overrides it.
 Run as a program it prints the directory.
@@ -13,11 +13,11 @@ from pathlib import Path
 
 
 class HeadersMissingError(RuntimeError):
-    """No cuda.h where it should be. The message says what to install."""
+    """Absence of cuda.h. The message says what to install."""
 
 
 def include_dir() -> Path:
-    """The directory that holds cuda.h and cudaTypedefs.h."""
+    """Return the directory that holds cuda.h and cudaTypedefs.h. Raises HeadersMissingError."""
     override = os.environ.get("CUDA_INCLUDE")
     if override:
         candidates = [Path(override)]

@@ -49,12 +49,12 @@ Arrows = Mapping[str, set[str]]
 
 
 def unit_of(path: str) -> str:
-    """The unit of a file: its path below `src`, without the suffix."""
+    """Return the unit of a file: its path below `src`, without the suffix."""
     return path.rsplit(".", 1)[0]
 
 
 def room_of(unit: str) -> str:
-    """The room of a unit. Raises SystemExit for a unit that lies in no room."""
+    """Return the room of a unit. Raises SystemExit for a unit that lies in no room."""
     for room in (room for layer in reversed(LAYERS) for room in layer):
         if unit.startswith(room + "/"):
             return room
@@ -62,7 +62,7 @@ def room_of(unit: str) -> str:
 
 
 def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Arrows by includes, from the text of each file by its path below `src`."""
+    """Return the arrows by includes, from the text of each file by its path below `src`."""
     arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
     for path, text in texts.items():
         arrows[unit_of(path)] |= {unit_of(name) for name in _INCLUDE.findall(text) if name in texts}
@@ -70,7 +70,7 @@ def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """Arrows by symbols, from what each unit's object file defines and what it needs."""
+    """Return the arrows by symbols, from what each unit's object file defines and what it needs."""
     owner = {symbol: unit for unit, symbols in defined.items() for symbol in symbols}
     return {
         unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()
@@ -78,7 +78,7 @@ def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterabl
 
 
 def circles(arrows: Arrows) -> list[list[str]]:
-    """Every group of units that reach each other (strongly connected components, by Tarjan's algorithm)."""
+    """Return the groups of units that reach each other (strongly connected components, by Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -106,7 +106,7 @@ def circles(arrows: Arrows) -> list[list[str]]:
 
 
 def upward(arrows: Arrows) -> list[tuple[str, str]]:
-    """Every arrow to a unit of a higher layer, or of another room of the same layer."""
+    """Return the arrows to a unit of a higher layer, or of another room of the same layer."""
     height = {room: i for i, layer in enumerate(LAYERS) for room in layer}
     return [
         (unit, target)
@@ -117,7 +117,7 @@ def upward(arrows: Arrows) -> list[tuple[str, str]]:
 
 
 def table(arrows: Arrows) -> str:
-    """One line per room, highest first: its units, and the rooms that they use with the number of arrows."""
+    """Return one line per room, highest first: its units, and the rooms that they use with the number of arrows."""
     units = Counter(room_of(unit) for unit in arrows)
     uses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for unit, targets in arrows.items():
@@ -131,7 +131,7 @@ def table(arrows: Arrows) -> str:
 
 
 def _symbols(source: Path, folder: Path, number: int) -> tuple[set[str], set[str]]:
-    """What the object file of a source defines for others, and what it needs of others."""
+    """Return the symbols that the object file of a source defines for others, and those that it needs of others."""
     built = folder / f"{number}.o"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = [f"-I{SHIM / 'include'}", f"-I{SOURCES}", "-isystem", str(include_dir())]

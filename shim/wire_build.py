@@ -1,4 +1,4 @@
-"""Builds `sharepod.protocol._wire`, the agent's binding of the wire format, by cffi in API mode.
+"""Build script of `sharepod.protocol._wire`, the agent's binding of the wire format, by cffi in API mode.
 
 The declarations are read from the header itself, and the C compiler compares each struct with it: a binding that
 drifted from `protocol.h` does not import. setuptools runs it (`cffi_modules` in setup.py); by hand: `python
@@ -19,7 +19,7 @@ _CONSTANT = re.compile(r"^#define\s+SHP_\w+\s+(0x[0-9a-fA-F]+|\d+)\s*(/\*.*\*/)?
 
 
 def declarations(header: str) -> str:
-    """The header as cffi reads it: no preprocessor lines but the constants."""
+    """Return the header as cffi reads it: no preprocessor lines but the constants."""
     return "\n".join(line for line in header.splitlines() if not line.startswith("#") or _CONSTANT.match(line))
 
 

@@ -16,7 +16,7 @@ from table.render import TABLE_FILE, render
 
 
 def main() -> int:
-    """0 when the table is written or right; 1 with the reason when not."""
+    """Return 0 when the table is written or right; 1, with the reason on standard error, when not."""
     parser = argparse.ArgumentParser(prog="python -m table", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when entries.def is stale")
     parser.add_argument("--header", action="append", type=Path, metavar="DIR", help="headers to read instead")

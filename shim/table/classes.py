@@ -1,4 +1,4 @@
-"""The hand-written classification: which class each entry point is of, and why.
+"""Hand-written classification of the driver's entry points: which class each is of, and why.
 
 Guarantees: an entry point is of exactly one class or is refused by name, never guessed; one that launches, allocates,
 copies or frees is classified only by its full name; what the file says of entry points that no header has is an error.
@@ -24,7 +24,7 @@ _BY_FULL_NAME = re.compile(
 
 
 class ClassError(ValueError):
-    """classes.txt and the headers do not agree. One line for each difference."""
+    """Disagreement of classes.txt and the headers. The message has one line for each difference."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Classified:
 
 
 def needs_its_full_name(name: str) -> bool:
-    """Whether a pattern is not enough: it may make the GPU work, or take or return memory."""
+    """Return whether the name must stand in classes.txt in full: it may make the GPU work, or take or return memory."""
     return _BY_FULL_NAME.search(name) is not None
 
 
 def read_rules(path: Path = CLASSES_FILE) -> tuple[Rule, ...]:
-    """The rules, in the order of the file. ClassError: a line that is neither block nor names."""
+    """Return the rules, in the order of the file. Raises ClassError for a line that is neither block nor names."""
     return tuple(_rules(path.read_text(encoding="utf-8").splitlines()))
 
 
@@ -75,7 +75,7 @@ def _rules(lines: Sequence[str]) -> Iterator[Rule]:
 
 
 def classify(entries: Iterable[EntryPoint], rules: Sequence[Rule]) -> list[Classified]:
-    """The class of each entry point. ClassError: those that have none or several, and rules in vain, one a line."""
+    """Return the class of each entry point. Raises ClassError if some have none or several, or a rule matches none."""
     entries = list(entries)
     wrong: list[str] = []
     used: set[Rule] = set()

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's headers: which entry points a release of CUDA declares.
+"""Reader of NVIDIA's headers: the entry points that a release of CUDA declares.
 
 Guarantees: every function of cuda.h is found under every symbol that libcuda exports for it (older forms and per-thread
 stream variants too), and so are those of which only cudaTypedefs.h still knows. cuda.h goes through the C preprocessor,
@@ -25,21 +25,21 @@ _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 
 class HeaderError(ValueError):
-    """A header that does not read as expected. The message says which and where."""
+    """Header that does not read as expected. The message says which and where."""
 
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """One symbol of libcuda."""
+    """Entry point of the driver: one symbol of libcuda."""
 
     symbol: str
-    """What libcuda exports."""
+    """The exported symbol."""
     name: str
-    """What cuGetProcAddress calls it: without its version and its stream variant."""
+    """The name for cuGetProcAddress: the symbol without its version and its stream variant."""
     since: int
-    """From which version of CUDA on cuGetProcAddress hands this form out: 11020 is 11.2. 0: no header says."""
+    """The version of CUDA from which on cuGetProcAddress hands this form out: 11020 is 11.2. 0: no header says."""
     parameters: str
-    """As C text, without the parentheses."""
+    """The parameters as C text, without the parentheses."""
     headers: tuple[int, ...]
     """The releases, of those read, that declare it, ascending."""
 
@@ -58,7 +58,7 @@ class _Form:
 
 @dataclass(frozen=True)
 class Header:
-    """What the headers of one release declare."""
+    """Declarations of one release's headers."""
 
     release: int
     """CUDA_VERSION: 11080 is 11.8."""
@@ -69,7 +69,7 @@ class Header:
 
 
 def read(include: Path) -> Header:
-    """The declarations of the headers in `include`."""
+    """Return the declarations of the headers in `include`."""
     plain = _text(include / "cuda.h")
     release = _RELEASE.search(plain)
     if release is None:
@@ -87,7 +87,7 @@ def read(include: Path) -> Header:
 
 
 def union(headers: Sequence[Header]) -> list[EntryPoint]:
-    """Every entry point of any of the releases, by symbol; where they differ the newest release's word counts."""
+    """Return the entry points of all releases, by symbol; where they differ the newest release counts."""
     found: dict[str, EntryPoint] = {}
     for header in sorted(headers, key=lambda header: header.release):
         for entry in _entries(header):
@@ -120,7 +120,7 @@ def _entries(header: Header) -> list[EntryPoint]:
 
 
 def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) -> Iterable[tuple[str, _Form]]:
-    """Which typedef is which symbol's: both ascend; where one list is shorter, by what they take."""
+    """Return which typedef is which symbol's: both ascend; where one list is shorter, by their parameters."""
     if len(symbols) == len(forms):
         return zip(symbols, forms, strict=True)
     paired = []
@@ -132,7 +132,7 @@ def _pair(symbols: list[str], forms: list[_Form], parameters: dict[str, str]) ->
 
 
 def _types(parameters: str) -> str:
-    """Parameters without their names and without the version marks of their types, to compare by."""
+    """Return the parameters without their names and without the version marks of their types, to compare by."""
     kept = (re.sub(r"\s*\w+(\[\])?$", "", part) if " " in part else part for part in parameters.split(", "))
     return re.sub(r"\s|_v\d+\b", "", ", ".join(kept))
 
@@ -157,7 +157,7 @@ def _text(path: Path) -> str:
 
 
 def _preprocessed(include: Path) -> str:
-    """cuda.h as a compiler sees it that asks for every form of every function under its own name."""
+    """Return cuda.h after the preprocessor, with every form of every function under its own name."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     command = [*compiler, "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", str(include / "cuda.h")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

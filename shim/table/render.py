@@ -22,7 +22,7 @@ _HEAD = """\
  * 11.2). A _ptds or _ptsz form takes the per-thread default stream. What the classes mean, and why an entry point is of
  * its class, says shim/table/classes.txt.
  *
- * Whoever includes this file defines what they need of the three.
+ * A file that includes this one defines those of the three that it needs.
  */
 #ifndef WRAPPED
 #define WRAPPED(class, symbol, name, since, parameters)
@@ -62,12 +62,12 @@ class Row:
 
     @property
     def wrapped(self) -> bool:
-        """Exported by the hook."""
+        """True if the hook exports the symbol."""
         return self.kind in WRAPPED
 
 
 def render(classified: Iterable[Classified], releases: Sequence[int]) -> str:
-    """The text of entries.def, sorted by symbol as strcmp sorts: the hook searches it by halves."""
+    """Return the text of entries.def, sorted by symbol as strcmp sorts: the hook searches it by halves."""
     words = [f"{release // 1000}.{release % 1000 // 10}" for release in sorted(releases)]
     listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
     rows = [_row(one) for one in sorted(classified, key=lambda one: one.entry.symbol.encode())]
@@ -83,7 +83,7 @@ def _row(one: Classified) -> str:
 
 
 def read_table(path: Path = TABLE_FILE) -> list[Row]:
-    """The rows of entries.def: what tests go by that must not forget an entry point."""
+    """Return the rows of entries.def, for tests that must not forget an entry point."""
     return [
         Row(
             kind=match["kind"] or ("call" if match["plain"] == "CALLED" else "pass"),

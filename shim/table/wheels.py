@@ -20,15 +20,15 @@ NEWEST = "nvidia-cuda-runtime"
 
 
 class UnreachableError(RuntimeError):
-    """A wheel is neither in the cache nor to be had from the index."""
+    """Wheel that is neither in the cache nor to be had from the index."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """An unpacked wheel."""
+    """Unpacked wheel."""
 
     name: str
-    """With its version: nvidia_cuda_runtime_cu11-11.8.89."""
+    """The name with its version: nvidia_cuda_runtime_cu11-11.8.89."""
     include: Path
     """The directory with cuda.h."""
     runtime: Path
@@ -36,7 +36,7 @@ class Wheel:
 
 
 def fetch(requirement: str, cache: Path | None = None) -> Wheel:
-    """The wheel that pip chooses for the requirement. A pinned one is taken from the cache without asking the index."""
+    """Return the wheel that pip chooses for the requirement. A pinned one comes from the cache without the index."""
     folder = cache or _cache()
     name, _, version = requirement.partition("==")
     pinned = folder / f"{name.replace('-', '_')}-{version}"

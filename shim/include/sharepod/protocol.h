@@ -1,15 +1,18 @@
 /* The wire format between the hook (client, inside a tenant's process) and the agent (on the node).
  *
- * One SOCK_SEQPACKET connection per process, on the tenant's own socket: the socket says which tenant it is; nothing a
- * client says about who it is exists in this protocol. Every frame is one packet of the fixed size of its type, in the
- * host's byte order, beginning with shp_header; a zero-length packet, a wrong size, an unknown type or a value out of
- * range closes the connection. All times are durations in nanoseconds, never points in time: a container may have a
- * time namespace of its own. All shares are integer thousandths of one GPU's time ("milli"). All sizes are bytes.
+ * One SOCK_SEQPACKET connection per process, on the tenant's own socket. The socket says which tenant it is: a client
+ * says nothing about who it is.
  *
- * An agent speaks every version since 1. A client offers [version_min, version_max] in HELLO, the agent picks one in
- * WELCOME. Fields are only ever added in place of `reserved`, or in a new type, with a new version.
+ * Guarantees of both sides:
+ * - a frame is one packet of the fixed size of its type, in the host's byte order, and begins with shp_header;
+ * - a zero-length packet, a wrong size or a value out of range closes the connection; so does a type that the agent
+ * does not know, while a client ignores the types of a later version;
+ * - times are durations in nanoseconds, never points in time: a container may have a time namespace of its own;
+ * - shares are integer thousandths of one GPU's time ("milli"); sizes are bytes;
+ * - the agent speaks every version since 1. A client offers [version_min, version_max] in HELLO, the agent picks one in
+ *   WELCOME. Fields are only ever added in place of `reserved`, or in a new type, with a new version.
  *
- * This file is compiled into the hook, and by cffi (API mode) into the agent, which refuses a struct that drifted. It
+ * The header is compiled into the hook, and by cffi (API mode) into the agent, which refuses a struct that drifted. It
  * holds only what both parsers understand: enums, structs of fixed-width integers, and #defines of plain numbers.
  */
 #ifndef SHAREPOD_PROTOCOL_H
@@ -20,49 +23,47 @@
 #define SHP_MAGIC 0x50485331 /* "1SHP" read as little-endian bytes */
 #define SHP_VERSION_MIN 1
 #define SHP_VERSION_MAX 1
-#define SHP_MAX_GPUS 16
-#define SHP_UUID_BYTES 16  /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
-#define SHP_TEXT_BYTES 160 /* zero-terminated UTF-8 */
-#define SHP_FRAME_MAX 1024 /* no frame is larger; what a receiver sets aside */
-#define SHP_HINTS_BYTES 4096
+#define SHP_MAX_GPUS 16      /* of one tenant on one node */
+#define SHP_UUID_BYTES 16    /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+#define SHP_TEXT_BYTES 160   /* zero-terminated UTF-8 */
+#define SHP_FRAME_MAX 1024   /* bytes: no frame is larger */
+#define SHP_HINTS_BYTES 4096 /* one page */
 
 enum shp_type {
     /* client to agent */
-    SHP_HELLO = 1,   /* first frame */
-    SHP_WANT = 2,    /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
-    SHP_DRAINED = 3, /* gate closed and all GPU work of the grant finished: gives the token back */
-    SHP_RESERVE = 4, /* asks for bytes of device memory; answered by RESERVED with the same seq */
-    SHP_RELEASE = 5, /* gives credited bytes back */
-    SHP_MEMINFO = 6, /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
-    SHP_DRAINING =
-        7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows; see SHP_GRANT_ANNOUNCE */
+    SHP_HELLO = 1,    /* first frame */
+    SHP_WANT = 2,     /* a thread waits at the gate: asks for the token; of an overdue holder: for its next turn */
+    SHP_DRAINED = 3,  /* gate closed and all GPU work of the grant finished: gives the token back */
+    SHP_RESERVE = 4,  /* asks for bytes of device memory; answered by RESERVED with the same seq */
+    SHP_RELEASE = 5,  /* gives credited bytes back */
+    SHP_MEMINFO = 6,  /* asks for the tenant's view of memory; answered by MEMORY with the same seq */
+    SHP_DRAINING = 7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows */
 
     /* agent to client */
-    SHP_WELCOME = 64, /* answers HELLO; carries the hints page as SCM_RIGHTS */
-    SHP_GRANT = 65,   /* the token: launches may pass until the quantum ends or REVOKE comes */
-    SHP_REVOKE = 66,  /* close the gate, drain, answer DRAINED */
-    SHP_RESERVED = 67,
-    SHP_RECALL =
-        68, /* give back idle credits, a sibling process needs them: answered by RELEASE frames, the last flagged */
-    SHP_MEMORY = 69,
-    SHP_LIMITS = 70, /* what is granted has changed; same content as WELCOME, no descriptor */
-    SHP_REFUSED = 71 /* the connection is about to be closed, and why */
+    SHP_WELCOME = 64,  /* answers HELLO; carries the hints page as SCM_RIGHTS */
+    SHP_GRANT = 65,    /* the token: launches may pass until the quantum ends or REVOKE comes */
+    SHP_REVOKE = 66,   /* close the gate, drain, answer DRAINED */
+    SHP_RESERVED = 67, /* answers RESERVE */
+    SHP_RECALL = 68,   /* give back idle credits, a sibling needs them; answered by RELEASE frames, the last flagged */
+    SHP_MEMORY = 69,   /* answers MEMINFO */
+    SHP_LIMITS = 70,   /* what is granted has changed; same content as WELCOME, no descriptor */
+    SHP_REFUSED = 71   /* the connection is about to be closed, and why */
 };
 
 /* Flags of shp_hello.flags */
 enum {
-    SHP_HELLO_NO_MEMBARRIER = 1, /* the slots take a full fence on every launch */
-    SHP_HELLO_OBSERVES = 2       /* uses no GPU: sends nothing but MEMINFO, and does not count as a process that may */
+    SHP_HELLO_NO_MEMBARRIER = 1, /* membarrier is forbidden: every launch takes a full fence */
+    SHP_HELLO_OBSERVES = 2 /* uses no GPU: sends nothing but MEMINFO, and does not count as a process of the tenant */
 };
 
 /* Flags of shp_gpu.flags */
-enum { SHP_GPU_MEMORY_ENFORCED = 1 /* else counted, never refused */ };
+enum { SHP_GPU_MEMORY_ENFORCED = 1 /* memory is limited; without the flag it is counted, never refused */ };
 
 /* Flags of shp_grant.flags */
 enum {
     SHP_GRANT_METERED = 1,  /* others wait or the ceiling binds: keep the queue of unfinished GPU work bounded */
-    SHP_GRANT_ANNOUNCE = 2, /* DRAINING may be sent under this grant: the next one can be on its way before DRAINED */
-    SHP_GRANT_RENEWS = 4    /* new terms of a grant that is held: who has drained it meanwhile does nothing */
+    SHP_GRANT_ANNOUNCE = 2, /* DRAINING may be sent under this grant: the next grant can be on its way before DRAINED */
+    SHP_GRANT_RENEWS = 4    /* new terms of a grant that is held; a client that has drained it meanwhile ignores them */
 };
 
 /* Flags of shp_drained.flags */
@@ -73,11 +74,10 @@ enum {
 
 /* Flags of shp_reserve.flags */
 enum {
-    SHP_RESERVE_HANDOVER =
-        1,                 /* what the process holds already from an earlier connection: credited even over the limit */
-    SHP_RESERVE_GROWN = 2, /* what the driver took without a call that could have been refused: credited even over the
+    SHP_RESERVE_HANDOVER = 1, /* the process holds them from an earlier connection: credited even over the limit */
+    SHP_RESERVE_GROWN = 2, /* the driver took them without a call that could have been refused: credited even over the
                               limit, and counted */
-    SHP_RESERVE_AHEAD = 4  /* more than the call needs: answered at once, nothing is called back for it and a refusal is
+    SHP_RESERVE_AHEAD = 4  /* more than the call needs: answered at once, nothing is recalled for it, and a refusal is
                               no denied allocation; the client asks for less */
 };
 
@@ -87,23 +87,22 @@ enum { SHP_RELEASE_RECALLED = 1 /* the last RELEASE that answers a RECALL; bytes
 /* shp_reserved.status */
 enum shp_reserve_status {
     SHP_RESERVE_OK = 0,
-    SHP_RESERVE_OVER_LIMIT =
-        1 /* would take the tenant over its limit, after siblings gave back what they did not use */
+    SHP_RESERVE_OVER_LIMIT = 1 /* over the tenant's limit, even after siblings gave back their idle credits */
 };
 
 /* shp_refused.reason */
 enum shp_refused_reason {
     SHP_REFUSED_VERSION = 1,   /* no version in common */
     SHP_REFUSED_RELEASING = 2, /* the tenant's reservation is ending: nothing more runs in its name */
-    SHP_REFUSED_FULL = 3       /* as many processes of the tenant as may be are connected: try again, launch nothing */
+    SHP_REFUSED_FULL = 3 /* the tenant has the most processes connected that it may have: try again, launch nothing */
 };
 
 struct shp_header {
     uint32_t magic;
-    uint16_t version; /* of the format of this frame; in HELLO: version_min */
+    uint16_t version; /* of this frame's format; in HELLO: version_min */
     uint16_t type;    /* enum shp_type */
     uint32_t size;    /* of the whole frame, header included */
-    uint32_t seq;     /* a client's request number, copied into its answer; 0 where there is no answer */
+    uint32_t seq;     /* number of a client's request, copied into its answer; 0: no answer is expected */
 };
 
 struct shp_hello {
@@ -131,8 +130,8 @@ struct shp_drained {
 struct shp_draining {
     struct shp_header header;
     uint64_t grant_id;
-    uint64_t expected_ns; /* from sending: when the GPU is expected to have finished. The sender is charged until
-                             DRAINED, whatever it says here */
+    uint64_t expected_ns; /* from sending until the GPU is expected to have finished. A hint: the sender is charged
+                             until DRAINED */
 };
 
 struct shp_reserve {
@@ -161,10 +160,9 @@ struct shp_gpu {
     uint8_t uuid[SHP_UUID_BYTES];
     uint32_t request_milli;
     uint32_t limit_milli;
-    uint64_t memory; /* the tenant's limit on this GPU, all its processes together */
+    uint64_t memory; /* bytes: the tenant's limit on this GPU, all its processes together */
     uint32_t flags;
-    uint32_t
-        context_kib; /* KiB of its memory that each process's context takes beyond what calls ask for; 0: unknown */
+    uint32_t context_kib; /* KiB that a process's context takes beyond what calls ask for; 0: unknown */
 };
 
 struct shp_welcome { /* also the layout of LIMITS */
@@ -198,7 +196,7 @@ struct shp_recall {
     struct shp_header header;
     uint32_t gpu;
     uint32_t reserved;
-    uint64_t bytes; /* how much is needed; a client gives back up to this of what it does not use */
+    uint64_t bytes; /* needed; a client gives back its idle credits up to this */
 };
 
 struct shp_memory {
@@ -216,9 +214,8 @@ struct shp_refused {
     char text[SHP_TEXT_BYTES];
 };
 
-/* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client
- * maps it read-only. Hints only: reading a stale one costs time, never correctness. After fork a child ignores it until
- * it has mapped its own. */
+/* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client maps
+ * it read-only. A stale hint costs time, never correctness. A child of fork does not inherit the mapping. */
 struct shp_hints {
     uint32_t magic; /* SHP_MAGIC */
     uint32_t version;
@@ -232,9 +229,9 @@ struct shp_hints {
  *
  * and, where it is known, at the end of the line " context <kib>", as shp_gpu.context_kib.
  *
- * It is what the hook goes by while there is no agent. Lines beginning with anything but "gpu " are skipped. Where
- * there is no such file, and does not come, no CUDA call succeeds; where the file `fail-open` is beside it, all do,
- * with no share and no limit.
+ * The hook goes by it while there is no agent. Lines that begin with anything but "gpu " are skipped. Where there is no
+ * such file, and none comes, no CUDA call succeeds; but where the file `fail-open` is beside it all do, with no share
+ * and no limit.
  */
 
 #endif

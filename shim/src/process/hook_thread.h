@@ -14,7 +14,7 @@
 #include "time/gate.h"
 #include "time/token.h"
 
-/* What the thread steps. */
+/* The parts of the process that the thread steps. */
 struct hook_thread {
     struct gate *gate;
     struct session *session;

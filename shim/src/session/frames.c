@@ -1,4 +1,4 @@
-/* What the agent's frames of connection and grants mean to the process.
+/* Meaning of the agent's frames of connection and grants.
  *
  * A frame with a value out of range breaks the protocol: its handler returns false, and the session ends the
  * connection.

@@ -41,7 +41,7 @@ struct question {
 
 enum session_state { SESSION_DOWN, SESSION_GREETING, SESSION_READY };
 
-/* Whether launches may go on by the file `limits` while there is no connection. */
+/* The answer to "may launches go on by the file `limits`" while there is no connection. */
 enum session_admission {
     ADMITTED,    /* they may: the agent is away */
     RELEASING,   /* never again: the tenant's reservation is ending */
@@ -49,7 +49,7 @@ enum session_admission {
     NO_SOCKET    /* not until this process can open a socket */
 };
 
-/* What was last said on standard error about the connection; the same is not said twice in a row. */
+/* The last message on standard error about the connection; the same is not written twice in a row. */
 enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
 
 /* Acts on a frame of the type and size that it was registered for. `of`: as registered. `descriptor`: -1, or came along

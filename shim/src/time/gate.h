@@ -27,10 +27,10 @@ enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
  * change of its terms and every gate_renew adds GATE_STEP, so that threads register their streams again. */
 enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE_STEP = 16 };
 
-/* Whether a default stream is always the same one: 0 (not known yet, also what a wiped page holds) and SEVERAL mean
- * that the driver has to be asked for the current context. One: there is one device, and nothing was ever asked to make
- * a context but its primary one. Where another comes about all the same (by the calls of graphics, which are none of
- * ours), it is noticed with the next opening of the gate. */
+/* The number of contexts, which says whether a default stream is always the same one: 0 (not known yet, also what a
+ * wiped page holds) and SEVERAL mean that the driver has to be asked for the current context. One: there is one device,
+ * and nothing was ever asked to make a context but its primary one. Where another comes about all the same (by the
+ * calls of graphics, which are none of ours), it is noticed with the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
 /* Which stream a thread launched into, and under which word of the gate. First in struct slot_stream: the fast path
@@ -67,7 +67,7 @@ struct stream_window {
     bool seen_late;            /* the last fence had passed before the thread looked */
 };
 
-/* What was learned of the launches into the stream. */
+/* The estimate of how long the launches into the stream take. */
 struct stream_estimate {
     uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
     uint64_t ends_at;       /* ns: when what is launched is expected to end */

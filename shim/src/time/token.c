@@ -112,14 +112,14 @@ static bool revoked(void *of, const void *frame, int descriptor) {
     return true;
 }
 
-/* What the duty cycle holds is closed: from now on the agent says when. */
+/* Connected: close the gate if the duty cycle holds it open; from now on the agent says when. */
 static void connected(void *of) {
     struct token *token = of;
     if (token->state == TOKEN_HELD)
         token->deadline = 0;
 }
 
-/* What the agent granted is closed; the duty cycle follows. */
+/* Disconnected: close the gate if a grant holds it open; the duty cycle follows. */
 static void disconnected(void *of, bool was_ready) {
     struct token *token = of;
     if (was_ready && token->state == TOKEN_HELD)
@@ -272,7 +272,7 @@ static void announce(struct token *token, uint64_t now) {
 
 /* TOKEN_CLOSING: wait until no thread is inside a launch (G1), or for the grace period. */
 static uint64_t step_closing(struct token *token, uint64_t now) {
-    /* Of a pause longer than STOPPED, threads had no time to leave their launches. */
+    /* A pause longer than STOPPED counts as STOPPED: threads had no CPU to leave their launches. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
     token->last_step = now;
     if (!gate_clear(token->gate) && token->patience > 0)

@@ -1,4 +1,4 @@
-/* From an entry of the driver to the hook's wrapper of it. */
+/* The wrapper of each entry of the driver. */
 #ifndef SHAREPOD_RESOLVE_H
 #define SHAREPOD_RESOLVE_H
 
