@@ -1,7 +1,7 @@
-"""Writes the CRDs, and the admission policies that know the annotations, from the models in `sharepod.api`.
+"""Generate the CRDs, and the admission policies that know the annotations, from the models in `sharepod.api`.
 
 python crds/generate.py                    the pods' fields stay as they are in the checked-in CRD
-python crds/generate.py --openapi FILE     takes them anew from an API server's /openapi/v3/api/v1
+python crds/generate.py --openapi FILE     takes them from an API server's /openapi/v3/api/v1
 python crds/generate.py --cluster          the same, from the test cluster's API server, started for it
 python crds/generate.py --check            writes nothing; exits 1 and names each file that is stale
 """
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.request import request_policy
-from sharepod.api.crd.generate import gpunode_crd, sharepod_crd
+from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ _HEADER = (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Repeats equal nodes instead of pointing at them, and writes texts of several lines as blocks."""
+    """YAML dumper that repeats equal nodes instead of pointing at them, and writes texts of several lines as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -43,7 +43,7 @@ _Dumper.add_representer(str, _text)
 
 
 def files(pod_spec: Schema) -> dict[Path, str]:
-    """Every generated file and what has to stand in it."""
+    """Return every generated file with its content."""
     policies = ROOT / "manifests" / "policies"
     documents: dict[Path, list[dict[str, Any]]] = {
         SHAREPODS: [sharepod_crd(pod_spec)],
@@ -59,7 +59,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
 
 
 def checked_in_pod_spec() -> Schema:
-    """The PodSpec schema inside the checked-in CRD."""
+    """Return the PodSpec schema inside the checked-in CRD."""
     crd = yaml.load(SHAREPODS.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 a safe loader
     schema: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     schema["properties"].pop("gpu")
@@ -68,7 +68,7 @@ def checked_in_pod_spec() -> Schema:
 
 
 def of_test_cluster() -> dict[str, Any]:
-    """The OpenAPI document of the API server that the tests use; it is built first where it is not yet."""
+    """Return the OpenAPI document of the API server that the tests use, which is built first if needed."""
     sys.path.insert(0, str(ROOT / "tests"))
     from harness.cluster import Cluster
 
@@ -78,7 +78,7 @@ def of_test_cluster() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write or checks; 0 when everything is in place."""
+    """Write or check the files. Returns 0 when everything is in place."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--openapi", type=Path, help="an API server's /openapi/v3/api/v1, as JSON")
     arguments.add_argument("--cluster", action="store_true", help="start the test cluster and ask its API server")

@@ -27,7 +27,7 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
         cleared = {"request": None, "limit": None, "memory": None} if field == "mode" else {}
         message = refusal(server.api, path, {"spec": {"gpu": {field: value, **cleared}}})
         assert f"spec.gpu.{field}: cannot be changed" in message
-        assert "delete the SharePod and create it anew" in message
+        assert "delete the SharePod and create it again" in message
     assert "spec.gpu.affinity: cannot be changed" in refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}})
     assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": {"a": "c"}}})
     assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": None}})

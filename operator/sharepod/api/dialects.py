@@ -1,12 +1,13 @@
-"""What a SharePod asks of a GPU, whichever way it is written: the block `spec.gpu` or annotations of a known dialect.
+"""Dialects: a SharePod's request for GPUs as the block `spec.gpu` or as annotations, read into one `GpuRequest`.
 
-`KEYS` is the one table of annotations. Everything that knows an annotation's name reads it: the translation here, the
-copying of annotations to the Pod, and the admission policy that is generated from it. Guarantees: a SharePod says what
-it wants in one way only (block and annotations together, or one field twice, are refused), an annotation under a known
-prefix is never ignored (an unknown key is refused), and every error names the annotation as the user wrote it.
+The annotations are `sharepod.dev/gpu-*` and, in manifests written for KubeShare and Gemini, `kubeshare/gpu_request`,
+`gemini/GPUID` and so on; each prefix carries every key. `KEYS` is the one table of annotations: the translation here,
+the copying of annotations to the Pod and the generated admission policy read it.
 
-The usual annotations are `sharepod.dev/gpu-*` and, in manifests written for KubeShare and Gemini,
-`kubeshare/gpu_request`, `gemini/GPUID` and so on; each prefix carries every key.
+Guarantees:
+- A SharePod asks in one way only: block and annotations together, or one field twice, are refused.
+- An annotation under a known prefix is never ignored: an unknown key is refused.
+- Every error names the annotation as the user wrote it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ PREFIXES = (f"{GROUP}/", "kubeshare/", "gemini/")
 FOREIGN_PREFIXES = PREFIXES[1:]
 
 NATIVE_PREFIX = f"{GROUP}/gpu-"
-"""What our own annotations begin with, as they are written in examples and messages."""
+"""Prefix of our own annotations in examples and messages."""
 
 STARTS = (NATIVE_PREFIX, f"{GROUP}/gpu_", f"{GROUP}/sched_", f"{GROUP}/GPUID", *FOREIGN_PREFIXES)
-"""What an annotation of a dialect begins with; `sharepod.dev/` alone has other uses too."""
+"""Beginnings of annotations that belong to a dialect. `sharepod.dev/` alone has other uses too."""
 
 DECIMAL_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})$"
-"""A fraction as an annotation may say it: digits and a point, no sign, exponent or blank."""
+"""Fraction in an annotation: digits and a point, no sign, exponent or blank."""
 
 BYTES_PATTERN = r"^[0-9]{1,18}$"
 
@@ -44,24 +45,24 @@ UUID_PATTERN = r"^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{1
 UUID_SHAPE = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
 
 MIN_MEMORY = "1Mi"
-"""Less is a forgotten unit (`memory: 4`), not a size that anything on a GPU fits in."""
+"""Smallest memory. Less is a forgotten unit (`memory: 4`): nothing on a GPU fits in it."""
 
 MIN_BYTES = parse_quantity(MIN_MEMORY)
 
 MAX_MEMORY = "1Ei"
-"""More than any GPU has, and far from where 64 bits end."""
+"""Largest memory: more than any GPU has, and far from where 64 bits end."""
 
 MAX_LISTED = 64
+"""UUIDs or models in one list: keeps the cost of the CEL rules within the API server's budget."""
 
 GPUID_KEY = "GPUID"
-"""A shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName` stand."""
+"""Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName`
+stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One field of `GpuSpec` and the keys of annotations that say it: our own, and what KubeShare and Gemini call
-    it.
-    """
+    """One field of `GpuSpec` and the keys of its annotations: our own, and those of KubeShare and Gemini."""
 
     field: str
     native: str
@@ -69,11 +70,11 @@ class Key:
 
     @property
     def annotations(self) -> tuple[str, ...]:
-        """Every annotation that sets this field."""
+        """All annotations that set this field."""
         return tuple(prefix + key for prefix in PREFIXES for key in (self.native, *self.foreign))
 
     def usual(self, prefix: str) -> str:
-        """The annotation of this field that a manifest of this prefix would have."""
+        """Return the annotation of this field that a manifest of this prefix would have."""
         return prefix + (self.foreign[0] if self.foreign and prefix in FOREIGN_PREFIXES else self.native)
 
 
@@ -97,12 +98,12 @@ FIELD_OF: Mapping[str, str] = {annotation: key.field for key in KEYS for annotat
 
 
 def is_dialect(annotation: str) -> bool:
-    """Whether an annotation belongs to a dialect, known key or not."""
+    """Return whether an annotation belongs to a dialect, known key or not."""
     return annotation.startswith(STARTS)
 
 
 def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
-    """What a SharePod, as the API server gave it, asks of a GPU: block or annotations, defaults filled.
+    """Read the request of a SharePod, as the API server gave it, from block or annotations, and fill the defaults.
 
     Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
     """
@@ -131,7 +132,7 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
 
 
 def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of a SharePod that belong to a dialect. Raises `SpecError` for a key that no dialect knows."""
+    """Return the annotations of a SharePod that belong to a dialect. Raises `SpecError` for an unknown key."""
     annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
     said = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
     for name in sorted(said):
@@ -144,12 +145,12 @@ def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
 
 
 def known_keys(prefix: str) -> str:
-    """The annotations that a manifest of this prefix may have, for a message."""
+    """List the annotations that a manifest of this prefix may have, for a message."""
     return ", ".join(key.usual(prefix) for key in KEYS)
 
 
 def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
-    """Whether `spec.nodeName` is to be read as required node affinity: only beside a `GPUID`."""
+    """Return whether `spec.nodeName` is read as required node affinity: only beside a `GPUID`."""
     return any(name.endswith(f"/{GPUID_KEY}") for name in annotations_of(sharepod))
 
 
@@ -181,7 +182,7 @@ def _from_annotations(said: Mapping[str, str]) -> GpuSpec:
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:
-    """What `resolve` leaves open: sizes without a unit and names that no GPU has."""
+    """Check what `resolve` leaves open: sizes without a unit and names that no GPU has."""
     if 0 < len(gpu.uuids) < request.count:
         raise SpecError(
             "spec.gpu.uuids",
@@ -199,7 +200,7 @@ def _check(gpu: GpuSpec, request: GpuRequest) -> None:
 
 
 def _as_written(error: SpecError, said: Mapping[str, str]) -> SpecError:
-    """An error about a field of the block, told of the annotation that said it or that would have to."""
+    """Turn an error about a field of the block into one about the annotation that set it, or that would have to."""
     if not said or not error.field.startswith("spec.gpu."):
         return error
     field = re.split(r"[.\[]", error.field)[2]
@@ -303,4 +304,4 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "gpu-uuids": _uuids,
     "gpu-models": _names,
 }
-"""What each key's value is read with."""
+"""Parser of each key's value."""

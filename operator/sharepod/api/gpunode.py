@@ -1,7 +1,10 @@
-"""GPUNode: inventory and ledger of one node, in one object.
+"""GPUNode: the ledger and the inventory of one node, in one object.
 
-`spec` is what the operator wants and is written by the operator alone: a row in `spec.tenants` *is* the reservation.
-`status` is what the node's agent saw and is written by that agent alone.
+Guarantees:
+- `spec` is written by the operator alone. A row in `spec.tenants` *is* the reservation.
+- `status` is written by the node's agent alone.
+
+Docstrings of models become descriptions in the CRD.
 """
 
 from __future__ import annotations
@@ -17,42 +20,51 @@ KIND = "GPUNode"
 PLURAL = "gpunodes"
 
 CONDITION_AGENT_READY = "AgentReady"
-"""In a GPUNode's status, written by its agent: False while it cannot serve new tenants."""
+"""Condition of a GPUNode: False while its agent cannot serve new tenants."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 
 
 class Mode(StrEnum):
+    """Mode of a SharePod: a share of its GPUs, or whole GPUs that no other tenant uses."""
+
     SHARED = "Shared"
     EXCLUSIVE = "Exclusive"
 
 
 class MemoryIsolation(StrEnum):
+    """Effect of the memory limit: allocations beyond it are refused, or only accounted."""
+
     ENFORCED = "Enforced"
     NONE = "None"
 
 
 class Pool(StrEnum):
+    """Owner of a node's GPUs: SharePod alone, or NVIDIA's device plugin, from which holders take them."""
+
     DEDICATED = "dedicated"
     DEVICE_PLUGIN = "device-plugin"
 
 
 class TenantState(StrEnum):
+    """State of a row in the ledger."""
+
     RESERVED = "Reserved"
     """The share belongs to this tenant, whether its pod exists yet or not."""
     RELEASING = "Releasing"
-    """The pod is gone or terminal; the share is given away once the agent has seen that nothing of the tenant is
-    left.
-    """
+    """The pod is gone or terminal. The share is released once the agent has confirmed that nothing of the tenant is
+    left."""
 
 
 class Health(StrEnum):
+    """Health of a GPU as its agent saw it."""
+
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
 class SchedulingLabels(Model):
-    """The three labels that placement goes by, as the SharePod had them. They act within the namespace."""
+    """Labels of a tenant that placement goes by. They act within its namespace."""
 
     affinity: str | None = None
     anti_affinity: str | None = None
@@ -60,7 +72,8 @@ class SchedulingLabels(Model):
 
 
 class Tenant(Model):
-    """A reservation: one row of the ledger. `gpus` holds UUIDs; the shares and `memory` (bytes) are of each of them."""
+    """Reservation of one tenant: one row of the ledger. `gpus`: UUIDs. The shares and `memory` (bytes) are of each
+    GPU."""
 
     id: str
     namespace: str
@@ -76,15 +89,15 @@ class Tenant(Model):
 
 
 class HolderState(StrEnum):
+    """State of a holder."""
+
     PENDING = "Pending"
     HELD = "Held"
     RELEASING = "Releasing"
 
 
 class PluginHolder(Model):
-    """A pod of ours that takes one GPU from NVIDIA's device plugin. `uuid` is unknown until the kubelet has given it
-    one.
-    """
+    """Pod that takes one GPU from NVIDIA's device plugin. `uuid` is absent until the kubelet has given it a GPU."""
 
     id: str
     state: HolderState
@@ -92,22 +105,23 @@ class PluginHolder(Model):
 
 
 class GPUNodeSpec(Model):
+    """Ledger of the node, written by the operator alone."""
+
     pool: Pool = Pool.DEDICATED
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
     holders: Annotated[tuple[PluginHolder, ...], Field(max_length=MAX_GPUS)] = ()
 
 
 class Link(Model):
-    """A connection to another GPU of the node; `kind` in NVML's topology words (`NVLINK`, `PIX`, `PXB`, `PHB`,
-    `NODE`, `SYS`).
-    """
+    """Connection to another GPU of the node. `kind`: NVLINK, PIX, PXB, PHB, NODE or SYS, the words of NVML's
+    topology."""
 
     uuid: str
     kind: str
 
 
 class Gpu(Model):
-    """One physical GPU as the agent saw it. `memory`: bytes that tenants can have (NVML's total less reserved)."""
+    """Physical GPU as the agent saw it. `memory`: bytes that tenants can have (NVML's total less reserved)."""
 
     uuid: str
     index: Annotated[int, Field(ge=0)]
@@ -118,37 +132,36 @@ class Gpu(Model):
     links: tuple[Link, ...] = ()
     shareable: bool = True
     reason: str = ""
-    """Why it is not shareable or not healthy; empty where it is both."""
+    """Why the GPU is not shareable or not healthy; empty if it is both."""
     held: bool | None = None
-    """In pool `device-plugin`: whether PodResources shows it as held by our holder."""
+    """In pool `device-plugin`: whether PodResources shows the GPU as held by a holder of ours."""
 
 
 class FindingReason(StrEnum):
-    """What an agent can find out about a tenant that it is to be told."""
+    """Kind of finding: what an agent found out about a tenant that its owner should know."""
 
     PROCESS_WITHOUT_HOOK = "ProcessWithoutHook"
-    """A process of it uses a GPU and has never connected: nothing limits it."""
+    """A process of the tenant uses a GPU and has never connected: nothing limits it."""
     BUSY_BEYOND_HELD = "BusyBeyondHeld"
-    """Its processes keep a GPU busy for far more time than it held."""
+    """The tenant's processes keep a GPU busy for far more time than the tenant held it."""
     MEMORY_BEYOND_TRACKED = "MemoryBeyondTracked"
-    """The driver counts far more memory of its processes than their allocations explain."""
+    """The driver counts far more memory of the tenant's processes than their allocations explain."""
     OVERTAKEN = "Overtaken"
-    """It was overtaken several times within a minute, because its work did not end with its turn."""
+    """The tenant was overtaken several times within a minute: its work did not end with its turn."""
     PROCESSES_NOT_TOLD = "ProcessesNotTold"
-    """The driver does not say which processes are on its GPUs, so that nobody can tell."""
+    """The driver does not report which processes use the tenant's GPUs, so other findings cannot be made."""
 
 
 class Finding(Model):
-    """One of them, with the figures of when it began. It stands for as long as it is so."""
+    """Finding about a tenant, with the figures of when it began. It stays while its cause lasts."""
 
     reason: FindingReason
     message: Annotated[str, Field(max_length=1024)]
 
 
 class TenantStatus(Model):
-    """What the agent saw of one tenant. `memory`: bytes in use; `held_milli`: token time over the last 10 s, in
-    thousandths.
-    """
+    """Tenant as the agent saw it. `memory`: bytes in use. `heldMilli`: token time over the last 10 s, in
+    thousandths."""
 
     id: str
     processes: Annotated[int, Field(ge=0)] = 0
@@ -157,15 +170,16 @@ class TenantStatus(Model):
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
-    """True once a hook has connected, False when a process uses the GPU that never did or is busy far beyond what it
-    held, None before any CUDA call and where the driver does not tell.
-    """
+    """True once a hook has connected. False when a process that never connected uses the GPU, or is busy far beyond
+    what the tenant held. None before any CUDA call, and where the driver does not tell."""
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
     drained: bool = False
-    """Only meaningful while the row is Releasing: volume unpublished, cgroup empty, no process on the GPU."""
+    """Only meaningful while the row is Releasing. True: volume unpublished, cgroup empty, no process on the GPU."""
 
 
 class GPUNodeStatus(Model):
+    """Inventory of the node and state of its tenants, written by the node's agent alone."""
+
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
     tenants: Annotated[tuple[TenantStatus, ...], Field(max_length=MAX_TENANTS)] = ()
     conditions: tuple[Condition, ...] = ()
@@ -175,11 +189,11 @@ class GPUNodeStatus(Model):
     tenant_count: Annotated[int, Field(ge=0)] = 0
     """Rows of the ledger that the agent has in force."""
     reserved: str = ""
-    """Of each GPU, by index, the fraction of its time that is reserved: `1,0.5`. For `kubectl get`."""
+    """Reserved fraction of each GPU's time, by index: `1,0.5`. For `kubectl get`."""
     simulated: bool = False
     """The inventory comes from a file: there is no GPU behind it."""
 
 
 def manifest(name: str, spec: GPUNodeSpec) -> dict[str, object]:
-    """A GPUNode as it is created, without status."""
+    """Return a GPUNode as it is created, without status."""
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec.dump()}

@@ -1,4 +1,4 @@
-"""What every object of the group has in common: names, the base of all models, conditions."""
+"""Common parts of the objects of the group: names, limits, the base of all models, conditions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ POOL_LABEL = f"{GROUP}/pool"
 """Node label: `dedicated` or `device-plugin`. A node without it is not ours."""
 
 FORCE_RELEASE_ANNOTATION = f"{GROUP}/force-release"
-"""On a GPUNode: comma-separated tenant ids whose rows an admin gives away although no agent has confirmed that they
-are gone.
-"""
+"""Annotation of a GPUNode: comma-separated tenant ids whose rows an admin releases although no agent has confirmed that
+the tenants are gone."""
 
 TENANT_LABEL = f"{GROUP}/tenant"
-"""On a Pod that the operator made: the id of its tenant. Admission lets nobody else set it and nobody change it, so it
-says whose the Pod is, unless the Pod's controller is another.
-"""
+"""Label of a Pod that the operator created: the id of its tenant. Admission lets nobody else set it and nobody change
+it, so it identifies the tenant, unless the Pod's controller is another object."""
 
 CSI_DRIVER = f"gpu.{GROUP}"
 VOLUME_NAME = "sharepod-gpu"
@@ -32,7 +30,10 @@ PRELOAD_FILE = "ld.so.preload"
 PRELOAD_PATH = "/etc/ld.so.preload"
 
 MAX_TENANTS = 256
+"""Rows in the ledger of one node: bounds the size of a GPUNode, far below etcd's 1.5 MiB."""
+
 MAX_GPUS = 16
+"""GPUs of one node: the largest common servers have 16."""
 
 
 class Model(BaseModel):
@@ -41,7 +42,7 @@ class Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="forbid")
 
     def dump(self) -> dict[str, object]:
-        """As it is written to the API: camelCase, unset and default-None fields left out."""
+        """Return the object as it is written to the API: camelCase, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

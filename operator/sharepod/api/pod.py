@@ -1,9 +1,11 @@
-"""The Pod that runs a SharePod. Pure: a SharePod and an assignment in, a manifest out.
+"""Pod of a SharePod. Pure: a SharePod and an assignment in, a manifest out.
 
-Guarantees, whatever the SharePod says: the Pod is pinned to the assigned node by node affinity, so that the scheduler
-still makes every check of its own; each container and init container sees the assigned GPUs and no others, has the
-tenant's volume and, unless the SharePod is Exclusive, preloads the hook; the SharePod is its controller. What cannot
-be kept is refused with `SpecError`.
+Guarantees, whatever the SharePod says:
+- The Pod is pinned to the assigned node by node affinity, so the scheduler still makes every check of its own.
+- Each container and init container sees the assigned GPUs and no others, and has the tenant's volume.
+- Each of them preloads the hook, unless the SharePod is Exclusive.
+- The SharePod is the Pod's controller.
+- A SharePod for which this cannot be kept is refused with `SpecError`.
 """
 
 from __future__ import annotations
@@ -33,28 +35,27 @@ DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = "compute,utility"
 
 CDI_PREFIX = "cdi.k8s.io/"
-"""Annotations by which a container runtime hands devices to a pod, past everything here."""
+"""Prefix of annotations by which a container runtime gives devices to a pod, past everything here."""
 
 GPU_RESOURCE_PATTERN = r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$"
-"""Resources of NVIDIA's device plugin: whole GPUs, its replicas and MIG slices."""
+"""Resources of NVIDIA's device plugin: whole GPUs, replicas of GPUs and MIG slices."""
 
 RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSettings:
-    """What the cluster's admin decides about every Pod. Empty `runtime_class`: the nodes' default runtime is
-    NVIDIA's.
-    """
+    """Settings of the cluster's admin for every Pod. Empty `runtime_class`: the nodes' default runtime is NVIDIA's."""
 
     runtime_class: str = "nvidia"
     tolerations: tuple[Mapping[str, Any], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
 
 def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
-    """The PodSpec that a SharePod asks for, before it has a node: what placement has to satisfy.
+    """Return the PodSpec that a SharePod asks for, before it has a node: placement has to satisfy it.
 
-    Without the gpu block; with the configured tolerations; `nodeName` beside a GPUID is required node affinity.
+    The gpu block is left out, the configured tolerations are added, and `nodeName` beside a GPUID becomes required node
+    affinity.
     """
     spec: dict[str, Any] = copy.deepcopy(dict(sharepod.get("spec") or {}))
     spec.pop("gpu", None)
@@ -71,7 +72,7 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
 def build_pod(
     sharepod: Mapping[str, Any], assignment_node: str, uuids: Sequence[str], settings: PodSettings
 ) -> dict[str, Any]:
-    """The manifest of the Pod for `sharepod` (as the API server gave it) on `assignment_node` with the GPUs `uuids`.
+    """Build the manifest of the Pod for `sharepod` (as the API server gave it) on `assignment_node` with GPUs `uuids`.
 
     Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
     the device plugin, our volume's name or mount paths taken.
@@ -96,15 +97,15 @@ def build_pod(
 
 
 def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None:
-    """Refuses, with `SpecError`, what a Pod with shared GPUs cannot have.
+    """Raise `SpecError` for what a Pod with shared GPUs cannot have.
 
-    The admission policy refuses the same at once, but for the runtime class, which it cannot know.
+    The admission policy refuses the same at once, except for the runtime class, which it cannot know.
     """
     for name in sharepod["metadata"].get("annotations") or {}:
         if name.startswith(CDI_PREFIX):
             raise SpecError(
                 f"metadata.annotations[{name}]",
-                "would hand devices to the pod past SharePod; remove it and use spec.gpu",
+                "would give devices to the pod past SharePod; remove it and use spec.gpu",
             )
     spec = sharepod.get("spec") or {}
     own = spec.get("runtimeClassName")
@@ -124,7 +125,8 @@ def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None
             )
         if (volume.get("csi") or {}).get("driver") == CSI_DRIVER:
             raise SpecError(
-                f"spec.volumes[{index}].csi.driver", f"{CSI_DRIVER} is added to the pod by itself; remove this volume"
+                f"spec.volumes[{index}].csi.driver",
+                f"{CSI_DRIVER} is added to the pod automatically; remove this volume",
             )
     for field in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(field) or []):
@@ -150,7 +152,7 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
 
 
 def require_node(spec: dict[str, Any], node: str) -> None:
-    """Pins a PodSpec to a node by required node affinity, in place.
+    """Pin a PodSpec to a node by required node affinity, in place.
 
     `nodeSelectorTerms` are alternatives, so the pin goes into each of them; an empty term matches nothing and stays so.
     """
@@ -172,9 +174,8 @@ def _selects(term: Mapping[str, Any]) -> bool:
 
 
 def _with_gpu(container: Mapping[str, Any], visible: str, *, hook: bool) -> dict[str, Any]:
-    """The container with its GPUs and the tenant's volume. Ours come first in env, so that the user's may refer to
-    them.
-    """
+    """Return the container with its GPUs and the tenant's volume. Our variables come first, so that the user's may
+    refer to them."""
     own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
     env: list[Mapping[str, Any]] = [{"name": VISIBLE_DEVICES, "value": visible}]
     if all(variable.get("name") != DRIVER_CAPABILITIES for variable in own):

@@ -1,8 +1,9 @@
-"""SharePod: a PodSpec plus what it needs of a GPU.
+"""SharePod: a PodSpec plus a request for GPUs.
 
-`GpuSpec` is the block `spec.gpu` as users write it; `GpuRequest` is what it means once defaults are filled and
-numbers are integers. Everything else in `spec` is a PodSpec and is passed through unread, except where placement
-needs it.
+`GpuSpec` is the block `spec.gpu` as users write it. `GpuRequest` is the same with defaults filled and numbers as
+integers. Everything else in `spec` is a PodSpec and is passed through unread, except where placement needs it.
+
+Docstrings of models become descriptions in the CRD.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
 
 
 class PlacementPolicy(StrEnum):
+    """Preference among GPUs that all fit."""
+
     BINPACK = "Binpack"
     SPREAD = "Spread"
 
 
 class SpecError(ValueError):
-    """A SharePod that cannot be meant. `field` is its path; the message says what is wrong and what to write."""
+    """Invalid field of a SharePod. `field` is its path; the message says what is wrong and what to write."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -40,7 +43,7 @@ class SpecError(ValueError):
 
 
 class GpuSpec(Model):
-    """The block `spec.gpu`."""
+    """The block `spec.gpu` as users write it."""
 
     request: float | int | None = None
     limit: float | int | None = None
@@ -58,7 +61,10 @@ class GpuSpec(Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRequest:
-    """What a tenant asks for of each of its `count` GPUs. `memory` None: request x the memory of the GPU it gets."""
+    """Request of a tenant for a share of each of its `count` GPUs.
+
+    `request`, `limit`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's memory.
+    """
 
     request: Milli
     limit: Milli
@@ -72,16 +78,17 @@ class GpuRequest:
     models: tuple[str, ...] = ()
 
     def memory_on(self, capacity: int) -> Bytes:
-        """Bytes reserved on a GPU that has `capacity` bytes for tenants."""
+        """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
         return self.memory if self.memory is not None else Bytes(capacity * self.request // WHOLE_GPU)
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:
-    """Fills the defaults of a gpu block and checks what no schema can say.
+    """Fill the defaults of a gpu block and check what no schema can.
 
-    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is the second line.
+    Raises `SpecError` naming the field. The API server refuses the same (CEL in the CRD); this is the second line of
+    defence.
     """
 
     def fraction(name: str, value: float | int) -> Milli:
@@ -139,23 +146,27 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
 
 
 class Phase(StrEnum):
+    """Phase of a SharePod."""
+
     PENDING = "Pending"
     """No GPU yet; condition `Placed` says why."""
     PLACED = "Placed"
-    """The share is reserved; the pod is being made or has not started."""
+    """The share is reserved; the pod is being created or has not started."""
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
 
 class AssignedGpu(Model):
+    """GPU that the SharePod has a share of."""
+
     uuid: str
     index: int
     model: str
 
 
 class GrantedShare(Model):
-    """The share as the ledger has it, which may differ from the spec while a raise waits."""
+    """Share as the ledger has it. It may differ from the spec while a raise waits."""
 
     request_milli: int
     limit_milli: int
@@ -163,7 +174,7 @@ class GrantedShare(Model):
 
 
 class ShownShare(Model):
-    """The share as `kubectl get` shows it: what is granted or, while nothing is, what is asked for."""
+    """Share as kubectl get shows it: the granted one or, while nothing is granted, the requested one."""
 
     request: str
     limit: str
@@ -171,21 +182,24 @@ class ShownShare(Model):
 
 
 class Usage(Model):
-    """`held_milli`: token time over the last 10 s, in thousandths of each GPU. `memory`: bytes on each GPU."""
+    """Usage of each GPU. `heldMilli`: token time over the last 10 s, in thousandths. `memory`: bytes."""
 
     held_milli: int
     memory: int
 
 
 class SharePodStatus(Model):
+    """Status of a SharePod, written by the operator alone."""
+
     phase: Phase = Phase.PENDING
     node: str | None = None
     gpus: tuple[AssignedGpu, ...] = ()
     gpu_indexes: str | None = None
-    """`0,1`: the indexes of `gpus`, for the printer column."""
+    """Indexes of `gpus` for the printer column: `0,1`."""
     pod_name: str | None = None
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
-    """Written right after the Pod was made: from then on a missing Pod means lost work, never a second one."""
+    """Written right after the Pod was created: from then on a missing Pod means lost work, and no second Pod is
+    created (L4 of docs/design.md)."""
     granted: GrantedShare | None = None
     share: ShownShare | None = None
     usage: Usage | None = None
@@ -196,6 +210,6 @@ class SharePodStatus(Model):
 CONDITION_PLACED = "Placed"
 CONDITION_ENFORCED = "Enforced"
 CONDITION_GPU_HEALTHY = "GPUHealthy"
-"""There once one of its GPUs has failed."""
+"""Present once one of the SharePod's GPUs has failed."""
 CONDITION_POD_READY = "PodReady"
 CONDITION_RESIZED = "Resized"

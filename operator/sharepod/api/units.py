@@ -1,7 +1,7 @@
-"""Fractions of a GPU and sizes in bytes.
+"""Units: fractions of a GPU as thousandths, sizes as bytes.
 
-A fraction is a `number` in YAML and becomes integer thousandths ("milli") at once, here: nothing inside the system
-computes with binary floats. A size is a Kubernetes quantity and becomes integer bytes.
+A fraction is a `number` in YAML and becomes integer thousandths ("milli") here: nothing inside the system computes with
+binary floats. A size is a Kubernetes quantity and becomes integer bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ TenantId = NewType("TenantId", str)
 """The UID of the SharePod that a reservation is for, or of the plain pod."""
 
 WHOLE_GPU = Milli(1000)
+"""The whole time of one GPU."""
 
 # Far below a thousandth, far above the error of a binary float near 1.
 _TOLERANCE = Decimal("1e-6")
@@ -36,11 +37,11 @@ _SUFFIX: dict[str, Decimal] = {
 
 
 class UnitError(ValueError):
-    """A fraction or a size that cannot be read. The message says what was given and what would be right."""
+    """Fraction or size that cannot be read. The message says what was given and what to write."""
 
 
 def parse_fraction(value: float | int | str | Decimal) -> Milli:
-    """A fraction of a GPU, 0 to 1 with at most three decimals, as thousandths.
+    """Parse a fraction of a GPU, 0 to 1 with at most three decimals, as thousandths.
 
     Raises `UnitError` for what is no number, is outside 0 to 1, or is finer than a thousandth.
     """
@@ -64,13 +65,13 @@ def parse_fraction(value: float | int | str | Decimal) -> Milli:
 
 
 def format_fraction(milli: int) -> str:
-    """Thousandths as users write them: 400 is `0.4`, 1000 is `1`."""
+    """Format thousandths as users write them: 400 is `0.4`, 1000 is `1`."""
     whole, rest = divmod(milli, 1000)
     return str(whole) if not rest else f"{whole}.{rest:03d}".rstrip("0")
 
 
 def parse_quantity(value: int | float | str) -> Bytes:
-    """A Kubernetes quantity (`4Gi`, `512Mi`, `1e9`, `4294967296`) as bytes, rounded up as Kubernetes does.
+    """Parse a Kubernetes quantity (`4Gi`, `512Mi`, `1e9`, `4294967296`) as bytes, rounded up as Kubernetes does.
 
     Raises `UnitError` for what is no quantity or is negative.
     """
@@ -78,7 +79,7 @@ def parse_quantity(value: int | float | str) -> Bytes:
 
 
 def parse_cpu(value: int | float | str) -> int:
-    """A Kubernetes CPU quantity (`500m`, `2`, `0.5`) as thousandths of a core, rounded up as Kubernetes does.
+    """Parse a Kubernetes CPU quantity (`500m`, `2`, `0.5`) as thousandths of a core, rounded up as Kubernetes does.
 
     Raises `UnitError` for what is no quantity or is negative.
     """
@@ -86,7 +87,7 @@ def parse_cpu(value: int | float | str) -> int:
 
 
 def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
-    """A quantity times 10 to the power `scale`, rounded up."""
+    """Parse a quantity times 10 to the power `scale`, rounded up. `example` is what error messages advise."""
     text = str(value).strip()
     match = _QUANTITY.match(text)
     if match is None or isinstance(value, bool):
@@ -110,7 +111,7 @@ def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
 
 
 def format_bytes(size: int) -> str:
-    """Bytes as the shortest exact quantity with a binary suffix: 4294967296 is `4Gi`, 1000 is `1000`."""
+    """Format bytes as the shortest exact quantity with a binary suffix: 4294967296 is `4Gi`, 1000 is `1000`."""
     for suffix, shift in (("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
         if size and size % (1 << shift) == 0:
             return f"{size >> shift}{suffix}"

@@ -1,5 +1,1 @@
-"""Where a SharePod goes: pure functions over one in-memory model of the cluster. No I/O and no clock.
-
-`cluster.Cluster` knows the nodes, their GPUs and who has reserved what; `engine.place` decides over it and changes
-nothing; `needs` reads out of Kubernetes' own objects what placement goes by.
-"""
+"""Placement: decides on which GPUs a SharePod goes. Pure: no I/O, no clock."""

@@ -58,8 +58,8 @@ def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Best fit, where leftovers that nobody can use count twice: time without memory beside it, or memory without time.
-    A GPU without tenants comes last."""
+    """Rank by best fit, where leftovers that nobody can use count twice: time without memory beside it, or memory
+    without time. A GPU without tenants comes last."""
     time, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, time + abs(time - memory), time)
 
@@ -77,8 +77,8 @@ PACK_WHOLE = Policy(lambda gpu, request: (), lambda node, gpus, request: (node.i
 
 
 def _least_promised(gpu: GpuAccount, request: PlacementRequest) -> Cost:
-    """Best effort runs on time that others leave: a GPU with tenants, least promised time first, then tightest in
-    memory."""
+    """Rank for best effort, which runs on time that others leave: a GPU with tenants, least promised time first, then
+    tightest in memory."""
     _, memory = _left(gpu, request)
     return (0 if gpu.tenants else 1, WHOLE_GPU - gpu.free_milli, gpu.tenants, memory)
 
@@ -96,7 +96,7 @@ def _most_free(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _most_free_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """The cost of the fullest of the GPUs."""
+    """Return the cost of the fullest of the GPUs."""
     return max(_most_free(gpu, request) for gpu in gpus)
 
 
@@ -113,7 +113,7 @@ def _spread(gpu: GpuAccount, request: PlacementRequest) -> Cost:
 
 
 def _spread_of_all(node: NodeAccount, gpus: Sequence[GpuAccount], request: PlacementRequest) -> Cost:
-    """Fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
+    """Rank by the fewest replicas of the same owner on these GPUs, then on the node, then where most is free."""
     together = sum(replicas_on(gpu, request) for gpu in gpus)
     return (together, node.replicas_of(request.owner), *_most_free_of_all(node, gpus, request))
 

@@ -1,6 +1,6 @@
-"""How amounts and places read in the messages that users see.
+"""Wording of amounts and places in messages to users.
 
-What is free is rounded down and what is asked is rounded up, so that what a message says is free can be had.
+Guarantees: what is free is rounded down and what is asked is rounded up, so what a message says is free can be had.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ _UNITS = (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10))
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 GPU`, `3 GPUs`."""
+    """Return a number with its noun: `1 GPU`, `3 GPUs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def size_down(size: int) -> str:
-    """Bytes for a reader, to a tenth of the largest fitting unit, rounded down: `19.9Gi`. A valid quantity."""
+    """Format bytes to a tenth of the largest fitting unit, rounded down: `19.9Gi`. The result is a valid quantity."""
     return _size(size, 0)
 
 
 def size_up(size: int) -> str:
-    """As `size_down`, rounded up."""
+    """Format bytes like `size_down`, rounded up."""
     return _size(size, 1)
 
 
@@ -36,7 +36,7 @@ def _size(size: int, upwards: int) -> str:
 
 
 def gpus_of(node: str, indexes: Iterable[int]) -> str:
-    """`node-a GPU 1`, `node-a GPUs 0 and 1`."""
+    """Return GPUs by node and index: `node-a GPU 1`, `node-a GPUs 0 and 1`."""
     listed = [str(index) for index in sorted(indexes)]
     if len(listed) == 1:
         return f"{node} GPU {listed[0]}"
@@ -44,7 +44,7 @@ def gpus_of(node: str, indexes: Iterable[int]) -> str:
 
 
 def some_of(words: Iterable[str], most: int = 4) -> str:
-    """A sorted list without repetition that does not grow without bound: `a, b, c, d and 3 more`."""
+    """Join the words, sorted, without repetition, at most `most` of them: `a, b, c, d and 3 more`."""
     listed = sorted(set(words))
     if len(listed) <= most:
         return ", ".join(listed)
@@ -52,8 +52,8 @@ def some_of(words: Iterable[str], most: int = 4) -> str:
 
 
 def grouped(reasons: Iterable[tuple[str, str]], noun: str, most: int = 4) -> str:
-    """Things with the reason of each, told by reason: `node-a is cordoned, 2 nodes (b, c): each is not ready`. Of many
-    reasons the most frequent are told."""
+    """Group names by reason: `node-a is cordoned, 2 nodes (b, c): each is not ready`. Of many reasons, name the most
+    frequent."""
     groups: dict[str, list[str]] = {}
     for name, why in reasons:
         groups.setdefault(why, []).append(name)

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""Admission: the ValidatingAdmissionPolicies for SharePods, generated in CEL."""

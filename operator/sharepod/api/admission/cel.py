@@ -1,8 +1,10 @@
-"""The parts that our admission policies are made of. Pure.
+"""Building blocks of our admission policies in CEL. Pure.
 
-A change that touches neither spec nor annotations always passes, and so does every change of an object that is being
-deleted: a policy that became stricter must not keep a finalizer from being removed. The API server shows the first
-refusal of a policy, so validations stand in the order in which a user should mend.
+Guarantees:
+- A change that touches neither spec nor annotations always passes, and so does every change of an object that is being
+  deleted: a policy that became stricter must not keep a finalizer from being removed.
+- Validations keep their order. The API server shows the first refusal of a policy, so they stand in the order in which
+  a user should fix them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ Validation = dict[str, str]
 def policy(
     name: str, operations: Sequence[str], variables: Iterable[tuple[str, str]], validations: Sequence[Validation]
 ) -> list[dict[str, Any]]:
-    """A policy on SharePods and the binding that puts it in force everywhere."""
+    """Return a policy on SharePods and the binding that puts it into effect everywhere."""
     changed = (
         "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
         "(object.spec != oldObject.spec || "
@@ -58,14 +60,16 @@ def policy(
 
 
 def refuse(unless: str, message: str) -> Validation:
-    """A validation: refused unless `unless` holds, with what the CEL expression `message` says."""
+    """Return a validation that refuses unless `unless` holds, with the value of the CEL expression `message`."""
     return {"expression": unless, "messageExpression": message}
 
 
 def text(value: str) -> str:
+    """Return a CEL string."""
     assert not {"'", "\\"} & set(value), f"{value} would need escapes in CEL"
     return f"'{value}'"
 
 
 def texts(values: Iterable[str]) -> str:
+    """Return a CEL list of strings."""
     return "[" + ", ".join(text(value) for value in values) + "]"

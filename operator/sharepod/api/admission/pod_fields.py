@@ -1,7 +1,7 @@
 """Admission policies for what a CRD's own rules cannot see: containers, and the object before the change. Pure.
 
-They refuse at `kubectl apply` what `check_pod_fields` would refuse later, and every change of what cannot change. Each
-message names the field and says what to do instead. What annotations may say is ruled by `request_policy`.
+They refuse at `kubectl apply` what `check_pod_fields` would refuse later, and every change of an immutable field. Each
+message names the field and says what to write instead. `request_policy` has the rules for annotations.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PA
 from .cel import Validation, policy, refuse, texts
 
 MUTABLE = ("request", "limit", "memory")
-"""The fields of the gpu block, and the annotations for them, that may change while the SharePod lives."""
+"""Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
 
 
 def pod_fields_policy() -> list[dict[str, Any]]:
-    """What a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
+    """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
     path = "'spec.containers[' + c.name + ']"
 
     def resources(kind: str) -> Validation:
@@ -44,7 +44,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
         [
             refuse(
                 "variables.devices.size() == 0",
-                "'metadata.annotations[' + variables.devices[0] + ']: would hand devices to the pod past SharePod; "
+                "'metadata.annotations[' + variables.devices[0] + ']: would give devices to the pod past SharePod; "
                 "remove it and use spec.gpu'",
             ),
             resources("limits"),
@@ -57,7 +57,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
                 f"!variables.volumes.exists(v, v.?csi.?driver.orValue('') == '{CSI_DRIVER}')",
                 "'spec.volumes[' + variables.volumes.filter(v, "
                 f"v.?csi.?driver.orValue('') == '{CSI_DRIVER}')[0].name + ']: "
-                f"{CSI_DRIVER} is added to the pod by itself; remove this volume'",
+                f"{CSI_DRIVER} is added to the pod automatically; remove this volume'",
             ),
             refuse(
                 f"!variables.containers.exists(c, {mounted})",
@@ -75,7 +75,7 @@ def pod_fields_policy() -> list[dict[str, Any]]:
 
 
 def immutability_policy() -> list[dict[str, Any]]:
-    """A placed SharePod keeps its spec, but for request, limit and memory: they may be raised and lowered."""
+    """Refuse every change of a SharePod's spec but of request, limit and memory, which may be raised and lowered."""
     fixed = [name for key in KEYS if key.field not in MUTABLE for name in key.annotations]
     differs = (
         "{new}.filter(k, {which} && !(k in {old} && {new}[k] == {old}[k])) + {old}.filter(k, {which} && !(k in {new}))"
@@ -99,22 +99,22 @@ def immutability_policy() -> list[dict[str, Any]]:
         [
             refuse(
                 "has(object.spec.gpu) == has(oldObject.spec.gpu)",
-                "'spec.gpu: cannot be added to or taken from a SharePod that exists; delete it and create it anew'",
+                "'spec.gpu: cannot be added to or taken from a SharePod that exists; delete it and create it again'",
             ),
             refuse(
                 "variables.fields.size() == 0",
                 "'spec.' + variables.fields[0] + ': cannot be changed (only gpu.request, gpu.limit "
-                "and gpu.memory can); delete the SharePod and create it anew'",
+                "and gpu.memory can); delete the SharePod and create it again'",
             ),
             refuse(
                 "variables.gpu.size() == 0",
                 "'spec.gpu.' + variables.gpu[0] + ': cannot be changed (only request, limit and "
-                "memory can); delete the SharePod and create it anew'",
+                "memory can); delete the SharePod and create it again'",
             ),
             refuse(
                 "variables.said.size() == 0",
                 "'metadata.annotations[' + variables.said[0] + ']: cannot be changed (only request, limit and "
-                "memory can); delete the SharePod and create it anew'",
+                "memory can); delete the SharePod and create it again'",
             ),
         ],
     )

@@ -1,4 +1,4 @@
-"""The admission policy on what a SharePod asks of a GPU: one way only, and annotations that can be meant. Pure.
+"""Admission policy on a SharePod's request for GPUs: one way of asking only, and annotations that are valid. Pure.
 
 It refuses at `kubectl apply` what `effective` would refuse later, in nearly the same words, from the same table: each
 message names the annotation as the user wrote it and says what to write instead.
@@ -35,15 +35,14 @@ from .cel import Validation, policy, refuse, text, texts
 
 
 def _annotations(field: str, *, key: str = "") -> list[str]:
-    """The annotations of a field; with `key`, those of that key alone."""
+    """Return the annotations of a field; with `key`, those of that key alone."""
     names = next(entry.annotations for entry in KEYS if entry.field == field)
     return [name for name in names if not key or name.endswith(f"/{key}")]
 
 
 def _each(names: Sequence[str], unless: str, wrong: str) -> Validation:
-    """Every given annotation of `names` has to satisfy `unless`, in which `v` is its value; else `wrong`, an
-    expression in `v`.
-    """
+    """Refuse a given annotation of `names` unless `unless` holds. Both `unless` and `wrong`, the message, are CEL
+    expressions in `v`, its value."""
     here = f"variables.said.filter(k, k in {texts(names)})"
     bad = f"{here}.filter(k, ![variables.annotations[k]].all(v, {unless}))"
     return refuse(
@@ -57,7 +56,7 @@ def _quoted(rest: str) -> str:
 
 
 def request_policy() -> list[dict[str, Any]]:
-    """A SharePod says what it wants in one way only, and annotations say something that can be meant."""
+    """Refuse a SharePod that asks in more than one way, and annotations that are invalid."""
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     variables = [
         ("annotations", "object.metadata.?annotations.orValue({})"),
@@ -188,15 +187,14 @@ def _one_of(field: str, choices: Sequence[str]) -> Validation:
 
 
 def _together() -> list[Validation]:
-    """What annotations must say together. Only told where each of them alone can be read: the first refusal is
-    shown.
-    """
+    """Refuse annotations that contradict each other. These rules come last: they need each annotation to be valid
+    alone."""
     key = {field: f"variables.{field}[0]" for field in ("request", "limit", "memory")}
     value = {field: f"double(variables.annotations[{key[field]}])" for field in ("request", "limit")}
     given = {field: f"variables.{field}.size() > 0" for field in ("request", "limit", "memory")}
 
     def missing(field: str) -> str:
-        """What is missing is asked for in the dialect that the SharePod is written in."""
+        """Name the missing annotation in the dialect that the SharePod is written in."""
         entry = next(entry for entry in KEYS if entry.field == field)
         used = [f"variables.said.exists(k, k.startsWith({text(p)})) ? {text(entry.usual(p))}" for p in FOREIGN_PREFIXES]
         return f"({' : '.join(used)} : {text(entry.usual(PREFIXES[0]))})"

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""CRDs: the CustomResourceDefinitions, generated from the models and a real API server's PodSpec."""

@@ -1,7 +1,7 @@
-"""OpenAPI schemas for our CRDs. Pure: models and documents in, structural schemas out.
+"""Structural OpenAPI schemas for our CRDs. Pure: models and documents in, schemas out.
 
-A structural schema is what the API server takes in a CRD: no `$ref`, no `anyOf` around types, every node typed. Two
-sources are brought to that form: our pydantic models, and the PodSpec of a real API server's OpenAPI v3 document.
+The API server takes only structural schemas in a CRD: no `$ref`, no `anyOf` around types, every node typed. Two sources
+are brought to that form: our pydantic models, and the PodSpec of a real API server's OpenAPI v3 document.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _KEPT = (
     "x-kubernetes-list-map-keys",
     "x-kubernetes-map-type",
 )
-"""What a pod's field keeps of its schema. Descriptions would make it five times as large; patch strategies mean
-nothing in a CRD.
-"""
+"""Keys that a pod's field keeps of its schema. Descriptions would make the CRD five times as large; patch strategies
+mean nothing in a CRD."""
 
 _NOT_ON_CREATE = ("ephemeralContainers",)
 """Fields that no new pod may have."""
 
 
 class SchemaError(ValueError):
-    """A document that is not what a schema can be made of."""
+    """Document of which no schema can be made."""
 
 
 def model_schema(model: type[BaseModel]) -> Schema:
-    """The structural schema of one of our models, as it looks in YAML (camelCase). `None` means absent, not null."""
+    """Return the structural schema of one of our models, as it looks in YAML (camelCase). None means absent, not
+    null."""
     document = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(document, document.get("$defs", {}))
 
@@ -74,9 +74,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
 
 
 def by_key(schema: Schema, *path: str, key: str) -> None:
-    """Makes the list at `path` of properties a map by `key`: appliers own single entries, and no key may stand
-    twice.
-    """
+    """Make the list at `path` of properties a map by `key`: appliers own single entries, and no key may stand twice."""
     for step in path[:-1]:
         schema = schema["properties"][step]
         schema = schema.get("items", schema)
@@ -84,11 +82,11 @@ def by_key(schema: Schema, *path: str, key: str) -> None:
 
 
 def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
-    """The structural schema of a PodSpec, from an API server's document `/openapi/v3/api/v1`.
+    """Return the structural schema of a PodSpec, from an API server's document `/openapi/v3/api/v1`.
 
     Unknown fields are kept at every level, so that the fields of a newer cluster's pods pass. Quantities may be
-    numbers (`cpu: 0.5`), which a CRD's int-or-string would refuse: they are checked when the Pod is made. Only such
-    defaults stay as list keys need. Raises `SchemaError` for another document.
+    numbers (`cpu: 0.5`), which a CRD's int-or-string would refuse: they are checked when the Pod is created. Only the
+    defaults of list keys stay. Raises `SchemaError` for another document.
     """
     schemas = openapi.get("components", {}).get("schemas", {})
     if _POD_SPEC not in schemas:

@@ -1,1 +1,1 @@
-"""See README.md."""
+"""Binpack: ranks places by what it has learned of the demand. The inner loops are C (native/)."""

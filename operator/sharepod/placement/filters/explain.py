@@ -1,7 +1,10 @@
-"""Why a request has no place, in kube-scheduler's manner: counted by reason, with the number that came closest.
+"""Refusals of placement, worded as kube-scheduler words them: counted by reason, with the figure that came closest.
 
-Guarantees: every known node is accounted for; what the advice says would fit now has been tried and does; `NeverFits`
-is only said when no node that is known could take the request with all tenants gone and everything available.
+Guarantees (P3 true-refusals of docs/design.md):
+- Every known node is accounted for, and every figure is exact.
+- Advice that something would fit now has been tried.
+- `NeverFits` is said only where no known node could take the request with all tenants gone and everything available.
+- No refusal names the objects or labels of another namespace.
 """
 
 from __future__ import annotations
@@ -24,16 +27,16 @@ from .node import NodeFilter
 Fits = Callable[[PlacementRequest], bool]
 
 _JOIN_OR_LEAVE = (
-    "Ask for what the group has, or use another spec.gpu.affinity; it is tried again when the group is gone."
+    "Ask for what the group has, or use another spec.gpu.affinity; it will be tried again when the group is gone."
 )
 
 _TRIES = 3
-"""How many smaller requests are tried before the advice does without one."""
+"""Smaller requests that are tried for the advice, the largest first; each costs a decision."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What stood in the way, in the order in which it is told: GPUs first, then nodes."""
+    """Obstacles found so far, by filter, in the order in which a refusal names them: GPUs first, then nodes."""
 
     gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
     short_of_gpus: list[NodeAccount] = field(default_factory=list)
@@ -42,7 +45,7 @@ class _Tally:
 
 
 def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
-    """The refusal of a request for which no place was found. `fits` tells whether another request would find one."""
+    """Word the refusal of a request that has no place. `fits` decides whether another request would find one."""
     nodes = sorted(cluster.nodes(), key=lambda node: node.name)
     if not nodes:
         return Refusal(
@@ -57,7 +60,7 @@ def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refus
         return Refusal(
             outlook=Outlook.NEVER,
             headline=headline,
-            obstacles=tuple(_told(tally, request, node_filters.STATIC, checks)),
+            obstacles=tuple(_obstacles(tally, request, node_filters.STATIC, checks)),
             advice="None of them could take it even when empty: change the request, or add a node that fits it.",
         )
     node_checks = node_filters.STATIC + node_filters.DYNAMIC
@@ -73,28 +76,28 @@ def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refus
     return Refusal(
         outlook=Outlook.WAITING,
         headline=headline,
-        obstacles=tuple(_told(tally, request, node_checks, checks)),
+        obstacles=tuple(_obstacles(tally, request, node_checks, checks)),
         advice=_advice(cluster.head_reservation, tally, nodes, request, fits),
     )
 
 
 def _conflict(cluster: Cluster, groups: Sequence[GroupPlace], request: PlacementRequest) -> Obstacle | None:
-    """Why no member like this one can join its affinity group, however much is free."""
+    """Return why no such member can join its affinity group, however much is free; None where one can."""
     alike = [group for group in groups if len(group[1]) == request.gpu.count]
     if not alike:
         text: str | None = f"has {counted(len(groups[0][1]), 'GPU')} and spec.gpu.count is {request.gpu.count}"
     elif request.gpu.mode is Mode.EXCLUSIVE:
         text = "has its GPUs already and mode Exclusive shares them with nobody"
     else:
-        reasons = [_at_odds(cluster.node(name), uuids, request) for name, uuids in alike]
+        reasons = [_incompatibility(cluster.node(name), uuids, request) for name, uuids in alike]
         text = reasons[0] if all(reasons) else None
     if text is None:
         return None
     return Obstacle("AffinityConflict", "SharePod", 1, f'the affinity group "{request.gpu.labels.affinity}" {text}')
 
 
-def _at_odds(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
-    """What of the request and what of its group, on these GPUs, exclude each other."""
+def _incompatibility(node: NodeAccount | None, uuids: frozenset[GpuUuid], request: PlacementRequest) -> str | None:
+    """Return what makes the request and its group on these GPUs exclude each other; None where nothing does."""
     if node is None:
         return None
     if not all(check.passes(node, request) for check in node_filters.STATIC):
@@ -121,7 +124,10 @@ def _members(node: NodeAccount, uuids: frozenset[GpuUuid]) -> list[GpuAccount]:
 
 
 def _could_ever(node: NodeAccount, request: PlacementRequest) -> bool:
-    """With all tenants gone and everything available. A node that shows no GPU yet may have any."""
+    """Return whether the node takes the request with all tenants gone and everything available.
+
+    A node that shows no GPU yet counts as having any.
+    """
     checks = [check.passes for check in node_filters.STATIC]
     if not node.gpus:
         return all(passes(node, request) for passes in checks[1:])
@@ -155,7 +161,7 @@ def _tally_of_groups(
     node_checks: Sequence[NodeFilter],
     checks: Sequence[GpuFilter],
 ) -> _Tally:
-    """Where the affinity group's GPUs are the only ones that count."""
+    """Tally a request whose affinity group runs: only the group's GPUs count."""
     tally = _Tally()
     label = f'the affinity group "{request.gpu.labels.affinity}"'
     places = []
@@ -196,7 +202,7 @@ def _gpus_failed(tally: _Tally, gpus: Sequence[GpuAccount], checks: Sequence[Gpu
     return failed
 
 
-def _told(
+def _obstacles(
     tally: _Tally, request: PlacementRequest, node_checks: Sequence[NodeFilter], checks: Sequence[GpuFilter]
 ) -> Iterator[Obstacle]:
     for number, gpus in sorted(tally.gpus.items()):
@@ -211,11 +217,11 @@ def _told(
 
 
 def _advice(
-    kept: HeadReservation | None, tally: _Tally, nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits
+    head: HeadReservation | None, tally: _Tally, nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits
 ) -> str:
     waits = "It will be placed automatically as soon as there is room."
-    if kept is not None and kept.tenant == request.tenant:
-        waits = f"It has waited longest: GPUs of {kept.node} are kept for it until it fits."
+    if head is not None and head.tenant == request.tenant:
+        waits = f"It has waited longest: GPUs of {head.node} are kept for it until it fits."
     if not tally.gpus:
         return waits
     smaller = _less_time(nodes, request, fits) or _less_memory(nodes, request, fits)
@@ -232,7 +238,7 @@ def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fi
 
 
 def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
-    """The sizes tried are those that can be written down as they are shown."""
+    """Return a smaller `spec.gpu.memory` that fits. Sizes are tried as they would be shown, so the advice is exact."""
     asked = request.gpu.memory
     free = _free_on(nodes, request, lambda gpu: gpu.free_memory)
     written = {size_down(size) for size in free if size > 0}
@@ -245,7 +251,7 @@ def _less_memory(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: 
 
 
 def _free_on(nodes: Sequence[NodeAccount], request: PlacementRequest, free: Callable[[GpuAccount], int]) -> set[int]:
-    """For each node, what the last of as many GPUs as are asked for has free."""
+    """Return for each node what the fullest of its freest GPUs has free, of as many GPUs as are asked for."""
     found = set()
     for node in nodes:
         ranked = sorted((free(gpu) for gpu in node.gpus), reverse=True)

@@ -1,8 +1,8 @@
-"""Which GPUs of a node can take a share, in KubeShare's order: exclusion and anti-affinity, then time and memory.
-(Affinity comes before: it names the very GPUs and is the engine's.)
+"""GPU filters, in KubeShare's order: exclusion and anti-affinity, then time and memory.
 
-Each filter says whether a GPU passes and, for a group of GPUs that do not, why. Those of `static` do not depend on who
-is on the GPU. Messages never name another namespace's labels or objects.
+Affinity comes before them: it names the GPUs, and is decided by the engine. Each filter decides whether a GPU passes
+and words, for a group of GPUs that do not, why. `static` filters do not depend on the tenants of the GPU. Messages
+never name another namespace's labels or objects.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Explain = Callable[[Sequence[GpuAccount]], str]
 
 @dataclass(frozen=True, slots=True)
 class GpuFilter:
-    """One check, made for one request. `name`: what does not pass, in a word. `explain` gets the GPUs that do not pass,
-    at least one."""
+    """One check for one request. `name`: the obstacle in one CamelCase word. `explain` words why these GPUs, at least
+    one, do not pass."""
 
     name: str
     passes: Passes
@@ -31,7 +31,7 @@ class GpuFilter:
 
 
 def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """What holds for a GPU whoever is on it: that it is one of those asked for, and large enough."""
+    """Return the filters that no tenant changes: the GPU is one of those asked for, and large enough."""
     filters = []
     if request.gpu.uuids:
         filters.append(_listed(request))
@@ -43,7 +43,7 @@ def static(request: PlacementRequest) -> tuple[GpuFilter, ...]:
 
 
 def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
-    """What depends on the GPU's state and its tenants. Only the checks that this request can fail are among them."""
+    """Return the filters that depend on the GPU's state and tenants, those only that this request can fail."""
     filters = [_available(request), _held(request), _not_reserved_for_head(request)]
     if request.gpu.mode is Mode.EXCLUSIVE:
         return (*filters, _empty(request))
@@ -126,7 +126,7 @@ def _shared(request: PlacementRequest) -> GpuFilter:
 
 
 def _same_exclusion(request: PlacementRequest) -> GpuFilter:
-    """Everyone on the GPU has this request's exclusion label, or none has one and it has none either."""
+    """Pass a GPU without tenants, or where all tenants have the request's exclusion label (or, like it, none)."""
     label = request.gpu.labels.exclusion
     wanted = {label_key(request.namespace, label)}
 

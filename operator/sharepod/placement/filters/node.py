@@ -1,7 +1,7 @@
-"""Which nodes can take a pod at all, GPUs aside: the checks that kube-scheduler will make again, made first.
+"""Node filters: the checks of kube-scheduler, made before it makes them again.
 
-Each filter says whether a node passes and, for a group of nodes that do not, why. `STATIC` ones do not depend on who is
-on the node: what fails one of them fails on an empty cluster too.
+Each filter decides whether a node passes and words, for a group of nodes that do not, why. `STATIC` filters do not
+depend on the tenants of the node: what fails one of them fails on an empty cluster too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sharepod.placement.state.types import (
 from sharepod.placement.wording import counted, grouped, size_down, size_up, some_of
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
-_PASSING_TAINTS = "node.kubernetes.io/"
-"""Taints that Kubernetes itself sets by the node's condition; they come and go."""
+_CONDITION_TAINT_PREFIX = "node.kubernetes.io/"
+"""Prefix of the taints that Kubernetes sets by the node's condition. They come and go."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """`name`: what does not pass, in a word. `explain` gets the nodes that do not pass, at least one, and says why for
-    all of them."""
+    """One check of a node. `name`: the obstacle in one CamelCase word. `explain` words why these nodes, at least one,
+    do not pass."""
 
     name: str
     passes: Callable[[NodeAccount, PlacementRequest], bool]
@@ -45,11 +45,15 @@ def _state(node: NodeAccount) -> NodeState:
 
 
 def matches_selector(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Return whether these labels match a nodeSelector."""
     return not selector or all(labels.get(key) == value for key, value in selector.items())
 
 
 def matches_affinity(state: NodeState, terms: Sequence[NodeSelectorTerm]) -> bool:
-    """Required node affinity: any term, all of its requirements. A term without requirements matches nothing."""
+    """Return whether a node matches required node affinity: any term, all of its requirements.
+
+    A term without requirements matches no node.
+    """
     if not terms:
         return True
     fields = {"metadata.name": state.name}
@@ -85,6 +89,7 @@ def _compares(value: str, operator: str, bound: str) -> bool:
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """Return whether a toleration tolerates a taint."""
     if toleration.effect and toleration.effect != taint.effect:
         return False
     if toleration.key and toleration.key != taint.key:
@@ -98,7 +103,7 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> tuple[Taint, ...]:
-    """The taints that keep a pod with these tolerations away."""
+    """Return the taints that keep a pod with these tolerations away."""
     if not taints:
         return ()
     return tuple(
@@ -109,7 +114,7 @@ def untolerated(taints: Sequence[Taint], tolerations: Sequence[Toleration]) -> t
 
 
 def covers(has: Resources, asked: Resources) -> bool:
-    """What is asked fits into what there is; what is not asked for may be over-used already."""
+    """Return whether what is asked fits into what there is. A resource that is not asked for may be over-used."""
     if asked.cpu_milli and asked.cpu_milli > has.cpu_milli:
         return False
     if asked.memory and asked.memory > has.memory:
@@ -118,40 +123,41 @@ def covers(has: Resources, asked: Resources) -> bool:
 
 
 def free_resources(node: NodeAccount) -> Resources:
+    """Return what pods and reservations leave of the node."""
     return node.taken().free
 
 
-# The filters: whether, and why not
+# The filters, each with the wording of why not
 
 
-def _selected(node: NodeAccount, request: PlacementRequest) -> bool:
-    return _state_selected(_state(node), request.pod)
+def _selector_matches(node: NodeAccount, request: PlacementRequest) -> bool:
+    return _state_selector_matches(_state(node), request.pod)
 
 
-def _state_selected(state: NodeState, pod: PodNeeds) -> bool:
+def _state_selector_matches(state: NodeState, pod: PodNeeds) -> bool:
     return matches_selector(state.labels, pod.node_selector)
 
 
-def _not_selected(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
+def _selector_differs(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     wanted = some_of(f"{key}={value}" for key, value in request.pod.node_selector.items())
     return f"{_nodes(nodes, 'does', 'do')} not match spec.nodeSelector ({wanted})"
 
 
-def _liked(node: NodeAccount, request: PlacementRequest) -> bool:
-    return _state_liked(_state(node), request.pod)
+def _affinity_matches(node: NodeAccount, request: PlacementRequest) -> bool:
+    return _state_affinity_matches(_state(node), request.pod)
 
 
-def _state_liked(state: NodeState, pod: PodNeeds) -> bool:
+def _state_affinity_matches(state: NodeState, pod: PodNeeds) -> bool:
     return matches_affinity(state, pod.node_affinity_terms)
 
 
-def _not_liked(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
+def _affinity_differs(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return f"{_nodes(nodes, 'does', 'do')} not match the required node affinity"
 
 
 def _lasting_taints(node: NodeAccount, pod: PodNeeds) -> tuple[Taint, ...]:
     taints = untolerated(_state(node).taints, pod.tolerations)
-    return taints and tuple(taint for taint in taints if not taint.key.startswith(_PASSING_TAINTS))
+    return taints and tuple(taint for taint in taints if not taint.key.startswith(_CONDITION_TAINT_PREFIX))
 
 
 def _untainted(node: NodeAccount, request: PlacementRequest) -> bool:
@@ -200,15 +206,15 @@ def _unavailable(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str
     return _by_reason(nodes, lambda node: _state(node).unavailable or "")
 
 
-def _not_passing(node: NodeAccount, request: PlacementRequest) -> bool:
-    return _state_passing(_state(node), request.pod)
+def _no_condition_taint(node: NodeAccount, request: PlacementRequest) -> bool:
+    return _state_untainted(_state(node), request.pod)
 
 
-def _state_passing(state: NodeState, pod: PodNeeds) -> bool:
+def _state_untainted(state: NodeState, pod: PodNeeds) -> bool:
     return not untolerated(state.taints, pod.tolerations)
 
 
-def _passing(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
+def _condition_tainted(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     def reason(node: NodeAccount) -> str:
         keys = [taint.key for taint in untolerated(_state(node).taints, request.pod.tolerations)]
         if UNSCHEDULABLE_TAINT.key in keys:
@@ -218,7 +224,7 @@ def _passing(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
     return _by_reason(nodes, reason)
 
 
-def _not_avoided(node: NodeAccount, request: PlacementRequest) -> bool:
+def _allowed(node: NodeAccount, request: PlacementRequest) -> bool:
     return node.name not in request.avoid
 
 
@@ -253,23 +259,23 @@ def _no_resources(nodes: Sequence[NodeAccount], request: PlacementRequest) -> st
 
 STATIC = (
     NodeFilter("FewGpus", _enough_gpus, _too_few_gpus),
-    NodeFilter("NodeSelector", _selected, _not_selected),
-    NodeFilter("NodeAffinity", _liked, _not_liked),
+    NodeFilter("NodeSelector", _selector_matches, _selector_differs),
+    NodeFilter("NodeAffinity", _affinity_matches, _affinity_differs),
     NodeFilter("Taint", _untainted, _tainted),
     NodeFilter("TooSmall", _large_enough, _too_small),
 )
 DYNAMIC = (
     NodeFilter("Unavailable", _available, _unavailable),
-    NodeFilter("PassingTaint", _not_passing, _passing),
-    NodeFilter("Avoided", _not_avoided, _avoided),
+    NodeFilter("PassingTaint", _no_condition_taint, _condition_tainted),
+    NodeFilter("Avoided", _allowed, _avoided),
     NodeFilter("LedgerFull", _has_row, _no_row),
     NodeFilter("Pods", _has_pod_slot, _no_pod_slot),
     NodeFilter("Resources", _has_resources, _no_resources),
 )
 UNAFFECTED_BY_TENANTS = DYNAMIC[:3]
 """Those of the dynamic filters that no leaving tenant changes."""
-BY_STATE = (_state_available, _state_selected, _state_liked, _state_passing)
-"""Those of the checks that look at nothing but the node's state and the pod's needs, in a form that takes these."""
+BY_STATE = (_state_available, _state_selector_matches, _state_affinity_matches, _state_untainted)
+"""The checks that look at nothing but the node's state and the pod's needs, in a form that takes these two."""
 
 
 def _nodes(nodes: Sequence[NodeAccount], one: str, many: str) -> str:
@@ -281,7 +287,7 @@ def _by_reason(nodes: Sequence[NodeAccount], reason: Callable[[NodeAccount], str
 
 
 def _shortage(has: Sequence[Resources], asked: Resources, word: str = "has: ") -> str:
-    """For each resource that any of them lacks: what is asked and the most that one of them has."""
+    """Word, for each resource that any of the nodes lacks, what is asked and the most that one of them has."""
     parts = []
     if any(asked.cpu_milli > one.cpu_milli for one in has):
         most = max(max(one.cpu_milli for one in has), 0)

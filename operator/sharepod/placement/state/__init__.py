@@ -1,1 +1,1 @@
-"""See README.md."""
+"""The cluster as placement sees it: accounts of nodes and GPUs, reservations, affinity groups."""

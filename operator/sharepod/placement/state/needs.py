@@ -1,7 +1,7 @@
-"""What a PodSpec asks of a node and what a Node has to give, read as kube-scheduler reads them.
+"""Needs of pods and capacities of nodes, parsed from Kubernetes' objects as kube-scheduler reads them.
 
-Takes Kubernetes' own objects as plain dicts, before or after the API server has filled in their defaults: a limit
-without a request is a request, as it is there. What cannot be read raises `NeedsError`, which names the field.
+Objects are plain dicts, before or after the API server has filled in defaults: a limit without a request counts as a
+request, as it does there. What cannot be read raises `NeedsError`, which names the field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sharepod.api.units import UnitError, parse_cpu, parse_quantity
 from .types import NodeRequirement, NodeSelectorTerm, PodNeeds, Resources, Taint, Toleration
 
 UNSCHEDULABLE_TAINT = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
-"""What a cordoned node has; the node lifecycle controller adds it a moment after `spec.unschedulable` was set."""
+"""Taint of a cordoned node. The node lifecycle controller adds it a moment after `spec.unschedulable` was set."""
 
 _OPERATORS_WITHOUT_VALUES = ("Exists", "DoesNotExist")
 _OPERATORS = ("In", "NotIn", *_OPERATORS_WITHOUT_VALUES, "Gt", "Lt")
@@ -24,7 +24,7 @@ Dict = Mapping[str, Any]
 
 
 class NeedsError(ValueError):
-    """A pod or node spec that cannot be read. `field` is its path; the message says what is wrong there."""
+    """A field of a pod or node that cannot be read. `field` is its path; the message says what is wrong there."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -33,7 +33,7 @@ class NeedsError(ValueError):
 
 
 def parse_needs(pod_spec: Dict) -> PodNeeds:
-    """What a PodSpec asks of its node.
+    """Parse what a PodSpec asks of its node.
 
     Raises `NeedsError` for a quantity, an operator or a shape that the API server would not take either.
     """
@@ -50,7 +50,7 @@ def parse_needs(pod_spec: Dict) -> PodNeeds:
 
 
 def pod_resources(pod_spec: Dict) -> Resources:
-    """What a pod takes of its node, as kube-scheduler counts it.
+    """Add up what a pod takes of its node, as kube-scheduler counts it.
 
     Containers and sidecars (init containers with `restartPolicy: Always`) run together and add up; an init container
     runs after the sidecars declared before it and alone besides, so the largest such moment counts where it is larger.
@@ -72,7 +72,7 @@ def pod_resources(pod_spec: Dict) -> Resources:
 
 
 def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
-    """A Node's taints, with that of a cordoned node even where the controller has not added it yet."""
+    """Parse a Node's taints. A cordoned node has its taint even before the controller has added it."""
     taints = tuple(
         Taint(key=str(item.get("key", "")), value=str(item.get("value") or ""), effect=str(item.get("effect", "")))
         for item in _items(node_spec, "taints", "spec")
@@ -83,7 +83,8 @@ def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
 
 
 def parse_allocatable(node_status: Dict) -> tuple[Resources, int]:
-    """What a Node has for pods, and how many pods it takes (110, the kubelet's default, where it does not say)."""
+    """Parse what a Node has for pods, and how many pods it takes (110, the kubelet's default, where it does not
+    say)."""
     allocatable = dict(_mapping(node_status, "allocatable", "status"))
     pods = allocatable.pop("pods", 110)
     return _resources(allocatable, "status.allocatable"), _quantity(pods, "status.allocatable.pods")
@@ -94,15 +95,15 @@ def _container(container: Dict, path: str) -> Resources:
 
 
 def _requests(holder: Dict, path: str) -> dict[str, Any]:
-    """The requests of a container or pod; a limit without a request is one."""
+    """Return the requests of a container or pod. A limit without a request counts as one."""
     resources = _mapping(holder, "resources", path)
     path = f"{path}.resources"
     return {**_mapping(resources, "limits", path), **_mapping(resources, "requests", path)}
 
 
 def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
-    """Pod-level requests in place of the containers' sum. A pod-level limit alone stands in only where no container
-    asks for that resource."""
+    """Replace the containers' sum by pod-level requests. A pod-level limit alone counts only for a resource that no
+    container asks for."""
     resources = _mapping(pod_spec, "resources", "spec")
     requests = _mapping(resources, "requests", "spec.resources")
     limits = _mapping(resources, "limits", "spec.resources")
@@ -196,7 +197,7 @@ def _toleration(item: Dict, path: str) -> Toleration:
 
 
 def integer(text: str) -> int | None:
-    """A whole number as node labels and taints write it, or None."""
+    """Parse a whole number as node labels and taints write it; None for other text."""
     try:
         return int(text)
     except ValueError:

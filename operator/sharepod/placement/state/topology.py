@@ -22,7 +22,7 @@ _RANKS = {"NVLINK": 0, "PIX": 1, "PXB": 2, "PHB": 3, "NODE": 4, "SYS": 5}
 
 _SAME_NUMA, _ELSEWHERE = _RANKS["NODE"], _RANKS["SYS"]
 _EXACT_SETS = 512
-"""How many sets are compared one by one: a node of eight GPUs has at most 70 of one size, one of sixteen up to
+"""Sets that are compared one by one: a node of eight GPUs has at most 70 of one size, one of sixteen up to
 12,870."""
 
 Distance = tuple[int, int]

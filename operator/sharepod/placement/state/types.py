@@ -1,4 +1,5 @@
-"""The values that placement works with. All are frozen: a decision can be kept, compared and repeated.
+"""Values of placement: nodes, GPUs, requests, reservations and answers. All are frozen: a decision can be kept,
+compared and repeated.
 
 Units: time in thousandths of one GPU (`Milli`), sizes in bytes, CPU in thousandths of a core. Labels of a SharePod act
 within its namespace, so they are compared as `LabelKey`, never as bare text.
@@ -15,15 +16,15 @@ from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 
 LabelKey = tuple[str, str]
-"""Namespace and label: what a scheduling label is compared by."""
+"""Namespace and label, by which scheduling labels are compared."""
 
 NO_LABELS = SchedulingLabels()
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What pods take of a node, or what a node has for them. `extended`: every other resource by name, such as
-    `ephemeral-storage`, `hugepages-2Mi` or `rdma/hca`, in whole units."""
+    """Resources that pods take of a node, or that a node has for them. `extended`: every other resource by name, such
+    as `ephemeral-storage`, `hugepages-2Mi` or `rdma/hca`, in whole units."""
 
     cpu_milli: int = 0
     memory: int = 0
@@ -44,7 +45,7 @@ class Resources:
         return {name: amount for name, amount in merged.items() if amount}
 
     def at_least(self, other: Resources) -> Resources:
-        """The larger of the two, resource by resource."""
+        """Return the larger of the two, resource by resource."""
         extended = self.extended
         if other.extended:
             names = {**self.extended, **other.extended}
@@ -54,6 +55,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Taint:
+    """One taint of a node."""
+
     key: str
     value: str = ""
     effect: str = "NoSchedule"
@@ -61,7 +64,8 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """As in a PodSpec: an empty `key` with `Exists` stands for every taint, an empty `effect` for every effect."""
+    """One toleration of a PodSpec. An empty `key` with `Exists` tolerates every taint, an empty `effect` every
+    effect."""
 
     key: str = ""
     operator: str = "Equal"
@@ -88,8 +92,8 @@ class NodeSelectorTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeeds:
-    """What a PodSpec asks of its node, as far as placement looks. `node_affinity_terms` are alternatives; none of them:
-    any node."""
+    """Needs of a pod: what its PodSpec asks of a node, as far as placement looks. `node_affinity_terms` are
+    alternatives; without any, every node matches."""
 
     resources: Resources = Resources()
     node_selector: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -99,10 +103,12 @@ class PodNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One physical GPU. `memory`: bytes that tenants can have. Where it is not `available`, `reason` says why in a few
-    words that fit after "because": "MIG is on", "it is unhealthy: Xid 79". `links`: to other GPUs of the node, by UUID,
-    in the words of NVML's topology. `held`: False where NVIDIA's device plugin owns it and no holder of ours has
-    it."""
+    """State of one physical GPU.
+
+    `memory`: bytes that tenants can have. `reason`: why the GPU is not `available`, in words that fit after "because":
+    "MIG is on", "it is unhealthy: Xid 79". `links`: connections to other GPUs of the node, by UUID, in the words of
+    NVML's topology. `held`: False where NVIDIA's device plugin owns the GPU and no holder of ours has it.
+    """
 
     uuid: GpuUuid
     index: int
@@ -117,9 +123,12 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One node. `unavailable`: why it takes no tenants at the moment ("is not ready", "has no agent: its lease ended"),
-    words that fit after "the node"; None where it takes some. `allocatable` and `pods`: what it has for pods in all.
-    `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get those that holders of ours have got from it."""
+    """State of one node.
+
+    `unavailable`: why it takes no tenants at the moment, in words that fit after "the node" ("is not ready", "has no
+    agent: its lease ended"); None: it takes tenants. `allocatable` and `pods`: what it has for pods in all.
+    `device_plugin`: NVIDIA's device plugin owns its GPUs; tenants get those that holders of ours have got from it.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -133,7 +142,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A row of a node's ledger: what one tenant has of each of `gpus`. `memory`: bytes on each.
+    """Reservation of one tenant, a row of a node's ledger: the share of each of `gpus`. `memory`: bytes on each.
 
     `owner` (the uid of what made the SharePod, such as a ReplicaSet) and `needs` (what its pod takes of the node,
     counted until the pod itself is) are not written to the ledger and do not make two reservations differ.
@@ -154,7 +163,7 @@ class Reservation:
     needs: Resources = field(default=Resources(), compare=False)
 
     def row(self) -> Tenant:
-        """As it is written into `spec.tenants` of the GPUNode."""
+        """Return the row as it is written into `spec.tenants` of the GPUNode."""
         return Tenant(
             id=self.tenant,
             namespace=self.namespace,
@@ -171,7 +180,7 @@ class Reservation:
 
     @classmethod
     def of_row(cls, row: Tenant, *, owner: str | None = None, needs: Resources = Resources()) -> Reservation:
-        """What a row read from a GPUNode says."""
+        """Make the reservation from a row read from a GPUNode."""
         return cls(
             tenant=TenantId(row.id),
             namespace=row.namespace,
@@ -191,9 +200,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRequest:
-    """A SharePod that wants a place. `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so
-    that the order of texts is the order of time. `avoid`: nodes not to use this time, each with the reason, which fits
-    after "the node" ("was refused by kube-scheduler: ...")."""
+    """Request of a SharePod for a place.
+
+    `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that the order of texts is the
+    order of time. `avoid`: nodes not to use this time, each with the reason in words that fit after "the node" ("was
+    refused by kube-scheduler: ...").
+    """
 
     tenant: TenantId
     namespace: str
@@ -208,14 +220,14 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A place: distinct GPUs of one node, ordered by their index, and the bytes to reserve on each."""
+    """Assignment of a place: distinct GPUs of one node, ordered by index, and the bytes to reserve on each."""
 
     node: str
     gpus: tuple[GpuUuid, ...]
     memory: Bytes
 
     def reservation(self, request: PlacementRequest) -> Reservation:
-        """The row that makes this assignment true."""
+        """Return the row that puts this assignment into effect."""
         return Reservation(
             tenant=request.tenant,
             namespace=request.namespace,
@@ -234,8 +246,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewHolder:
-    """A place that has to be made first: `count` more holders on this node take GPUs from NVIDIA's device plugin. Which
-    ones is the kubelet's choice; `memory`: the bytes that would be reserved on each of the tenant's GPUs."""
+    """Place that has to be made first: `count` more holders on this node take GPUs from NVIDIA's device plugin.
+
+    The kubelet chooses the GPUs. `memory`: bytes that would be reserved on each of the tenant's GPUs.
+    """
 
     node: str
     count: int
@@ -243,23 +257,23 @@ class NewHolder:
 
 
 class Outlook(StrEnum):
-    """Whether waiting can help. The values serve as the reason of a condition."""
+    """Prospect of a refused request: whether waiting can help. The values are reasons of a condition."""
 
     WAITING = "NoRoom"
-    """Some node could take it if other tenants left or the node became available."""
+    """Some node could take the request if other tenants left or the node became available."""
     NEVER = "NeverFits"
-    """No known node could take it even when empty: the request or the cluster has to change."""
+    """No known node could take the request even when empty: the request or the cluster has to change."""
     CONFLICT = "AffinityConflict"
-    """Its affinity group runs, and no member like this one can join it, however much is free (another `count` or
-    exclusion label, Exclusive, GPUs that it leaves out): one of the two has to change."""
+    """The request's affinity group runs, and no such member can join it, however much is free (another `count` or
+    exclusion label, Exclusive, GPUs that the request leaves out): one of the two has to change."""
     IN_USE = "MemoryInUse"
-    """It would take away memory that the tenant itself uses: that has to be freed first."""
+    """The change would take away memory that the tenant itself uses: that has to be freed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why not, for a group of nodes or GPUs that have the same in their way: `count` of `unit` ("GPU", "node";
-    "SharePod" where it lies with the request itself), `what` in one CamelCase word, `text` for a reader."""
+    """Obstacle that a group of nodes or GPUs has in common: `count` of `unit` ("GPU", "node"; "SharePod" where it lies
+    with the request itself), `what` in one CamelCase word, `text` for a reader."""
 
     what: str
     unit: str
@@ -269,8 +283,8 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why there is no place. `obstacles`: for each group of nodes or GPUs, why not; `advice`: what would help. Neither
-    names another namespace's objects or labels."""
+    """Answer that there is no place. `obstacles`: why not, for each group of nodes or GPUs; `advice`: what would help.
+    Neither names another namespace's objects or labels."""
 
     outlook: Outlook
     headline: str
@@ -279,7 +293,7 @@ class Refusal:
 
     @property
     def message(self) -> str:
-        """One text for the condition and the Event."""
+        """The text of the condition and of the Event."""
         text = (
             f"{self.headline}: {', '.join(item.text for item in self.obstacles)}."
             if self.obstacles
@@ -290,7 +304,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overcommit:
-    """A ledger that was read promises more of a GPU than there is. It is kept; nothing is added to that GPU."""
+    """GPU of which a ledger that was read promises more than there is. Its rows are kept; none is added."""
 
     node: str
     gpu: GpuUuid
@@ -298,13 +312,14 @@ class Overcommit:
 
 
 class PlacementError(Exception):
-    """A reservation, or a change of one, that the model cannot hold: the caller did not ask `engine` just before."""
+    """A reservation, or a change of one, that does not fit: the caller did not ask the engine just before."""
 
 
 def label_key(namespace: str, label: str | None) -> LabelKey | None:
+    """Return what a scheduling label is compared by; None without one."""
     return None if label is None else (namespace, label)
 
 
 def in_order(gpus: Iterable[GpuState]) -> tuple[GpuState, ...]:
-    """By index, then UUID: the order of every answer."""
+    """Sort by index, then UUID: the order of every answer."""
     return tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid)))

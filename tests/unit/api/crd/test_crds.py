@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from sharepod.api.crd.generate import gpu_schema, gpunode_crd, sharepod_crd
+from sharepod.api.crd.definitions import gpu_schema, gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
 from sharepod.api.sharepod import GpuSpec, SharePodStatus

@@ -1,9 +1,8 @@
-"""The CustomResourceDefinitions of the group. Pure: the models and a PodSpec schema in, manifests out.
+"""CustomResourceDefinitions of the group. Pure: the models and a PodSpec schema in, manifests out.
 
-What the API server can check, it checks: types and enums by the schema, in its own words; what only makes sense
-together by CEL rules, in ours, each of which says what to write instead. The rules say the same as `resolve` and
-`effective` do in Python. Rules that need annotations or walk containers cannot stand in a CRD: `policies` and
-`request_policy` have them.
+The API server checks types and enums by the schema, in its own words, and fields that only make sense together by CEL
+rules, in ours; each rule says what to write instead. The rules say the same as `resolve` and `effective` in Python.
+Rules that need annotations or walk containers cannot stand in a CRD: `admission` has them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Rule = dict[str, str]
 
 
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
-    """The CRD of SharePods; `pod_spec` is what `schema.pod_spec_schema` made of an API server's document."""
+    """Return the CRD of SharePods. `pod_spec`: from `schema.pod_spec_schema`."""
     spec = copy.deepcopy(pod_spec)
     spec["description"] = "A PodSpec plus the block gpu. Immutable except gpu.request, gpu.limit and gpu.memory."
     spec["properties"] = {
@@ -41,15 +40,20 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         plural=SHAREPODS,
         short="shp",
         scope="Namespaced",
-        description="A pod that shares GPUs: a guaranteed fraction of each one's time and a limit on its memory.",
+        description="A pod that shares GPUs: a guaranteed fraction of each GPU's time and a limit on its memory.",
         spec=spec,
         status=status,
         columns=[
             _column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
-            _column("Limit", "string", ".status.share.limit", "Most of each GPU's time that it may use"),
+            _column(
+                "Limit",
+                "string",
+                ".status.share.limit",
+                "Largest fraction of each GPU's time that the SharePod may use",
+            ),
             _column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
             _column("Node", "string", ".status.node"),
-            _column("GPU", "string", ".status.gpuIndexes", "Indexes of its GPUs on the node"),
+            _column("GPU", "string", ".status.gpuIndexes", "Indexes of the SharePod's GPUs on the node"),
             _column("Phase", "string", ".status.phase"),
             _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
             _column("Age", "date", ".metadata.creationTimestamp"),
@@ -58,7 +62,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
 
 
 def gpunode_crd() -> dict[str, Any]:
-    """The CRD of GPUNodes."""
+    """Return the CRD of GPUNodes."""
     spec = model_schema(GPUNodeSpec)
     by_key(spec, "tenants", key="id")
     by_key(spec, "holders", key="id")
@@ -76,15 +80,15 @@ def gpunode_crd() -> dict[str, Any]:
         plural=GPUNODES,
         short="gn",
         scope="Cluster",
-        description="The GPUs of one node and who has what share of them. spec is written by the operator alone, "
-        "status by the node's agent alone.",
+        description="The GPUs of one node and the shares that tenants have of them. spec is written by the operator "
+        "alone, status by the node's agent alone.",
         spec=spec,
         status=status,
         columns=[
             _column("Pool", "string", ".spec.pool"),
-            _column("Model", "string", ".status.gpus[0].model", "Model of its first GPU"),
+            _column("Model", "string", ".status.gpus[0].model", "Model of the node's first GPU"),
             _column("GPUs", "integer", ".status.gpuCount"),
-            _column("Reserved", "string", ".status.reserved", "Of each GPU, the fraction of its time that is reserved"),
+            _column("Reserved", "string", ".status.reserved", "Reserved fraction of each GPU's time"),
             _column("Tenants", "integer", ".status.tenantCount"),
             _column("Ready", "string", '.status.conditions[?(@.type=="AgentReady")].status'),
             _column("Agent", "string", ".status.agentVersion", "Version of the node's agent"),
@@ -157,7 +161,7 @@ def _column(name: str, kind: str, path: str, description: str = "", *, priority:
 
 
 def _rule(rule: str, message: str, *, expression: str = "", field: str = "", reason: str = "") -> Rule:
-    """A CEL rule. `message` is also what is shown where `expression`, which may tell values, cannot be evaluated."""
+    """Return a CEL rule. `message` is shown where `expression`, which may quote values, is missing or fails."""
     result = {"rule": rule, "message": message}
     if expression:
         result["messageExpression"] = expression
@@ -169,10 +173,10 @@ def _rule(rule: str, message: str, *, expression: str = "", field: str = "", rea
 
 
 def gpu_schema() -> Schema:
-    """The schema of `spec.gpu`. Unlike the pod fields beside it, it keeps no unknown fields."""
+    """Return the schema of `spec.gpu`. Unlike the pod fields beside it, it keeps no unknown fields."""
     labels = "letters, digits, '.', '_' and '-', beginning and ending with a letter or digit"
     return {
-        "description": "What the SharePod asks of a GPU.",
+        "description": "Request for a share of one or more GPUs.",
         "type": "object",
         "properties": {
             "request": {
@@ -182,7 +186,8 @@ def gpu_schema() -> Schema:
                 "x-kubernetes-validations": _fraction_rules("request"),
             },
             "limit": {
-                "description": "Most of each GPU's time that it may use, request to 1. Default 1: idle time is lent.",
+                "description": "Largest fraction of each GPU's time that the SharePod may use, request to 1. "
+                "Default 1: it may use all idle time.",
                 "type": "number",
                 "x-kubernetes-validations": [
                     *_fraction_rules("limit"),
@@ -195,26 +200,26 @@ def gpu_schema() -> Schema:
                 "x-kubernetes-validations": _memory_rules(),
             },
             "count": {
-                "description": "How many distinct GPUs, all on one node.",
+                "description": "Number of distinct GPUs, all on one node.",
                 "type": "integer",
                 "format": "int32",
                 "minimum": 1,
                 "maximum": MAX_GPUS,
                 "default": 1,
             },
-            "mode": _choice("Shared, or Exclusive: whole GPUs that no one else uses.", [*Mode], Mode.SHARED),
+            "mode": _choice("Shared, or Exclusive: whole GPUs that no other tenant uses.", [*Mode], Mode.SHARED),
             "memoryIsolation": _choice(
                 "Enforced, or None: memory is accounted but no allocation is refused.",
                 [*MemoryIsolation],
                 MemoryIsolation.ENFORCED,
             ),
             "affinity": _label(
-                "SharePods of this label in the namespace go to the same GPU (the same GPUs), or wait.", labels
+                "SharePods with this label in the namespace go to the same GPU (or GPUs), or wait.", labels
             ),
-            "antiAffinity": _label("SharePods of this label in the namespace go to different GPUs.", labels),
-            "exclusion": _label("The GPU takes only SharePods of the namespace with this very label.", labels),
+            "antiAffinity": _label("SharePods with this label in the namespace go to different GPUs.", labels),
+            "exclusion": _label("The GPU takes only SharePods of the namespace with the same exclusion label.", labels),
             "placement": _choice(
-                "Binpack fills GPUs that are in use first; Spread takes the freest.",
+                "Binpack fills GPUs that are in use first; Spread takes the GPUs with the most free time.",
                 [*PlacementPolicy],
                 PlacementPolicy.BINPACK,
             ),
