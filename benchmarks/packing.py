@@ -67,7 +67,7 @@ class Outcome:
 
 
 def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, float]:
-    """Percent allocated when each whole percent of the capacity has arrived for the first time."""
+    """Return the percent allocated when each whole percent of the capacity has arrived for the first time."""
     arrived = allocated = 0
     curve: dict[int, float] = {}
     reached = 0
@@ -84,7 +84,7 @@ def fill(policy: Policy, order: Sequence[TracePod], capacity: int) -> dict[int, 
 
 
 def turned_away(policy: Policy, pods: Sequence[TracePod], capacity: int, seed: int, load: float) -> float:
-    """Percent of the GPU demand."""
+    """Return the percent of the GPU demand that is turned away."""
     leaving: list[tuple[float, int, object]] = []
     asked = refused = 0
     for number, visit in enumerate(visits(pods, capacity, seed, load, WARM_UP + MEASURED)):
@@ -115,8 +115,9 @@ def plot(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 def in_fixed_order(nodes: Sequence[TraceNode]) -> list[TraceNode]:
-    """For the policies of the paper, which take the first node among equals: an order that says nothing of the
-    hardware. (In a file's order the nodes of one purchase stand together, which costs FGD up to two points.)"""
+    """Shuffle the nodes for the policies of the paper, which take the first node among equals, so that the order says
+    nothing of the hardware. (In a file's order the nodes of one purchase stand together, which costs FGD up to two
+    points.)"""
     order = list(nodes)
     random.Random(1).shuffle(order)
     return order

@@ -14,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 40, 50
 
 
 def text_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """One line per step of 5 percent, one letter per policy; 80 to 100 percent across."""
+    """Draw one line per step of 5 percent, one letter per policy; 80 to 100 percent across."""
     lines = [f"{title}: % allocated (80 to 100 across) against % arrived"]
     for percent in range(70, 131, 5):
         line = [" "] * 61

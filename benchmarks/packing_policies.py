@@ -83,7 +83,9 @@ class SharePod:
                 self.cluster.set_pod_usage(host, name, needs.resources)
             return None if host is None else (host, name)
         memory = None if pod.gpu_memory is None else Bytes(pod.gpu_memory)
-        gpu = GpuRequest(request=Milli(pod.milli), limit=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models)
+        gpu = GpuRequest(
+            request_milli=Milli(pod.milli), limit_milli=WHOLE_GPU, memory=memory, count=pod.gpus, models=pod.models
+        )
         request = PlacementRequest(tenant=TenantId(name), namespace="trace", name=name, gpu=gpu, pod=needs)
         self.learn(request)
         if packing.due:
@@ -117,7 +119,7 @@ class MemoryBlind(SharePod):
 
 class _TracePolicy:
     """Nodes as columns and, for each kind of pod, the scores of all nodes, of which those that changed are made
-    anew. Memory of nodes and of GPUs only filters."""
+    again. Memory of nodes and of GPUs only filters."""
 
     def __init__(self, nodes: Sequence[TraceNode], pods: Sequence[TracePod]) -> None:
         width = max(node.gpus for node in nodes)

@@ -52,7 +52,7 @@ _DEFAULT_GPU_MEMORY = 16 * GIB
 
 
 def read_nodes(path: Path, gpu_memory: dict[str, int]) -> list[TraceNode]:
-    """`gpu_memory`: bytes by model; what is not listed has 16 GiB."""
+    """Read the nodes. `gpu_memory`: bytes by model; a model that is not listed has 16 GiB."""
     nodes = []
     for line, row in _rows(path, ("cpu_milli", "memory_mib", "gpu", "model")):
         count, model = _number(path, line, row, "gpu"), row["model"]
@@ -98,8 +98,8 @@ def _number(path: Path, line: int, row: dict[str, str], column: str) -> int:
 
 
 def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[TracePod]]:
-    """A mixed cluster and requests for when there is no trace: three models, shares and whole GPUs, some that ask for
-    a model, some without a GPU."""
+    """Make a mixed cluster and requests for when there is no trace: three models, shares and whole GPUs, some that ask
+    for a model, some without a GPU."""
     chance = random.Random(seed)
     kinds = [(96_000, 8, "A", 40), (64_000, 4, "B", 24), (104_000, 2, "C", 16)]
     nodes = []
@@ -118,7 +118,7 @@ def generated(count: int = 300, seed: int = 0) -> tuple[list[TraceNode], list[Tr
 
 
 def with_memory(pods: Sequence[TracePod], seed: int, largest: int) -> list[TracePod]:
-    """The same pods with GPU memory drawn independently of their time: an eighth to all of `largest` bytes."""
+    """Return the same pods with GPU memory drawn independently of their time: an eighth to all of `largest` bytes."""
     chance = random.Random(seed)
     steps = (1, 1, 2, 2, 3, 4, 6, 8)
     drawn = {pod: chance.choice(steps) * largest // 8 for pod in dict.fromkeys(pods) if pod.gpus == 1}
@@ -126,7 +126,7 @@ def with_memory(pods: Sequence[TracePod], seed: int, largest: int) -> list[Trace
 
 
 def arrivals(pods: Sequence[TracePod], capacity: int, seed: int, ratio: float) -> list[TracePod]:
-    """Shuffled, then drawn, until the demand reaches `ratio` of the capacity."""
+    """Return the pods shuffled, then drawn, until the demand reaches `ratio` of the capacity."""
     chance = random.Random(seed)
     order = list(pods)
     chance.shuffle(order)
@@ -148,8 +148,8 @@ class Visit:
 
 
 def visits(pods: Sequence[TracePod], capacity: int, seed: int, load: float, lifetimes: float) -> list[Visit]:
-    """Poisson arrivals with exponential lifetimes of mean 1 which, were none turned away, would ask for `load` of the
-    capacity on average."""
+    """Return Poisson arrivals with exponential lifetimes of mean 1 which, were none turned away, would ask for `load`
+    of the capacity on average."""
     chance = random.Random(seed)
     rate = load * capacity * len(pods) / sum(pod.demand for pod in pods)
     now = 0.0

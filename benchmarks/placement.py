@@ -93,8 +93,8 @@ def requests(seed: int) -> Iterator[PlacementRequest]:
         whole = kind == "exclusive"
         memory = Bytes(chance.choice((1, 2, 4, 8)) * GIB) if kind in ("memory", "best effort") else None
         gpu = GpuRequest(
-            request=WHOLE_GPU if whole else Milli(0) if kind == "best effort" else share,
-            limit=WHOLE_GPU,
+            request_milli=WHOLE_GPU if whole else Milli(0) if kind == "best effort" else share,
+            limit_milli=WHOLE_GPU,
             memory=memory,
             count=2 if kind == "two" else 1,
             mode=Mode.EXCLUSIVE if whole else Mode.SHARED,
@@ -119,7 +119,7 @@ def requests(seed: int) -> Iterator[PlacementRequest]:
 
 
 def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster, list[tuple[str, TenantId]]]:
-    """A cluster with tenants on its GPUs; and who they are."""
+    """Return a cluster with tenants on its GPUs, and these tenants with their nodes."""
     chance = random.Random(seed)
     cluster = Cluster()
     held = []
@@ -139,8 +139,8 @@ def filled(states: Sequence[NodeState], fill: float, seed: int) -> tuple[Cluster
                         namespace="team-0",
                         pod_name=str(tenant),
                         gpus=(gpu.uuid,),
-                        request=Milli(share),
-                        limit=WHOLE_GPU,
+                        request_milli=Milli(share),
+                        limit_milli=WHOLE_GPU,
                         memory=Bytes(gpu.memory * share // 1000),
                         needs=Resources(2000, 4 * GIB),
                     )
@@ -181,7 +181,7 @@ def rebuilt(states: Sequence[NodeState], cluster: Cluster) -> Cluster:
 
 
 def resident() -> float:
-    """MiB that this process has, everything included."""
+    """Return the MiB that this process has, everything included."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
@@ -242,7 +242,7 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
 
 
 def growth(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[Row]:
-    """p50 and p99 of each size over those of the one before it."""
+    """Yield p50 and p99 of each size over those of the one before it."""
     values = {(row.case, row.metric): row.value for row in rows}
     for smaller, larger in pairwise(sizes):
         for label in FILLS:

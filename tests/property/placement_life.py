@@ -37,14 +37,15 @@ class Ledger:
 def over_committed(rows: Sequence[Reservation], gpu: GpuState) -> bool:
     here = [row for row in rows if gpu.uuid in row.gpus]
     return (
-        sum(row.request for row in here) > 1000
+        sum(row.request_milli for row in here) > 1000
         or sum(row.memory for row in here) > gpu.memory
         or (len(here) > 1 and any(row.mode is Mode.EXCLUSIVE for row in here))
     )
 
 
 class Life(RuleBasedStateMachine):
-    """What happens to a small cluster beside decisions. A subclass builds it in its first step, with `build`."""
+    """State machine of a small cluster: everything that happens beside decisions. A subclass calls `build` in its first
+    step."""
 
     def build(self, states: Iterable[NodeState], came: list[PlacementRequest]) -> None:
         self.came = came
@@ -63,7 +64,8 @@ class Life(RuleBasedStateMachine):
             self.cluster.upsert_node(state)
 
     def new_operator(self) -> ClusterWithEngine:
-        """One that has seen such requests come, where this run has it so, and places by what it has learned."""
+        """Return a new operator's cluster. In runs with `came`, its engine has learned the demand from these
+        requests."""
         cluster = ClusterWithEngine()
         for request in self.came * 8:
             cluster.engine.packing.arrived(request)
@@ -93,9 +95,9 @@ class Life(RuleBasedStateMachine):
         return row
 
     def decided(self, row: Reservation, *, told: Reservation | None = None) -> None:
-        """Keeps count of the most that the ledger may say of a row, as far as the operator has been told."""
-        before = (told.request, told.memory) if told else self.most.get(row.tenant, (0, 0))
-        self.most[row.tenant] = (max(before[0], row.request), max(before[1], row.memory))
+        """Record the most that the ledger may say of a row, as far as the operator has been told."""
+        before = (told.request_milli, told.memory) if told else self.most.get(row.tenant, (0, 0))
+        self.most[row.tenant] = (max(before[0], row.request_milli), max(before[1], row.memory))
 
     def learn(self, rows: Iterable[Reservation]) -> None:
         self.left.update(row.tenant for row in rows if row.releasing)
@@ -111,7 +113,8 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """One write per node is on its way: of any of the rows that are decided, answered later."""
+        """Write any of the rows that are decided; the answer comes later. One write per node is on its way at a
+        time."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         if self.written(name):
             return
@@ -126,7 +129,7 @@ class Life(RuleBasedStateMachine):
             self.unanswered.append((name, row, ledger.generation))
 
     def written(self, name: str) -> bool:
-        """A write to this node is on its way."""
+        """Return whether a write to this node is on its way."""
         return any(name == node for node, _, _ in self.unanswered)
 
     def nothing_in_flight(self, name: str) -> None:
@@ -167,7 +170,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """Some of a node end and are drained at once, or were never written."""
+        """End some tenants of a node: they are drained at once, or were never written."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         rows = self.rows(name)
         if not rows or self.written(name):
@@ -220,7 +223,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), ours=st.booleans(), takes=resources)
     def pod_comes(self, data: st.DataObject, ours: bool, takes: Resources) -> None:
-        """One that is not ours, or that of a reservation."""
+        """Add a pod: that of a reservation, or another."""
         name = data.draw(st.sampled_from(sorted(self.states)))
         has = {pod.tenant for pod in self.pods.values()}
         without = [row for row in self.rows(name) if row.tenant not in has]
@@ -245,7 +248,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data(), given_up=st.booleans())
     def holder_is_answered(self, data: st.DataObject, given_up: bool) -> None:
-        """It gets any GPU that nobody holds, or is given up."""
+        """Give a holder any GPU that nobody holds, or give the holder up."""
         if not self.holders:
             return
         holder = data.draw(st.sampled_from(sorted(self.holders)))
@@ -264,7 +267,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """A new operator reads what there is and goes on from there; what was decided and not written is forgotten."""
+        """Restart the operator: it reads what there is; decisions that were not written are forgotten."""
         self.answer()
         for name in self.states:
             for row in self.cluster.pending(name):
@@ -275,7 +278,8 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """The operator dies between two writes. The next one knows what was written, told or not, and nothing else."""
+        """Crash the operator between two writes: its successor knows what was written, answered or not, and nothing
+        else."""
         self.unanswered.clear()
         self.start_over()
         for name, ledger in self.ledgers.items():
@@ -293,7 +297,7 @@ class Life(RuleBasedStateMachine):
             self.cluster.upsert_node(self.states[name])
         rows = [row for ledger in self.ledgers.values() for row in ledger.rows.values()]
         self.told = {row.tenant: row for row in rows}
-        self.most = {row.tenant: (row.request, row.memory) for row in rows}
+        self.most = {row.tenant: (row.request_milli, row.memory) for row in rows}
 
     # What always holds
 

@@ -1,4 +1,4 @@
-"""Whether what a refusal says is so: outlook, counts, figures and advice, against the rules."""
+"""Check of refusals against the rules: outlook, counts, figures and advice (P3 true-refusals)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = tuple[str, set[str]]
 
 
 def check_reasons(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Every known node and GPU that is counted has in its way what is said of it, and all of them are counted."""
+    """Check that every node and GPU is counted, and under an obstacle that it has."""
     assert refusal.obstacles, refusal.message
     never = not rules.possible_when_empty(request)
     conflict = not never and rules.cannot_join(request)
@@ -67,7 +67,7 @@ def _check_each(refusal: Refusal, told: Iterable[Obstacle], items: list[Item]) -
 
 
 def _check_figures(rules: Rules, refusal: Refusal) -> None:
-    """What is said to be free of a GPU is so, rounded down."""
+    """Check that the free amounts are true, rounded down."""
     for item in refusal.obstacles:
         if told := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
             node = rules.states[told[2]]
@@ -76,9 +76,9 @@ def _check_figures(rules: Rules, refusal: Refusal) -> None:
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """What is said to fit now does."""
+    """Check that the advised request fits now."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
-        less = replace(request, gpu=replace(request.gpu, request=parse_fraction(advised[1])))
+        less = replace(request, gpu=replace(request.gpu, request_milli=parse_fraction(advised[1])))
         assert rules.possible(less), refusal.message
     if advised := re.search(r"spec\.gpu\.memory (\S+) would fit now", refusal.message):
         less = replace(request, gpu=replace(request.gpu, memory=parse_quantity(advised[1])))

@@ -1,4 +1,4 @@
-"""What the properties of placement are about: small nodes, and requests that often get into each other's way."""
+"""Strategies for the properties of placement: small nodes, and requests that often get into each other's way."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def gpu_requests(draw: st.DrawFn) -> GpuRequest:
     if request == 0 and memory is None:
         memory = UNIT
     return GpuRequest(
-        request=Milli(request),
-        limit=Milli(1000),
+        request_milli=Milli(request),
+        limit_milli=Milli(1000),
         memory=None if memory is None else Bytes(memory),
         count=draw(st.sampled_from([1, 1, 1, 2, 3])),
         mode=mode,

@@ -22,7 +22,7 @@ PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "E
     "Time",
     "Memory",
 }
-"""What is over once all tenants and pods have gone."""
+"""Rules against a node or GPU that end once all tenants and pods have gone."""
 
 Place = tuple[str, frozenset[GpuUuid]]
 
@@ -38,7 +38,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Rules:
-    """What may go where, at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
+    """Rules of placement at one moment. `most`: thousandths and bytes that the ledger may turn out to say of a tenant;
     `left`: of whom it is known that the ledger has them as releasing; `holders`: in flight, by node, with the tenants
     that wait on them."""
 
@@ -75,7 +75,7 @@ class Rules:
         return {rule for rule, holds in against.items() if holds}
 
     def free_of_node(self, node: NodeState) -> tuple[Resources, int]:
-        """Resources and pod slots."""
+        """Return the free resources and pod slots."""
         pods = [pod for pod in self.pods if pod.node == node.name]
         seen = {pod.tenant for pod in pods}
         taken = [pod.resources for pod in pods]
@@ -111,25 +111,25 @@ class Rules:
             exclusion = None if asked.labels.exclusion is None else (namespace, asked.labels.exclusion)
             apart = None if asked.labels.anti_affinity is None else (namespace, asked.labels.anti_affinity)
             time, memory = self.free_of_gpu(node, gpu)
-            size = asked.memory if asked.memory is not None else gpu.memory * asked.request // 1000
+            size = asked.memory if asked.memory is not None else gpu.memory * asked.request_milli // 1000
             against |= {
                 "Exclusion": any(named(row, row.labels.exclusion) != exclusion for row in here),
                 "AntiAffinity": apart is not None
                 and any(named(row, row.labels.anti_affinity) == apart for row in here),
-                "Time": asked.request > time,
+                "Time": asked.request_milli > time,
                 "Memory": size > memory,
             }
         return {rule for rule, holds in against.items() if holds}
 
     def free_of_gpu(self, node: NodeState, gpu: GpuState) -> tuple[int, int]:
-        """Thousandths of its time, and bytes."""
+        """Return the free thousandths of time and bytes."""
         taken = [self.most[row.tenant] for row in self.rows[node.name] if gpu.uuid in row.gpus]
         return 1000 - sum(time for time, _ in taken), gpu.memory - sum(memory for _, memory in taken)
 
     # Places
 
     def group(self, request: PlacementRequest) -> set[Place]:
-        """Where its affinity group is."""
+        """Return the places of the request's affinity group."""
         label = request.gpu.labels.affinity
         return {
             (node, frozenset(row.gpus))
@@ -141,7 +141,7 @@ class Rules:
         }
 
     def fitting(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
-        """The GPUs of each node that suit, whether they are enough or not; of nodes that do not suit, none."""
+        """Return the GPUs of each node that suit, whether they are enough or not; none of nodes that do not suit."""
         return {
             node.name: frozenset(
                 gpu.uuid
@@ -153,7 +153,7 @@ class Rules:
         }
 
     def possible(self, request: PlacementRequest, *, ignoring: Collection[str] = ()) -> dict[str, frozenset[GpuUuid]]:
-        """The nodes that take the request, with the GPUs of which any `count` do."""
+        """Return the nodes that take the request, with the GPUs of which any `count` do."""
         group = self.group(request)
         found: dict[str, frozenset[GpuUuid]] = {}
         for name, fits in self.fitting(request, ignoring=ignoring).items():
@@ -165,17 +165,20 @@ class Rules:
         return found
 
     def choices(self, request: PlacementRequest) -> Iterator[Place]:
-        """All of them, one by one."""
+        """Yield all possible places."""
         for name, fits in self.possible(request).items():
             for gpus in combinations(sorted(fits), request.gpu.count):
                 yield name, frozenset(gpus)
 
     def possible_one_day(self, request: PlacementRequest) -> dict[str, frozenset[GpuUuid]]:
-        """Once all who are there have gone."""
+        """Return the places that are possible once all tenants have gone."""
         return self.possible(request, ignoring=PASSING_WITH_TENANTS)
 
     def possible_when_empty(self, request: PlacementRequest) -> bool:
-        """With everything available, too. A node that shows no GPU yet may have any."""
+        """Return whether a place is possible with all tenants gone and everything available.
+
+        A node that shows no GPU yet counts as having any.
+        """
         for node in self.states.values():
             against = self.against_node(node, request) & LASTING_OF_NODE
             fits = [gpu for gpu in node.gpus if not self.against_gpu(node, gpu, request) & LASTING_OF_GPU]
@@ -186,14 +189,14 @@ class Rules:
         return False
 
     def cannot_join(self, request: PlacementRequest) -> bool:
-        """No member with this count or mode can join its group."""
+        """Return whether no member with this count or mode can join its group."""
         group = self.group(request)
         alike = [place for place in group if len(place[1]) == request.gpu.count]
         whole = request.gpu.mode is Mode.EXCLUSIVE
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
     def at_odds(self, place: Place, request: PlacementRequest) -> bool:
-        """It cannot join its group there, even once all but the group have gone."""
+        """Return whether the request cannot join its group there, even once all but the group have gone."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
         here = [row for row in self.rows[node.name] if place[1] & set(row.gpus)]
@@ -214,20 +217,20 @@ class Rules:
     # Which of them
 
     def replicas(self, request: PlacementRequest, place: Place) -> tuple[int, int]:
-        """Of the same owner: on these GPUs, on the node."""
+        """Count tenants of the same owner: on these GPUs, on the node."""
         node, gpus = place
         same = [row for row in self.rows[node] if row.owner == request.owner is not None and not row.releasing]
         return sum(len(gpus & set(row.gpus)) for row in same), len(same)
 
     def distance(self, place: Place) -> tuple[int, int]:
-        """Of the worst pair of GPUs, and of all pairs."""
+        """Return the distance of the worst pair of GPUs, and of all pairs in sum."""
         by_name = {gpu.uuid: gpu for gpu in self.states[place[0]].gpus}
         pairs = [_distance(by_name[one], by_name[other]) for one, other in combinations(sorted(place[1]), 2)]
         return max(pairs, default=0), sum(pairs)
 
     def new_holders(self, request: PlacementRequest) -> dict[str, tuple[int, int]]:
-        """The nodes where holders would make a place, whichever GPUs they get: how many, and how many GPUs NVIDIA's
-        device plugin has left to give there."""
+        """Return the nodes where holders would make a place, whichever GPUs they get: how many, and how many GPUs
+        NVIDIA's device plugin has left to give there."""
         if request.gpu.uuids or self.group(request) or any(tenant == request.tenant for _, tenant in self.holders):
             return {}
         found = {}

@@ -1,4 +1,4 @@
-"""What packing by usable capacity promises: it ranks and hides no place, and it gives the same answer again."""
+"""Promises of packing by usable capacity: it ranks and hides no place, and gives the same answer again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unit.placement.world import ClusterWithEngine
 
 
 def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
-    """By node the GPUs that pass every filter, where they are enough, by asking each of them."""
+    """Return by node the GPUs that pass every filter, where they are enough, by asking each filter."""
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     found = {}
@@ -30,7 +30,7 @@ def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[ClusterWithEngine, list[PlacementRequest]]:
-    """A cluster that knows some demand, with requests to come; none of them in an affinity group."""
+    """Draw a cluster and requests to come, none of them in an affinity group."""
     cluster = ClusterWithEngine()
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
         cluster.upsert_node(draw(node_states(name)))
@@ -84,7 +84,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_placed(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
-    """Scores that were kept from one decision to the next are those that would be made anew."""
+    """Scores that were kept from one decision to the next equal those that would be made again."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:

@@ -1,4 +1,4 @@
-"""What placement promises whatever happens: every decision follows the rules, every "no" has a true reason, and nobody
+"""Promises of placement, whatever happens: every decision follows the rules, every "no" has a true reason, and nobody
 waits who could be served.
 
 The life around it is `placement_life`; the rules, a second time and by brute force, are `placement_rules`.
@@ -75,7 +75,7 @@ class Placement(Life):
             self.cluster.reserve_for_head(None)
 
     def check_choice(self, rules: Rules, answer: Assignment, request: PlacementRequest) -> None:
-        """Of the places that there are, one of those that the request's policy prefers."""
+        """Check that the answer is one of the places that the request's policy prefers."""
         chosen: Place = answer.node, frozenset(answer.gpus)
         kept = self.cluster.head_reservation
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority):
@@ -93,7 +93,7 @@ class Placement(Life):
         assert rules.distance(chosen) == min(map(rules.distance, same_node))
         if request.gpu.count == 1 and first:
             assert self.free_time(chosen) == max(map(self.free_time, choices)), "where most is free"
-        best_effort = request.gpu.request == 0 and request.gpu.placement is PlacementPolicy.BINPACK
+        best_effort = request.gpu.request_milli == 0 and request.gpu.placement is PlacementPolicy.BINPACK
         if request.gpu.count == 1 and best_effort and not first:
             assert self.in_use(chosen) == max(map(self.in_use, choices)), "idle time is where somebody has a share"
 
@@ -105,8 +105,8 @@ class Placement(Life):
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
-        """Where a holder would make room, whichever GPU it gets, one is asked for: the fewest, on the node with the
-        fewest GPUs left to give."""
+        """Check that a holder is asked for where it would make room, whichever GPU it gets: the fewest, on the node
+        with the fewest GPUs left to give."""
         answer, expected = self.cluster.engine.place_or_hold(request), rules.new_holders(request)
         assert isinstance(answer, NewHolder) == bool(expected), (answer, expected)
         if isinstance(answer, NewHolder):
@@ -121,7 +121,8 @@ class Placement(Life):
 
     @rule()
     def look_who_could_be_served(self) -> None:
-        """One that was refused is served by nodes that have grown since, or its group has changed, or not at all."""
+        """Check that a refused request is served by nodes that have grown since, or after its group has changed, or not
+        at all."""
         for request, moment in self.refused:
             key = label_key(request.namespace, request.gpu.labels.affinity)
             woken = self.cluster.engine.serves(request, self.cluster.grown_since(moment))
@@ -144,7 +145,7 @@ class Placement(Life):
 
     @rule(data=st.data())
     def keep(self, data: st.DataObject) -> None:
-        """GPUs are kept for one that was refused, or for nobody any more."""
+        """Reserve GPUs for a refused request, or for none."""
         request = data.draw(st.sampled_from([None, *(request for request, _ in self.refused)]))
         if request is None:
             self.cluster.reserve_for_head(None)
@@ -174,18 +175,19 @@ class Placement(Life):
         answer = resize(
             self.cluster,
             row.tenant,
-            request=Milli(request),
-            limit=Milli(1000),
+            request_milli=Milli(request),
+            limit_milli=Milli(1000),
             memory=None if memory is None else Bytes(memory),
         )
         assert self.only_row(row.tenant) == (row if isinstance(answer, Refusal) else answer)
         assert isinstance(answer, Reservation) == (fits and not row.releasing)
         if isinstance(answer, Reservation):
-            assert (answer.gpus, answer.request) == (row.gpus, request)
+            assert (answer.gpus, answer.request_milli) == (row.gpus, request)
             self.decided(answer)
 
     def has_room_for(self, row: Reservation, request: int, memory: int | None) -> bool:
-        """What it has, or may turn out to have, is its own; only more than that has to be free and not kept."""
+        """Return whether there is room for another share: what the tenant has is its own, only more has to be free and
+        outside the head-of-line reservation."""
         rules = self.oracle()
         node = self.states[self.cluster.reservations_of(row.tenant)[0][0]]
         gpus = [gpu for gpu in node.gpus if gpu.uuid in row.gpus]

@@ -1,5 +1,5 @@
-"""What the queue promises: nobody waits who could be placed, and of two that ask for the same the first in order comes
-first. Everything random comes from a seed."""
+"""Promises of the queue: no request waits that could be placed, and of two that ask for the same the first in order
+comes first. Everything random comes from a seed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Play:
         await world.settle()
 
     def requests(self) -> dict[str, PlacementRequest]:
-        """Of those who wait."""
+        """Return the requests of the waiting SharePods."""
         return {tenant: self.world.request(tenant) for tenant in self.world.loop.waiting()}
 
 

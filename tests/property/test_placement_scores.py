@@ -15,7 +15,8 @@ from unit.placement.world import ClusterWithEngine
 
 
 def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: int, gpus: list[int]) -> float:
-    """What usable capacity gains, the values of holes included, when the request goes to these GPUs of a node."""
+    """Return the gain of usable capacity, the values of holes included, when the request goes to these GPUs of a
+    node."""
     row = slice(node, node + 1)
     size = columns.size[row].copy()
     size[size >= definition.usable.sizes] = 0

@@ -63,11 +63,12 @@ class GpuSpec(Model):
 class GpuRequest:
     """Request of a tenant for a share of each of its `count` GPUs.
 
-    `request`, `limit`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's memory.
+    `request_milli`, `limit_milli`: thousandths of each GPU's time. `memory`: bytes on each; None: request x the GPU's
+    memory.
     """
 
-    request: Milli
-    limit: Milli
+    request_milli: Milli
+    limit_milli: Milli
     memory: Bytes | None
     count: int = 1
     mode: Mode = Mode.SHARED
@@ -81,7 +82,7 @@ class GpuRequest:
         """Return the bytes to reserve on a GPU that has `capacity` bytes for tenants."""
         if self.mode is Mode.EXCLUSIVE:
             return Bytes(capacity)
-        return self.memory if self.memory is not None else Bytes(capacity * self.request // WHOLE_GPU)
+        return self.memory if self.memory is not None else Bytes(capacity * self.request_milli // WHOLE_GPU)
 
 
 def resolve(gpu: GpuSpec) -> GpuRequest:
@@ -132,8 +133,8 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         if request == 0 and memory is None:
             raise SpecError("spec.gpu.memory", "is required with request 0 (best effort); write a size such as 4Gi")
     return GpuRequest(
-        request=request,
-        limit=limit,
+        request_milli=request,
+        limit_milli=limit,
         memory=memory,
         count=gpu.count,
         mode=gpu.mode,

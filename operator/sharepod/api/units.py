@@ -108,11 +108,3 @@ def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
     if scaled >= 1 << 63:
         raise UnitError(f"{value} is out of range; write {example}")
     return scaled
-
-
-def format_bytes(size: int) -> str:
-    """Format bytes as the shortest exact quantity with a binary suffix: 4294967296 is `4Gi`, 1000 is `1000`."""
-    for suffix, shift in (("Ei", 60), ("Pi", 50), ("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10)):
-        if size and size % (1 << shift) == 0:
-            return f"{size >> shift}{suffix}"
-    return str(size)

@@ -89,4 +89,4 @@ def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
         return 2 * WHOLE_GPU
     size = gpu.state.memory or 1
     memory = max(asked.memory_on(gpu.state.memory) - gpu.free_memory, 0)
-    return max(asked.request - gpu.free_milli, 0) + memory * WHOLE_GPU // size
+    return max(asked.request_milli - gpu.free_milli, 0) + memory * WHOLE_GPU // size

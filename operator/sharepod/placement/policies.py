@@ -41,7 +41,7 @@ def policy_for(request: PlacementRequest, *, first_of_group: bool) -> Policy:
         return SPREAD
     if request.gpu.mode is Mode.EXCLUSIVE:
         return PACK_WHOLE
-    if not request.gpu.request:
+    if not request.gpu.request_milli:
         return PACK_BEST_EFFORT
     return PACK
 
@@ -54,7 +54,7 @@ def _memory_share(gpu: GpuAccount, size: int) -> int:
 def _left(gpu: GpuAccount, request: PlacementRequest) -> tuple[int, int]:
     """Return the thousandths of time and of memory that would be left after this request."""
     memory = gpu.free_memory - request.gpu.memory_on(gpu.state.memory)
-    return gpu.free_milli - request.gpu.request, _memory_share(gpu, memory)
+    return gpu.free_milli - request.gpu.request_milli, _memory_share(gpu, memory)
 
 
 def _leftover(gpu: GpuAccount, request: PlacementRequest) -> Cost:

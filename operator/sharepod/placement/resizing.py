@@ -21,7 +21,13 @@ from .wording import counted, size_down, size_up
 
 
 def resize(
-    cluster: Cluster, tenant: TenantId, *, request: Milli, limit: Milli, memory: Bytes | None, in_use: int = 0
+    cluster: Cluster,
+    tenant: TenantId,
+    *,
+    request_milli: Milli,
+    limit_milli: Milli,
+    memory: Bytes | None,
+    in_use: int = 0,
 ) -> Reservation | Refusal:
     """Change a tenant's share on the GPUs it has. Returns the row to write, or a refusal; then nothing has changed.
 
@@ -29,19 +35,19 @@ def resize(
     request.
 
     Args:
-        memory: bytes on each GPU; None: `request` x the memory of the smallest of its GPUs.
+        memory: bytes on each GPU; None: request x the memory of the smallest of its GPUs.
         in_use: bytes that the tenant was last seen to use, of the GPU where it uses most.
     """
     node, row = cluster.only_row(tenant)
     if row.wanted.mode is Mode.EXCLUSIVE:
         raise PlacementError(f"tenant {tenant} is Exclusive: there is no share to change")
-    if not 0 <= request <= limit <= 1000 or limit == 0:
-        raise PlacementError(f"request {request} and limit {limit} thousandths are no share")
-    asked = GpuRequest(request=request, limit=limit, memory=memory)
+    if not 0 <= request_milli <= limit_milli <= 1000 or limit_milli == 0:
+        raise PlacementError(f"request {request_milli} and limit {limit_milli} thousandths are no share")
+    asked = GpuRequest(request_milli=request_milli, limit_milli=limit_milli, memory=memory)
     capacities = [node.gpus_by_uuid[uuid].state.memory for uuid in row.gpus if uuid in node.gpus_by_uuid]
     # The memory of a GPU that is not in the inventory is not known: the bytes granted stay as they are.
     amount = memory if memory is not None else min(map(asked.memory_on, capacities), default=row.wanted.memory)
-    wanted = replace(row.wanted, request=request, limit=limit, memory=amount)
+    wanted = replace(row.wanted, request_milli=request_milli, limit_milli=limit_milli, memory=amount)
     refusal = _refuse(node, row, wanted, in_use)
     if refusal is None:
         cluster.change_share(wanted)
@@ -51,7 +57,7 @@ def resize(
 
 def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Refusal | None:
     """Return why `wanted` cannot replace `row`; None where it can."""
-    more_time = wanted.request - row.request
+    more_time = wanted.request_milli - row.request_milli
     more_memory = wanted.memory - row.memory
     # 1. A lowering, and what no free GPU would change.
     if row.wanted.releasing:
@@ -87,7 +93,7 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
         more = format_fraction(more_time)
         text = f"{least_time.name} has {format_fraction(left)} of its time free and the raise takes {more} more"
         obstacles.append(Obstacle("Time", "GPU", 1, text))
-        would_fit.append(f"spec.gpu.request {format_fraction(row.request + left)}")
+        would_fit.append(f"spec.gpu.request {format_fraction(row.request_milli + left)}")
     least_memory = min(gpus, key=lambda gpu: (gpu.free_memory, gpu.index))
     if 0 < more_memory > least_memory.free_memory:
         left = max(least_memory.free_memory, 0)
@@ -104,6 +110,6 @@ def _refuse(node: NodeAccount, row: Row, wanted: Reservation, in_use: int) -> Re
 
 def _refusal(row: Row, outlook: Outlook, obstacles: list[Obstacle], advice: str) -> Refusal:
     had = row.wanted
-    share = f"request {format_fraction(had.request)}, limit {format_fraction(had.limit)}"
+    share = f"request {format_fraction(had.request_milli)}, limit {format_fraction(had.limit_milli)}"
     headline = f"keeps {share}, memory {size_down(had.memory)}"
     return Refusal(outlook=outlook, headline=headline, obstacles=tuple(obstacles), advice=advice)

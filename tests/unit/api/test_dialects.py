@@ -17,7 +17,7 @@ from sharepod.api.sharepod import GpuRequest, GpuSpec, PlacementPolicy, SpecErro
 UUIDS = ("GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002")
 
 SCHEMA_ONLY = {"fraction as text", "misspelt field", "no containers"}
-"""What only the CRD's schema refuses, by type or by strictness."""
+"""Values that only the CRD's schema refuses, by type or by strictness."""
 
 
 def annotated(**annotations: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def said(**annotations: str) -> GpuRequest:
 
 
 def refusal(check: Callable[[dict[str, Any]], object], sharepod: dict[str, Any]) -> str:
-    """Where `check` finds fault, the field; it raises nothing but SpecError."""
+    """Return the field of the error that `check` raises, which is never other than SpecError."""
     try:
         check(sharepod)
     except SpecError as error:
@@ -98,19 +98,19 @@ def test_foreign_manifests_mean_what_they_meant(prefix: str) -> None:
             f"{prefix}GPUID": "abcde",
         }
     )
-    assert (request.request, request.limit, request.memory, request.count) == (500, 1000, 1 << 30, 1)
+    assert (request.request_milli, request.limit_milli, request.memory, request.count) == (500, 1000, 1 << 30, 1)
     assert (request.labels.affinity, request.labels.anti_affinity, request.labels.exclusion) == ("abcde", "red", "blue")
     assert request.mode is Mode.SHARED
 
 
 def test_dialects_may_be_mixed_as_long_as_each_field_is_said_once() -> None:
     request = said(**{"gemini/gpu_request": "0.5", f"{NATIVE_PREFIX}count": "2"})
-    assert (request.request, request.count) == (500, 2)
+    assert (request.request_milli, request.count) == (500, 2)
 
 
 def test_other_annotations_are_none_of_ours() -> None:
     request = said(**{"gemini/gpu_request": "0.5", "sharepod.dev/note": "x", "kubesharing/gpu_request": "9", "a": "b"})
-    assert request.request == 500
+    assert request.request_milli == 500
     assert annotations_of(annotated(a="b")) == {}
 
 
@@ -141,8 +141,8 @@ def test_an_error_about_what_is_missing_names_the_annotation_of_the_dialect_in_u
 )
 def test_every_thousandth_is_read_exactly(milli: int, name: str) -> None:
     memory = {"gemini/gpu_mem": "1073741824"}
-    assert said(**{name: f"{milli / 1000:.3f}"}, **memory).request == milli
-    assert said(**{name: f"{milli // 1000}.{milli % 1000:03d}000"}, **memory).request == milli
+    assert said(**{name: f"{milli / 1000:.3f}"}, **memory).request_milli == milli
+    assert said(**{name: f"{milli // 1000}.{milli % 1000:03d}000"}, **memory).request_milli == milli
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FIELD_OF)), st.text(max_size=20), max_size=4))
@@ -151,4 +151,4 @@ def test_whatever_annotations_say_the_answer_is_a_request_or_a_spec_error(annota
         request = said(**annotations)
     except SpecError:
         return
-    assert 0 <= request.request <= request.limit <= 1000
+    assert 0 <= request.request_milli <= request.limit_milli <= 1000

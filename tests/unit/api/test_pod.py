@@ -187,7 +187,7 @@ def test_node_name_beside_a_gpuid_becomes_required_affinity() -> None:
 
 
 def matches(spec: dict[str, Any], name: str, labels: dict[str, str]) -> bool:
-    """What kube-scheduler makes of required node affinity with the operator In: terms are ORed, an empty one
+    """Evaluate, as kube-scheduler does, required node affinity with the operator In: terms are ORed, an empty one
     matches nothing.
     """
     required = spec.get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED)

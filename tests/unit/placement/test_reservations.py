@@ -60,13 +60,13 @@ def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None
     cluster = cluster_of(node())
     put(cluster, ask("t", 500, memory=GI))
     keep(cluster, A0)
-    answer = resize(cluster, TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI))
+    answer = resize(cluster, TenantId("t"), request_milli=Milli(600), limit_milli=WHOLE_GPU, memory=Bytes(GI))
     assert isinstance(answer, Refusal)
     assert "1 GPU is kept for the SharePod that has waited longest" in answer.message
     assert isinstance(
-        resize(cluster, TenantId("t"), request=Milli(400), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation
+        resize(cluster, TenantId("t"), request_milli=Milli(400), limit_milli=WHOLE_GPU, memory=Bytes(GI)), Reservation
     )
     keep(cluster, A0, tenant="t")
     assert isinstance(
-        resize(cluster, TenantId("t"), request=Milli(600), limit=WHOLE_GPU, memory=Bytes(GI)), Reservation
+        resize(cluster, TenantId("t"), request_milli=Milli(600), limit_milli=WHOLE_GPU, memory=Bytes(GI)), Reservation
     )

@@ -104,8 +104,8 @@ def ask(
         name=tenant,
         owner=owner,
         gpu=GpuRequest(
-            request=WHOLE_GPU if exclusive else Milli(request),
-            limit=WHOLE_GPU,
+            request_milli=WHOLE_GPU if exclusive else Milli(request),
+            limit_milli=WHOLE_GPU,
             memory=None if memory is None else Bytes(memory),
             count=count,
             mode=mode,
@@ -142,7 +142,7 @@ def row(
         namespace="team",
         pod_name=tenant,
         gpus=tuple(GpuUuid(uuid) for uuid in gpus),
-        request=Milli(request),
-        limit=WHOLE_GPU,
+        request_milli=Milli(request),
+        limit_milli=WHOLE_GPU,
         memory=Bytes(memory),
     )

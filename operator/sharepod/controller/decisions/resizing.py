@@ -44,7 +44,7 @@ def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_s
     row, asked = snapshot.reserved[0].wanted, sharepod.gpu
     if row.mode is Mode.EXCLUSIVE:
         return no
-    if (row.request, row.limit) != (asked.request, asked.limit):
+    if (row.request_milli, row.limit_milli) != (asked.request_milli, asked.limit_milli):
         return ResizeWish(True, memory_settled)
     if asked.memory is not None:
         return ResizeWish(asked.memory != row.memory, memory_settled)

@@ -134,7 +134,7 @@ def _shown(row: Tenant | None, request: GpuRequest | None) -> ShownShare | None:
     if row is not None:
         share, memory = (row.request_milli, row.limit_milli), size_down(row.memory)
     elif request is not None:
-        share = (request.request, request.limit)
+        share = (request.request_milli, request.limit_milli)
         memory = size_down(request.memory) if request.memory is not None else ""
     else:
         return None

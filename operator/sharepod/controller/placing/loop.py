@@ -396,8 +396,8 @@ class PlacementLoop:
             answer = resize(
                 self._state.cluster,
                 TenantId(waiting.tenant),
-                request=asked.request,
-                limit=asked.limit,
+                request_milli=asked.request_milli,
+                limit_milli=asked.limit_milli,
                 memory=asked.memory,
                 in_use=in_use,
             )

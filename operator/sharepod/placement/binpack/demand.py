@@ -81,9 +81,9 @@ def class_of(request: PlacementRequest) -> DemandClass | None:
     """Return the demand class of a request; None for best effort, which runs on what others leave."""
     gpu = request.gpu
     whole = gpu.mode is Mode.EXCLUSIVE
-    if not gpu.request and not whole:
+    if not gpu.request_milli and not whole:
         return None
-    milli = WHOLE_GPU if whole else int(gpu.request)
+    milli = WHOLE_GPU if whole else int(gpu.request_milli)
     models = tuple(sorted(set(gpu.models)))
     return DemandClass(gpu.count, milli, memory_of(request), request.pod.resources.cpu_milli, models)
 

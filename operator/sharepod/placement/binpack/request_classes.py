@@ -48,7 +48,7 @@ class RequestClass:
         return cls(
             request.pod,
             gpu.count,
-            int(gpu.request),
+            int(gpu.request_milli),
             memory_of(request),
             label_key(request.namespace, gpu.labels.exclusion),
             gpu.models,
@@ -63,7 +63,7 @@ def request_key(request: PlacementRequest) -> Hashable:
     labels = gpu.labels
     named = labels.exclusion is not None or labels.anti_affinity is not None
     return (
-        gpu.request,
+        gpu.request_milli,
         gpu.memory,
         gpu.count,
         gpu.models,

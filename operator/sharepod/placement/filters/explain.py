@@ -230,9 +230,9 @@ def _advice(
 
 def _less_time(nodes: Sequence[NodeAccount], request: PlacementRequest, fits: Fits) -> str | None:
     candidates = _free_on(nodes, request, lambda gpu: gpu.free_milli)
-    smaller = [free for free in candidates if 0 < free < request.gpu.request]
+    smaller = [free for free in candidates if 0 < free < request.gpu.request_milli]
     for free in sorted(smaller, reverse=True)[:_TRIES]:
-        if fits(replace(request, gpu=replace(request.gpu, request=Milli(free)))):
+        if fits(replace(request, gpu=replace(request.gpu, request_milli=Milli(free)))):
             return f"spec.gpu.request {format_fraction(free)}"
     return None
 

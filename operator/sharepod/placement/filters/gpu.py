@@ -149,7 +149,7 @@ def _anti_affinity(request: PlacementRequest) -> GpuFilter:
 
 
 def _has_time(request: PlacementRequest) -> GpuFilter:
-    asked = request.gpu.request
+    asked = request.gpu.request_milli
 
     def explain(gpus: Sequence[GpuAccount]) -> str:
         most = min(gpus, key=lambda gpu: (-gpu.free_milli, gpu.node, gpu.index))
@@ -167,7 +167,7 @@ def _has_memory(request: PlacementRequest) -> GpuFilter:
         most = min(gpus, key=lambda gpu: (-gpu.free_memory, gpu.node, gpu.index))
         asked = size_up(asked_on(most.state.memory))
         if fixed is None:
-            asked += f", {format_fraction(request.gpu.request)} of its memory, as spec.gpu.memory is not set"
+            asked += f", {format_fraction(request.gpu.request_milli)} of its memory, as spec.gpu.memory is not set"
         free = f"most free: {size_down(max(most.free_memory, 0))} of {most.name}; asked {asked}"
         return f"{_gpus(gpus, 'has', 'have')} too little memory free ({free})"
 

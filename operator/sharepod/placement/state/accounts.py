@@ -39,17 +39,17 @@ class Row:
         since: the row whose decision this one follows. That decision may be on its way to the ledger (`in_flight`), so
             it counts too.
 
-    `request` (thousandths of a GPU), `memory` (bytes) and `gpus` are what the row counts with: the most of these three.
+    `request_milli`, `memory` (bytes) and `gpus` are what the row counts with: the most of these three.
     """
 
-    __slots__ = ("gpus", "in_flight", "memory", "request", "wanted", "written")
+    __slots__ = ("gpus", "in_flight", "memory", "request_milli", "wanted", "written")
 
     def __init__(self, wanted: Reservation, written: Reservation | None, *, since: Row | None = None) -> None:
         self.wanted = wanted
         self.written = written
         self.in_flight = since is not None
         base = written or wanted
-        self.request: int = max(wanted.request, base.request, since.request if since else 0)
+        self.request_milli: int = max(wanted.request_milli, base.request_milli, since.request_milli if since else 0)
         self.memory: int = max(wanted.memory, base.memory, since.memory if since else 0)
         self.gpus: tuple[GpuUuid, ...] = tuple(dict.fromkeys((*wanted.gpus, *base.gpus)))
 
@@ -114,7 +114,7 @@ class GpuAccount:
         self.exclusive = False
         for row in self.rows.values():
             tenant = row.wanted
-            milli += row.request
+            milli += row.request_milli
             memory += row.memory
             exclusions.add(label_key(tenant.namespace, tenant.labels.exclusion))
             key = label_key(tenant.namespace, tenant.labels.anti_affinity)
@@ -279,9 +279,11 @@ class NodeAccount:
         where = gpu.name
         if gpu.exclusive or (asked.mode is Mode.EXCLUSIVE and gpu.tenants):
             raise PlacementError(f"{where} has {gpu.tenants} tenants: an Exclusive one shares with nobody")
-        if asked.request > gpu.free_milli:
+        if asked.request_milli > gpu.free_milli:
             free = format_fraction(max(gpu.free_milli, 0))
-            raise PlacementError(f"{where} has {free} of its time free, {format_fraction(asked.request)} is asked")
+            raise PlacementError(
+                f"{where} has {free} of its time free, {format_fraction(asked.request_milli)} is asked"
+            )
         if asked.memory > gpu.free_memory:
             free = size_down(max(gpu.free_memory, 0))
             raise PlacementError(f"{where} has {free} of memory free, {size_up(asked.memory)} is asked")

@@ -152,8 +152,8 @@ class Reservation:
     namespace: str
     pod_name: str
     gpus: tuple[GpuUuid, ...]
-    request: Milli
-    limit: Milli
+    request_milli: Milli
+    limit_milli: Milli
     memory: Bytes
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
@@ -170,8 +170,8 @@ class Reservation:
             pod_name=self.pod_name,
             state=TenantState.RELEASING if self.releasing else TenantState.RESERVED,
             gpus=self.gpus,
-            request_milli=self.request,
-            limit_milli=self.limit,
+            request_milli=self.request_milli,
+            limit_milli=self.limit_milli,
             memory=self.memory,
             memory_isolation=self.memory_isolation,
             mode=self.mode,
@@ -186,8 +186,8 @@ class Reservation:
             namespace=row.namespace,
             pod_name=row.pod_name,
             gpus=tuple(GpuUuid(uuid) for uuid in row.gpus),
-            request=Milli(row.request_milli),
-            limit=Milli(row.limit_milli),
+            request_milli=Milli(row.request_milli),
+            limit_milli=Milli(row.limit_milli),
             memory=Bytes(row.memory),
             mode=row.mode,
             memory_isolation=row.memory_isolation,
@@ -233,8 +233,8 @@ class Assignment:
             namespace=request.namespace,
             pod_name=request.name,
             gpus=self.gpus,
-            request=request.gpu.request,
-            limit=request.gpu.limit,
+            request_milli=request.gpu.request_milli,
+            limit_milli=request.gpu.limit_milli,
             memory=self.memory,
             mode=request.gpu.mode,
             memory_isolation=request.gpu.memory_isolation,

@@ -85,8 +85,8 @@ class Operator:
             namespace="n",
             pod_name=name,
             gpus=(GpuUuid(gpu),),
-            request=Milli(milli),
-            limit=Milli(1000),
+            request_milli=Milli(milli),
+            limit_milli=Milli(1000),
             memory=Bytes(1),
         )
         try:
@@ -167,7 +167,7 @@ async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_s
             elif what < 0.65 and operator.rows():
                 tenant = TenantId(chance.choice(sorted(operator.rows())))
                 share = Milli(chance.choice((300, 400, 600)))
-                resize(operator.state.cluster, tenant, request=share, limit=Milli(1000), memory=Bytes(1))
+                resize(operator.state.cluster, tenant, request_milli=share, limit_milli=Milli(1000), memory=Bytes(1))
                 operator.writer.add(NODE)
             else:
                 operator.deliver()
@@ -234,7 +234,12 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
 def _raise(operator: Operator, milli: int) -> None:
     """Another share for tenant `one`."""
     answer = resize(
-        operator.state.cluster, TenantId("one"), request=Milli(milli), limit=Milli(1000), memory=Bytes(1), in_use=0
+        operator.state.cluster,
+        TenantId("one"),
+        request_milli=Milli(milli),
+        limit_milli=Milli(1000),
+        memory=Bytes(1),
+        in_use=0,
     )
     assert isinstance(answer, Reservation), answer.message
 

@@ -42,7 +42,7 @@ async def test_room_wakes_only_those_it_could_serve(world: World, monkeypatch: p
     monkeypatch.setattr(world.loop.engine, "find", counted)
     await world.settle()
     assert tried == [], "nothing has changed"
-    resize(world.state.cluster, TenantId("t1"), request=200, limit=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
+    resize(world.state.cluster, TenantId("t1"), request_milli=200, limit_milli=1000, memory=Bytes(1 << 30))  # type: ignore[arg-type]
     at = next(row for row in world.state.cluster.pending("a") if row.tenant == "t1")
     world.state.cluster.load(
         "a", [at if row.tenant == "t1" else row for row in world.state.cluster.reservations("a")], 2

@@ -1,4 +1,4 @@
-"""What free time is worth: what will come to fill it, and no more."""
+"""Values of holes: what will arrive to fill them, and no more."""
 
 from __future__ import annotations
 

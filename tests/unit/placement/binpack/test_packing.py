@@ -1,4 +1,4 @@
-"""What Binpack keeps room for, once it has seen what comes."""
+"""Binpack, once it knows the demand: what it keeps room for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, no
 
 
 def learn(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> None:
-    """As if these had come, again and again, and gone."""
+    """Let these requests arrive many times and leave."""
     for _ in range(100):
         for request in requests:
             cluster.engine.packing.arrived(request)
@@ -134,4 +134,4 @@ def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_th
 
 
 def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
-    return gpu.free_milli >= request.gpu.request and gpu.free_memory >= (request.gpu.memory or 0)
+    return gpu.free_milli >= request.gpu.request_milli and gpu.free_memory >= (request.gpu.memory or 0)

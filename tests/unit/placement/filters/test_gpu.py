@@ -1,4 +1,4 @@
-"""Which GPUs take a share: labels, exclusivity, time, memory, and several at once."""
+"""GPU filters: labels, exclusivity, time, memory, and several at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes take a pod: what kube-scheduler would say, said before the Pod is made."""
+"""Node filters: the checks of kube-scheduler, made before the Pod is created."""
 
 from __future__ import annotations
 

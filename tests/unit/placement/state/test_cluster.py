@@ -29,8 +29,8 @@ def resize(
     return resizing.resize(
         cluster,
         TenantId(tenant),
-        request=Milli(request),
-        limit=Milli(limit),
+        request_milli=Milli(request),
+        limit_milli=Milli(limit),
         memory=None if memory is None else Bytes(memory),
     )
 
@@ -376,7 +376,9 @@ def test_memory_is_not_lowered_below_what_is_in_use_so_that_nobody_is_promised_i
     before = free(cluster)
 
     def lower(in_use: int) -> Reservation | Refusal:
-        return resizing.resize(cluster, T, request=Milli(200), limit=Milli(1000), memory=Bytes(1 * GI), in_use=in_use)
+        return resizing.resize(
+            cluster, T, request_milli=Milli(200), limit_milli=Milli(1000), memory=Bytes(1 * GI), in_use=in_use
+        )
 
     refusal = lower(3 * GI)
     assert isinstance(refusal, Refusal)

@@ -1,4 +1,4 @@
-"""What a PodSpec asks of its node, counted as kube-scheduler counts it."""
+"""Needs of pods, counted as kube-scheduler counts them."""
 
 from __future__ import annotations
 
