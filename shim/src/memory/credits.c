@@ -69,6 +69,11 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
     return taken;
 }
 
+/* In turn, until the bytes are in hand or the agent has refused the last:
+ * 1. idle credits;
+ * 2. credits of the agent, in whole steps, if it has them at once;
+ * 3. once, what pools have given back to the device, and from 1 again;
+ * 4. credits of the agent for exactly what is missing: it recalls idle credits of siblings for them. */
 bool credits_reserve(int place, uint64_t bytes) {
     uint64_t deadline = 0, missing;
     bool exact = false, refreshed = false, hopeless;
