@@ -64,7 +64,7 @@ def node() -> Json:
 
 
 class Operator:
-    """A model and a writer on one server, that hears of writes when `deliver` is called."""
+    """A cluster state and a writer on one server, which hear of writes when `deliver` is called."""
 
     def __init__(self, server: FakeServer) -> None:
         self.state = ClusterState(PODS, AgentLeases(20.0, lambda: 0.0))

@@ -1,4 +1,4 @@
-"""The model: whatever the order in which watches and lists bring things, it ends at what is true."""
+"""The cluster state: in whatever order watches and lists bring things, it ends at what is true."""
 
 from __future__ import annotations
 
