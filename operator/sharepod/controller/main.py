@@ -327,6 +327,6 @@ def main() -> None:
         sys.exit(f"sharepod-operator: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception:
-        log.exception("operator cannot go on")
+    except Exception as error:
+        log.exception("operator cannot go on", error=str(error))
         sys.exit(1)

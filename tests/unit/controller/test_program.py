@@ -1,0 +1,166 @@
+"""The operator as a program, with Kopf, against the API server double: it acts, ends when told, and fails by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from doubles.apiserver.kinds import KINDS, Json, Kind
+from doubles.apiserver.server import ApiServer
+
+_LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+
+
+def _discovery(path: str) -> Json | None:
+    """The answer to a question of API discovery, which Kopf asks first; None: it is none."""
+    versions = sorted({kind.api_version for kind in KINDS if "/" in kind.api_version})
+    if path == "/api":
+        return {"versions": ["v1"]}
+    if path == "/apis":
+        groups = [
+            {
+                "name": each.split("/")[0],
+                "versions": [{"groupVersion": each, "version": each.split("/")[1]}],
+                "preferredVersion": {"groupVersion": each, "version": each.split("/")[1]},
+            }
+            for each in versions
+        ]
+        return {"groups": groups}
+    resources = [
+        {"name": kind.plural, "singularName": "", "kind": kind.kind, "namespaced": kind.namespaced, "verbs": _VERBS}
+        for kind in KINDS
+        if kind.prefix == path
+    ]
+    return {"resources": resources} if resources else None
+
+
+@contextlib.asynccontextmanager
+async def _api_server() -> AsyncIterator[ApiServer]:
+    """The double, with API discovery."""
+    double = ApiServer()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found = _discovery(request.path)
+        return await double.handle(request) if found is None else web.json_response(found)
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handle)
+    async with TestServer(application) as server:
+        double.url = f"http://127.0.0.1:{server.port}"
+        try:
+            yield double
+        finally:
+            double.cut_watches()
+
+
+class _Program:
+    """The operator in a process of its own; its log is kept by line."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        self._more = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, folder: Path, url: str, **changes: str) -> _Program:
+        """Start an operator for the API server at `url`."""
+        kubeconfig = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        kubeconfig.write_text(json.dumps(config))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_")}
+        environment |= {
+            "SHAREPOD_KUBECONFIG": str(kubeconfig),
+            "SHAREPOD_IDENTITY": "operator-0",
+            "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
+            "SHAREPOD_HEALTH_PORT": "0",
+            "SHAREPOD_METRICS_PORT": "0",
+        } | changes
+        program = "from sharepod.controller.main import main; main()"
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", program, env=environment, stderr=asyncio.subprocess.PIPE
+            )
+        )
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._more:
+                self.log.append(json.loads(line))
+                self._more.notify_all()
+        async with self._more:
+            self._more.notify_all()
+
+    async def says(self, event: str) -> dict[str, Any]:
+        """The first line of the log with this event, now or when it comes."""
+
+        def found() -> dict[str, Any] | None:
+            return next((line for line in self.log if line["event"] == event), None)
+
+        async with self._more, asyncio.timeout(60):
+            await self._more.wait_for(lambda: found() is not None or self._reading.done())
+        line = found()
+        assert line is not None, f"{event!r} is not in {self.log}"
+        return line
+
+    async def ended(self) -> int:
+        """The exit status, when it has ended."""
+        code = await asyncio.wait_for(self.process.wait(), 60)
+        await self._reading
+        return code
+
+
+@contextlib.asynccontextmanager
+async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[_Program]:
+    program = await _Program.start(folder, url, **changes)
+    try:
+        yield program
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            program.process.kill()
+        await program.ended()
+
+
+async def test_it_acts_until_it_is_told_to_end_then_gives_its_lease_up(tmp_path: Path) -> None:
+    async with _api_server() as api, _running(tmp_path, api.url) as program:
+        acting = await program.says("acting")
+        assert acting["logger"] == "sharepod.controller.main"
+        assert (acting["sharepods"], acting["nodes"]) == (0, 0)
+        lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
+        assert lease["spec"]["holderIdentity"] == "operator-0"
+        program.process.send_signal(signal.SIGTERM)
+        assert await program.ended() == 0, program.log
+        lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
+        assert lease["spec"]["holderIdentity"] == ""
+        assert {line["event"] for line in program.log} >= {"leading", "acting", "stopping"}
+        assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in program.log)
+
+
+async def test_a_part_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        async with _api_server() as api, _running(tmp_path, api.url, SHAREPOD_METRICS_PORT=port) as program:
+            assert await program.ended() == 1
+            assert program.log[-1]["event"] == "operator cannot go on"
+            assert program.log[-1]["error"].startswith("metrics failed: ")
