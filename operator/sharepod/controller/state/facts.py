@@ -73,15 +73,12 @@ class PodFacts(ObjectFacts):
     """Node that it is bound to."""
     pin: str | None
     """Node that its affinity names."""
-    gpus: tuple[str, ...]
     phase: str
     reason: str
     message: str
     deleting: bool
     disrupted: str | None
     """What evicted it."""
-    ran: bool
-    """Any of its containers has ever started."""
     ready: bool
     waiting: str
     """Why a container does not start; empty if none waits."""
@@ -185,13 +182,11 @@ def pod_facts(raw: Json) -> PodFacts:
         tenant=_tenant(metadata),
         node=spec.get("nodeName") or None,
         pin=_pin(spec),
-        gpus=_visible(spec),
         phase=str(status.get("phase") or "Pending"),
         reason=str(status.get("reason") or ""),
         message=_message(status, containers),
         deleting=bool(metadata.get("deletionTimestamp")),
         disrupted=_disruption(disruption),
-        ran=any(_ran(container) for container in containers),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         waiting=_waiting(containers),
         unschedulable=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
@@ -351,21 +346,6 @@ def _pin(spec: Json) -> str | None:
             if field.get("key") == "metadata.name" and field.get("operator") == "In":
                 pins.update(str(value) for value in field.get("values") or ())
     return pins.pop() if len(pins) == 1 else None
-
-
-def _visible(spec: Json) -> tuple[str, ...]:
-    for container in spec.get("containers") or ():
-        for variable in container.get("env") or ():
-            if variable.get("name") == "NVIDIA_VISIBLE_DEVICES":
-                return tuple(str(variable.get("value") or "").split(","))
-    return ()
-
-
-def _ran(container: Json) -> bool:
-    state, last = container.get("state") or {}, container.get("lastState") or {}
-    return bool(
-        state.get("running") or state.get("terminated") or last.get("terminated") or container.get("restartCount")
-    )
 
 
 def _waiting(containers: Sequence[Json]) -> str:
