@@ -1,11 +1,14 @@
-"""The placement loop over small nodes, on a clock that stands still until a test moves it."""
+"""The placement loop over small nodes, on a virtual clock.
+
+The world never wakes the loop itself: it tells the cluster state, which has to wake the loop, and waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.api.units import Bytes, GpuUuid
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
@@ -14,14 +17,16 @@ from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest
 from unit.controller.objects import PODS, sharepod_object
 
 HEAD_RESERVATION_AFTER = 600.0
+_MOMENT_S = 0.001
+"""A time shorter than any timer of the loop."""
 
 
 class World:
-    """The loop over a cluster of nodes with one or more GPUs, on a clock that stands still."""
+    """A running placement loop over nodes with one or more GPUs. To be made inside an event loop on a virtual clock."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        self.state = ClusterState(PODS, AgentLeases(20.0, lambda: self.now))
+        clock = asyncio.get_running_loop().time
+        self.state = ClusterState(PODS, AgentLeases(20.0, clock))
         self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
         self.loop = PlacementLoop(
@@ -30,16 +35,27 @@ class World:
             may_act=lambda: True,
             on_decided=self.placed.__setitem__,
             on_answered=lambda tenant: None,
-            clock=lambda: self.now,
+            clock=clock,
             head_reservation_after=HEAD_RESERVATION_AFTER,
         )
+        self.state.on_room_changed = self.loop.room_changed
 
     def node(self, name: str, gpus: int = 1) -> None:
         states = tuple(
             GpuState(uuid=GpuUuid(f"GPU-{name}-{index}"), index=index, model="m", memory=Bytes(1 << 34))
             for index in range(gpus)
         )
-        self.state.cluster.upsert_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
+        self.put_node(NodeState(name=name, allocatable=Resources(64_000, 1 << 40), gpus=states))
+
+    def put_node(self, node: NodeState) -> None:
+        """Add a node, or change one, as `ClusterState.refresh_node` does."""
+        self.state.cluster.upsert_node(node)
+        self.state.on_room_changed()
+
+    def remove_node(self, name: str) -> None:
+        """Remove a node, as `ClusterState.refresh_node` does."""
+        self.state.cluster.remove_node(name)
+        self.state.on_room_changed()
 
     async def want(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
@@ -52,26 +68,25 @@ class World:
         await self.settle()
 
     async def leaves(self, tenant: str) -> None:
-        self.state.cluster.release(self.placed.pop(tenant), TenantId(tenant))
-        self.loop.room_changed()
+        """End a tenant that was placed: its reservation is given back."""
+        self.state.unreserve(self.placed.pop(tenant), tenant)
         await self.settle()
 
     async def settle(self) -> None:
-        self.loop.room_changed()
-        for _ in range(60):
-            await asyncio.sleep(0)
+        """Wait until the loop has done all that it was woken for: time passes only when nothing can run."""
+        await self.later(_MOMENT_S)
 
     async def later(self, seconds: float) -> None:
-        self.now += seconds
-        await self.settle()
+        """Let time pass, and the loop do what its timers wake it for."""
+        await asyncio.sleep(seconds)
 
     async def long_wait(self) -> None:
-        """So long that room is kept for who has waited all the time, and then until the loop has done so."""
+        """Wait until room is reserved for a tenant that has waited all the time, and until the loop has done so."""
         await self.later(HEAD_RESERVATION_AFTER)
         await self.later(1)
 
     def request(self, tenant: str) -> PlacementRequest:
-        """As the loop asks for it."""
+        """Return the request that the loop makes of a SharePod."""
         sharepod = self.state.sharepods.get(tenant)
         assert sharepod is not None
         return self.loop.request(sharepod)
