@@ -29,10 +29,11 @@ class World:
         self.state = ClusterState(PODS, AgentLeases(20.0, clock))
         self.memos = TenantMemos()
         self.placed: dict[str, str] = {}
+        self.leading = True
         self.loop = PlacementLoop(
             self.state,
             self.memos,
-            may_act=lambda: True,
+            may_act=lambda: self.leading,
             on_decided=self.placed.__setitem__,
             on_answered=lambda tenant: None,
             clock=clock,

@@ -128,6 +128,18 @@ def test_a_holder_is_preempted_after_the_grace_period_and_not_before() -> None:
     assert scheduler.usage(later + 5 * MS, "a").held_ns == end + 1 * S - 1 + 5 * MS, "nobody else holds it"
 
 
+def test_a_preempted_tenant_owes_the_time_that_another_uses_until_it_has_drained() -> None:
+    scheduler = two_that_share()
+    end = 1 + 100 * MS
+    scheduler.tick(end + 1 * S)
+    assert scheduler.preempted("a")
+    before = scheduler.snapshot(end + 1 * S, "a")
+    scheduler.drained(end + 3 * S, "a", wanting=False)
+    after = scheduler.snapshot(end + 3 * S, "a")
+    assert after.held_ns == before.held_ns, "the GPU was the other's"
+    assert after.assured == before.assured - 2 * S * (1000 - 500)
+
+
 def test_a_tenant_that_is_removed_frees_its_gpu_at_once() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
@@ -275,6 +287,19 @@ def test_a_holder_that_announces_its_end_yields_before_it_and_pays_until_it_has_
     assert scheduler.usage(105 * MS, "a").held_ns == 105 * MS - 1
     assert scheduler.tick(105 * MS) == [], "its own turn is the next"
     assert scheduler.usage(110 * MS, "b").held_ns == 5 * MS
+
+
+def test_only_one_tenant_at_a_time_yields_a_gpu() -> None:
+    scheduler = scheduler_with(*((name, 300, 1000) for name in "abc"))
+    for name in "abc":
+        scheduler.want(1, name)
+        scheduler.tick(1)
+    scheduler.draining(100 * MS, "a", expected_ns=0)
+    assert granted(scheduler, 100 * MS).tenant == "b"
+    scheduler.draining(101 * MS, "b", expected_ns=0)
+    assert scheduler.tick(101 * MS) == [], "the work of a and b is on the GPU"
+    scheduler.drained(102 * MS, "a", wanting=True)
+    assert granted(scheduler, 102 * MS).tenant == "c"
 
 
 def test_nobody_joins_one_whose_last_work_is_ending() -> None:

@@ -190,6 +190,16 @@ async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
     assert seen in ([[], ["b"]], [[]])  # the first ledger may be overtaken before it is in force
 
 
+async def test_an_older_state_of_the_ledger_changes_nothing(api: Connection, tmp_path: Path) -> None:
+    ledger_watch = Follower(api, tmp_path).ledger
+    ledger_watch.note(gpunode(6, "a"))
+    ledger_watch.note(gpunode(5, "a", "b"))
+    assert ledger_watch.object == gpunode(6, "a")
+    of_another = gpunode(1, "c", uid="another")
+    ledger_watch.note(of_another)
+    assert ledger_watch.object == of_another, "another object of that name counts its versions itself"
+
+
 def test_an_unreadable_row_stays_as_it_is_in_force_and_unknown_fields_are_skipped() -> None:
     rows = gpunode(1, "a", "b", "c")["spec"]["tenants"]
     in_force, unreadable = ledger.read_rows(rows, ())

@@ -396,6 +396,7 @@ async def test_nothing_is_written_to_a_ledger_that_cannot_be_read() -> None:
     spoiled["spec"]["tenants"] = [row("two").dump() | {"state": "Borrowed"}]
     spoiled["metadata"] |= {"resourceVersion": "99", "generation": 9}
     operator.state.put_gpunode(spoiled)
+    server.objects[("gpunodes", "", NODE)] = copy.deepcopy(spoiled)
     before = copy.deepcopy(served(server))
     await operator.writer._write(NODE)
     assert served(server) == before

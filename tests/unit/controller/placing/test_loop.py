@@ -12,6 +12,7 @@ from sharepod.api.units import Bytes, TenantId
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, PlacementRequest, Taint
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
+from unit.controller.objects import sharepod_object
 
 
 @pytest.fixture
@@ -80,6 +81,51 @@ async def test_a_waiting_member_follows_its_group_to_where_that_has_begun(world:
     assert "first" not in world.placed, "the GPU of its group has no room"
     await world.leaves(f"full-{begun}")
     assert world.placed["first"] == begun
+
+
+async def test_a_member_that_waits_goes_elsewhere_once_its_group_has_ended(world: World) -> None:
+    world.node("a")
+    await world.want("first", 0.8, affinity="g")
+    await world.want("follower", 0.5, affinity="g")
+    world.node("b")
+    await world.settle()
+    assert "follower" not in world.placed, "its group is on a"
+    await world.want("full-a", 0.2)
+    world.state.cluster.remove_node("a")  # no node has got room: that the group has ended is all that has changed
+    await world.leaves("first")
+    assert world.placed["follower"] == "b"
+
+
+async def test_a_share_that_is_to_change_is_tried_at_once_and_again_when_there_is_room(world: World) -> None:
+    world.node("a")
+    await world.want("grows", 0.5)
+    await world.want("other", 0.4)
+    world.placed.clear()
+    world.state.put_sharepod(sharepod_object(uid="grows", name="grows", version=1000, spec={"gpu": {"request": 0.8}}))
+    world.loop.want_resize("grows", changed=True)
+    await world.settle()
+    assert world.placed == {}
+    assert world.memos.of("grows").resize_refusal is not None
+    world.state.unreserve("a", "other")
+    await world.settle()
+    assert world.placed == {"grows": "a"}
+
+
+async def test_nothing_is_decided_while_this_process_does_not_lead(world: World) -> None:
+    world.node("a")
+    await world.want("shrinks", 0.4)
+    world.placed.clear()
+    world.leading = False
+    world.state.put_sharepod(
+        sharepod_object(uid="shrinks", name="shrinks", version=1000, spec={"gpu": {"request": 0.3}})
+    )
+    world.loop.want_resize("shrinks", changed=True)
+    await world.want("waits", 0.5)
+    assert world.placed == {}
+    world.leading = True
+    world.loop.room_changed()
+    await world.settle()
+    assert world.placed == {"shrinks": "a", "waits": "a"}
 
 
 async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(world: World) -> None:

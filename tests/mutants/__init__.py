@@ -1,0 +1,1 @@
+"""Mutation check of wake-ups and guards. See README.md."""

@@ -1,0 +1,226 @@
+"""Applies declared faults to copies of the tree, one at a time, and reports those that no test notices.
+
+Exit status 1 if a fault survives, does not match its file any more, or breaks more than its tests; or if the tests fail
+without any fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+LIST_OF_HOOK = "hook"
+
+_TIMEOUT_S = 300
+"""How long the tests of one fault may take: far more than any do, so that only a hang is cut off."""
+_TEST_TIMEOUT_S = 20
+"""How long one test may take: a lost wake-up often shows as a wait without end."""
+_PASSED, _FAILED = 0, 1
+"""Exit statuses of pytest; any other means that it could not run the tests."""
+_PRELOADED = ("aiohttp", "hypothesis", "kopf", "kubernetes", "kubernetes_asyncio", "numpy", "prometheus_client",
+              "pydantic_settings", "structlog", "yaml")  # fmt: skip
+"""What most tests import and no fault changes: imported once, before the processes of the tests are forked."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A declared fault."""
+
+    of: str
+    """Name of the list that declares it."""
+    promise: str
+    """What does not hold any more with the fault."""
+    file: Path
+    """Path in the tree."""
+    text: str
+    """Text that the file has exactly once."""
+    becomes: str
+    tests: tuple[str, ...]
+    """Arguments for pytest: the tests that have to fail."""
+
+
+def declared(names: Sequence[str]) -> list[Mutant]:
+    """Read the lists with these names."""
+    found = []
+    for name in names:
+        for entry in tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))["mutant"]:
+            found.append(
+                Mutant(
+                    name, entry["promise"], Path(entry["file"]), entry["text"], entry["becomes"], tuple(entry["tests"])
+                )
+            )
+    return found
+
+
+class Tree:
+    """A copy of the tree in which one fault at a time is tried, each in a process of its own."""
+
+    def __init__(self, folder: Path, *, hook: bool) -> None:
+        self.folder = folder
+        self._output = folder.with_name(f"{folder.name}.output")
+        self._mutant: Mutant | None = None
+        self._before = ""
+        self._pid = 0
+        self._deadline = 0.0
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        # With the files of bytecode, which hold as long as the modification times of their sources are kept.
+        built = [
+            path.relative_to(ROOT)
+            for top in ("operator", "tests")
+            for path in (ROOT / top).rglob("*")
+            if path.suffix in (".so", ".pyc")
+        ]
+        for path in (*map(Path, listed.stdout.splitlines()), *built):
+            if (ROOT / path).is_file():
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, folder / path)
+        (folder / ".venv").symlink_to(ROOT / ".venv")
+        if hook:
+            shutil.copytree(ROOT / "build" / "doubles", folder / "build" / "doubles", symlinks=True)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether tests run in this tree."""
+        return self._pid != 0
+
+    def start(self, tests: Sequence[str], mutant: Mutant | None) -> str | None:
+        """Apply a fault, if there is one, and start the tests. Return why that is not possible."""
+        if mutant is not None:
+            path = self.folder / mutant.file
+            before = path.read_text(encoding="utf-8")
+            if (count := before.count(mutant.text)) != 1:
+                return f"the file has the text {count} times instead of once: declare the fault again"
+            path.write_text(before.replace(mutant.text, mutant.becomes), encoding="utf-8")
+            self._mutant, self._before = mutant, before
+        self._deadline = time.monotonic() + _TIMEOUT_S
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._become_tests(tests, build_hook=mutant is not None and mutant.of == LIST_OF_HOOK)
+        return None
+
+    def ended(self) -> tuple[int, str] | None:
+        """Return the exit status and the output of the tests once they have ended, and take the fault back."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0 and time.monotonic() < self._deadline:
+            return None
+        if pid == 0:
+            os.kill(self._pid, signal.SIGKILL)
+            _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        if self._mutant is not None:
+            path = self.folder / self._mutant.file
+            path.write_text(self._before, encoding="utf-8")
+            shutil.copystat(ROOT / self._mutant.file, path)
+            self._mutant = None
+        return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
+
+    def _become_tests(self, tests: Sequence[str], *, build_hook: bool) -> None:
+        """Run the tests in this process, which ends with them."""
+        status = 70
+        try:
+            output = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.chdir(self.folder)
+            paths = [str(self.folder / name) for name in ("operator", "tests", "benchmarks")]
+            sys.path[:] = [*paths, *(path for path in sys.path if not Path(path or ".").is_relative_to(ROOT)
+                                     or Path(path).is_relative_to(ROOT / ".venv"))]  # fmt: skip
+            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+            sys.dont_write_bytecode = True
+            if build_hook:
+                subprocess.run([sys.executable, "setup.py", "--quiet", "build_hook"], check=True)
+            status = int(pytest.main(
+                ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning",
+                 "--timeout", str(_TEST_TIMEOUT_S), *tests]
+            ))  # fmt: skip
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Tests to be run in a tree, with a fault or without any."""
+
+    tests: tuple[str, ...]
+    mutant: Mutant | None
+
+    def verdict(self, status: int, output: str) -> str | None:
+        """Return what is wrong with the outcome, None if it is as it should be."""
+        if self.mutant is None:
+            return None if status == _PASSED else f"without any fault: {output[-3000:]}"
+        what = f"{self.mutant.file}: {self.mutant.promise}"
+        if status == _PASSED:
+            return f"{what}\n  SURVIVES: {' '.join(self.tests)} passes although the promise is broken"
+        return None if status == _FAILED else f"{what}\n  pytest ended with {status}: {output[-2000:]}"
+
+
+def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
+    """Make all attempts, one at a time in each tree. Return what is wrong."""
+    wrong: list[str] = []
+    under_way: dict[int, Attempt] = {}
+    while attempts or under_way:
+        for number, tree in enumerate(trees):
+            if tree.busy:
+                if (outcome := tree.ended()) is None:
+                    continue
+                if (fault := under_way.pop(number).verdict(*outcome)) is not None:
+                    wrong.append(fault)
+            elif attempts:
+                attempt = attempts.pop(0)
+                if (fault := tree.start(attempt.tests, attempt.mutant)) is None:
+                    under_way[number] = attempt
+                else:
+                    assert attempt.mutant is not None, "tests without a fault can always be started"
+                    wrong.append(f"{attempt.mutant.file}: {attempt.mutant.promise}\n  {fault}")
+        time.sleep(0.02)
+    return wrong
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lists", default="python", help="python (default), hook, or all")
+    parser.add_argument("--only", default="", help="only faults whose promise or file has this text")
+    parser.add_argument("--workers", type=int, default=2, help="how many are tried at a time (default 2)")
+    arguments = parser.parse_args()
+    lists = ["python", LIST_OF_HOOK] if arguments.lists == "all" else [arguments.lists]
+    mutants = [m for m in declared(lists) if arguments.only in m.promise or arguments.only in str(m.file)]
+    began = time.monotonic()
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
+    attempts = [Attempt(tuple(part), None) for part in (tests[::2], tests[1::2]) if part]
+    attempts += [Attempt(mutant.tests, mutant) for mutant in mutants]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        trees = [Tree(Path(folder, str(number)), hook=LIST_OF_HOOK in lists) for number in range(arguments.workers)]
+        wrong = play(attempts, trees)
+    for text in wrong:
+        print(text, file=sys.stderr)
+    print(f"{len(mutants)} faults tried in {time.monotonic() - began:.0f} s, {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
