@@ -8,9 +8,15 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+# Branch coverage in percent that `make coverage` demands: what it is, rounded down.
+COVERAGE_FLOOR := 80
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
 SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
+# What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
+TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
+TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
+	$(if $(filter tests/cluster% tests/node%,$(TEST_PATHS)),cluster),doubles cluster)
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -18,7 +24,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -66,7 +72,18 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
 	@$(BIN)/python demo/run.py
 
-test: shim doubles cluster ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
+check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples
+	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not soak" --examples-percent 10 tests/unit tests/property
+
+mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes)
+	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
+	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
+
+coverage: shim ## branch coverage of the package by unit and property tests, which may not fall below COVERAGE_FLOOR
+	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not soak" --examples-percent 10 --cov --cov-report=term \
+		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit tests/property
+
+test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
@@ -74,10 +91,12 @@ else
 	$(BIN)/python -m pytest -m alone || status=1; exit $$status
 endif
 
-lint: .venv/installed shim ## format, lint, types, import contract
+lint: .venv/installed shim ## format, lint, spelling, dead code, types, import contract
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/ruff check .
+	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/vulture
 	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
 	$(BIN)/lint-imports
 	$(BIN)/python shim/layers.py

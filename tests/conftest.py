@@ -16,6 +16,25 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
 
+_SETTINGS = "_hypothesis_internal_use_settings"
+"""Attribute in which hypothesis keeps the settings of a test."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--examples-percent", type=int, default=100, help="how many of the examples of each property to try (100)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale the number of examples, also where a test sets it itself, which no profile of hypothesis changes."""
+    percent = config.getoption("examples_percent")
+    functions = {function for item in items if hasattr(function := getattr(item, "obj", None), _SETTINGS)}
+    for function in functions if percent != 100 else ():
+        own = getattr(function, _SETTINGS)
+        setattr(function, _SETTINGS, settings(own, max_examples=max(1, own.max_examples * percent // 100)))
+
+
 try:
     from xdist.scheduler import LoadScopeScheduling
 except ImportError:  # then nothing is shared

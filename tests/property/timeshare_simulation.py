@@ -254,10 +254,16 @@ class Simulation:
         for program in self.programs.values():
             if program.grant is None or program.id in self.preempted or program.announced:
                 continue
-            assert self.scheduler.held_grant_id(program.id) == program.grant.grant_id
+            assert held_grant_id(self.scheduler, program.id) == program.grant.grant_id
             for gpu in program.gpus:
                 assert gpu not in holders, f"{holders[gpu]} and {program.id} both hold {gpu} at {self.now}"
                 holders[gpu] = program.id
+
+
+def held_grant_id(scheduler: Scheduler, tenant_id: str) -> int | None:
+    """Return the id of the grant that the tenant has not drained; None if there is none."""
+    hold = scheduler._tenants[tenant_id].hold
+    return None if hold is None else hold.grant_id
 
 
 def peak_share(program: Program, window: int) -> float:

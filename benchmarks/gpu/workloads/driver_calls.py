@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 SUCCESS = 0
-OUT_OF_MEMORY = 2
 NOT_READY = 600
 NON_BLOCKING = 1
 DISABLE_TIMING = 2

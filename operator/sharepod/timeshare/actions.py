@@ -18,7 +18,7 @@ class TokenGrant:
     quantum_ns: int
     """How long the tenant may launch, from now; 0: until it is revoked."""
     metered: bool
-    """The tenant has to keep its queue bounded, because others are present or its ceiling binds."""
+    """The tenant has to keep its queue bounded, because others are connected or its ceiling binds."""
 
 
 @dataclass(frozen=True)

@@ -143,13 +143,13 @@ class Scheduler:
             tenant.active_until = now
         self._changed_gpus.update(tenant.gpus)
 
-    def set_present(self, now: int, tenant_id: str, *, present: bool) -> None:
+    def set_connected(self, now: int, tenant_id: str, *, connected: bool) -> None:
         """Set whether the tenant has processes, which may want the token at any moment. While it has, other holders of
         its GPUs are metered."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
-        tenant.present = present
-        if present:
+        tenant.connected = connected
+        if connected:
             self._holds.meter(now, tenant.gpus, tenant)
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
@@ -227,11 +227,6 @@ class Scheduler:
         tenant = self._tenants[tenant_id]
         self._occupancy.settle(now, tenant)
         return tenant.account.snapshot()
-
-    def held_grant_id(self, tenant_id: str) -> int | None:
-        """Return the id of the grant that the tenant has not drained; None if there is none."""
-        hold = self._tenants[tenant_id].hold
-        return None if hold is None else hold.grant_id
 
     def preempted(self, tenant_id: str) -> bool:
         """Return whether the tenant was preempted and has not drained."""
@@ -320,7 +315,7 @@ class Scheduler:
 
     def _accompanied(self, tenant: TokenTenant) -> bool:
         return any(
-            other.present for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant
+            other.connected for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu] if other is not tenant
         )
 
     def _unlimited(self, now: int, tenant: TokenTenant) -> bool:

@@ -36,7 +36,7 @@ class TokenTenant:
     throttled_until: int | None = None
     """Moment at which the ceiling bucket has room again; None: never at the present rates."""
     hold: Hold | None = None
-    present: bool = False
+    connected: bool = False
     """It has connected processes, which may want the token at any moment."""
     active_until: int | None = None
     """Moment at which it last ceased to wait or to hold."""

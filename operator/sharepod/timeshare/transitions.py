@@ -59,7 +59,7 @@ class HoldTransitions:
         self._cuts_paid_at.pop(gpu, None)
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
-        """Meter the holders of these GPUs from now on, because `newcomer` is present."""
+        """Meter the holders of these GPUs from now on, because `newcomer` is connected."""
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
             if holder is None or holder is newcomer or holder.hold is None or holder.hold.metered:

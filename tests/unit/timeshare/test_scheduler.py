@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from property.timeshare_simulation import held_grant_id
 from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
 
 MS = 1_000_000
@@ -48,7 +49,7 @@ def test_what_was_launched_alone_drains_at_no_cost_for_the_grace_period() -> Non
 
 def test_a_grant_is_metered_while_another_tenant_is_present_although_nobody_waits() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
-    scheduler.set_present(0, "b", present=True)
+    scheduler.set_connected(0, "b", connected=True)
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
     assert (grant.quantum_ns, grant.metered) == (0, True)
@@ -183,7 +184,7 @@ def test_a_gang_is_granted_all_its_gpus_or_none() -> None:
     assert granted(scheduler, 1).tenant == "single"
     scheduler.want(2, "gang")
     assert {action.tenant for action in scheduler.tick(2)} == {"single"}
-    assert scheduler.held_grant_id("gang") is None
+    assert held_grant_id(scheduler, "gang") is None
     scheduler.tick(100 * MS + 1)
     scheduler.drained(101 * MS, "single", wanting=True)
     assert granted(scheduler, 101 * MS).tenant == "gang"
@@ -333,9 +334,9 @@ def test_a_holder_that_runs_alone_is_metered_once_another_tenant_is_present() ->
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     grant = granted(scheduler, 1)
-    scheduler.set_present(5 * MS, "b", present=True)
+    scheduler.set_connected(5 * MS, "b", connected=True)
     assert scheduler.tick(5 * MS) == [TokenGrant("a", grant.grant_id, 0, True)]
-    scheduler.set_present(6 * MS, "b", present=True)
+    scheduler.set_connected(6 * MS, "b", connected=True)
     assert scheduler.tick(6 * MS) == []
 
 
@@ -368,5 +369,5 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
         scheduler.drained(now, "b", wanting=True)
         if "a" in {action.tenant for action in scheduler.tick(now) if isinstance(action, TokenGrant)}:
             break
-    assert scheduler.held_grant_id("a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
+    assert held_grant_id(scheduler, "a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
     assert not scheduler.preempted("a")

@@ -149,7 +149,7 @@ class Tokens:
     def set_connected(self, tenant_id: str, *, connected: bool) -> None:
         """Note whether any process of the tenant is connected, and so may want the token at any moment."""
         if tenant_id in self._tokens:
-            self._scheduler.set_present(self._clock(), tenant_id, present=connected)
+            self._scheduler.set_connected(self._clock(), tenant_id, connected=connected)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
