@@ -18,14 +18,14 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hook.world.agent_node import Node, built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
 from sharepod import protocol
-from sharepod.agent.shares.histogram import WAIT_BOUNDS_S, quantile
+from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
@@ -81,6 +81,22 @@ class Measured:
     def error(self) -> float:
         """In points."""
         return abs(self.got - self.asked) * 100
+
+
+def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
+    """Return the duration in seconds that a `part` (0 to 1) of the counted ones does not exceed; 0 if there are none.
+
+    Linear within a bucket; durations beyond the last bound count as that bound. `counts` as in the agent's `Histogram`.
+    """
+    wanted, below = part * sum(counts), 0.0
+    for index, amount in enumerate(counts):
+        if amount and below + amount >= wanted:
+            if index == len(bounds_s):
+                return bounds_s[-1]
+            lower = bounds_s[index - 1] if index else 0.0
+            return lower + (bounds_s[index] - lower) * (wanted - below) / amount
+        below += amount
+    return 0.0
 
 
 @contextlib.contextmanager

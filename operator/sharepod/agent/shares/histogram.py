@@ -1,4 +1,4 @@
-"""Histograms of durations, as Prometheus has them, and quantiles read from them. Pure.
+"""Histograms of durations, as Prometheus has them. Pure.
 
 Bounds are fixed, so that histograms of different times and tenants can be added up.
 """
@@ -37,11 +37,6 @@ class Histogram:
         self.counts[bisect_left(self._bounds_ns, duration_ns)] += 1
         self.sum_ns += duration_ns
 
-    @property
-    def count(self) -> int:
-        """Number of durations counted."""
-        return sum(self.counts)
-
     def buckets(self) -> list[tuple[str, float]]:
         """Return the buckets as Prometheus has them: upper bound as text, cumulative count."""
         total, buckets = 0, []
@@ -49,19 +44,3 @@ class Histogram:
             total += amount
             buckets.append((bound, float(total)))
         return buckets
-
-
-def quantile(bounds_s: Sequence[float], counts: Sequence[float], part: float) -> float:
-    """Return the duration in seconds that a `part` (0 to 1) of the counted ones does not exceed; 0 if there are none.
-
-    Linear within a bucket; durations beyond the last bound count as that bound. `counts` as in `Histogram`.
-    """
-    wanted, below = part * sum(counts), 0.0
-    for index, amount in enumerate(counts):
-        if amount and below + amount >= wanted:
-            if index == len(bounds_s):
-                return bounds_s[-1]
-            lower = bounds_s[index - 1] if index else 0.0
-            return lower + (bounds_s[index] - lower) * (wanted - below) / amount
-        below += amount
-    return 0.0

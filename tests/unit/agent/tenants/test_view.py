@@ -24,7 +24,7 @@ async def test_a_view_says_of_a_tenant_what_its_status_says(tmp_path: Path) -> N
         assert dict(view.memory_used) == {GPU0: 0, GPU1: GI}
         assert (view.processes, view.connected) == (1, True)
         assert share is not None
-        assert share.usage.grants == share.waits.count == 1
+        assert share.usage.grants == sum(share.waits.counts) == 1
         assert set(share.memory_gaps) == set(share.denied_allocations) == {GPU0, GPU1}
         client.close()
 
