@@ -2,12 +2,12 @@
 
 Time is passed in, and what is to be sent comes back as actions. Sizes are in bytes, times in nanoseconds.
 
-Guarantees (M as in docs/design.md, Memory):
-- M1 limit: credits, and what the driver counts beyond them, never exceed an enforced limit, except for handovers, what
+Guarantees (ME as in docs/design.md, Memory):
+- ME1 limit: credits, and what the driver counts beyond them, never exceed an enforced limit, except for handovers, what
   `grow` credits, and a limit that was lowered.
-- M2 recall-before-refusal: a request that fits the limit is not refused because a sibling process has credits that it
+- ME2 recall-before-refusal: a request that fits the limit is not refused because a sibling process has credits that it
   does not use; these are recalled first, for a bounded time.
-- M4 returned-on-exit: a client that has exited has no credits.
+- ME4 returned-on-exit: a client that has exited has no credits.
 - K1 lost-connection: credits of a client whose connection is lost while its process runs are kept until the process
   exits, declares on a new connection what it holds, or the driver tells of its memory; also where the connection was to
   an earlier agent. A request waits up to `RETURN_NS` for such credits before it is refused.
@@ -328,7 +328,7 @@ class MemoryLedger:
 
     def _may_yet_fit(self, now: int, head: _Pending, actions: list[MemoryAction]) -> bool:
         """Return whether the first request may still be credited: a sibling has to answer a recall, or credits kept for
-        lost connections may become free. Recalls what siblings have (M2), and sets the request's deadline (K1)."""
+        lost connections may become free. Recalls what siblings have (ME2), and sets the request's deadline (K1)."""
         unasked = [client for client in self._credits if client != head.client and client not in head.asked]
         if head.deadline is None:
             if not (unasked or self._kept) or self._untracked + head.bytes > self.limit:

@@ -1,7 +1,7 @@
 """Device memory of one tenant: a ledger per GPU, fed by the clients' frames and by readings of the driver.
 
 Guarantees:
-- M5 written-first: bytes stand in the handover file before a client is told that they are its own.
+- ME5 written-first: bytes stand in the handover file before a client is told that they are its own.
 - A request that waits for siblings is decided by a timer, whatever else happens.
 - What the ledgers decide (see memory_ledger.py) is sent at once.
 """

@@ -1,7 +1,7 @@
 """Handover file: one tenant's memory by process, and its time account, for the next agent on this node.
 
 Guarantees:
-- M5 written-first: bytes are recorded before their client is told that it has them, and stay recorded until the agent
+- ME5 written-first: bytes are recorded before their client is told that it has them, and stay recorded until the agent
   knows that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
 - Only processes that still run are restored: same pid, same start time, same boot of the node.
 - A file that is damaged, has another layout or is about other GPUs counts as empty.
