@@ -5,7 +5,7 @@ A ledger is *in force* once all of its tenants are set up. A row *entitles* its 
 Guarantees:
 - `generation` is that of a ledger in force, never that of a ledger that was only read.
 - A row that turns Releasing, or is removed, stops entitling its pod before anything else is done about it.
-- A new row entitles its pod only once its tenant is set up (a part of L1 row-before-use in docs/design.md).
+- A new row entitles its pod only once its tenant is set up (a part of LE1 row-before-use in docs/design.md).
 - The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
   run, but publishes no new volume.
 - A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.

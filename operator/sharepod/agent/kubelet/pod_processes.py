@@ -100,7 +100,7 @@ class PodResidue:
     """Residue of released tenants outside the agent: the published volume, then processes of its pods.
 
     A tenant has no residue only after a scan of /proc that began after its volume was unpublished (the agent's part of
-    L5 released-means-gone in docs/design.md).
+    LE5 released-means-gone in docs/design.md).
     """
 
     def __init__(self, volumes: Volumes, proc: Path = PROC) -> None:
