@@ -130,31 +130,31 @@ class _TracePolicy:
         self.free = np.full((len(nodes), width), -1)
         self.bytes = np.zeros((len(nodes), width), dtype=np.int64)
         self.size = np.array([node.gpu_memory for node in nodes])
-        for slot, node in enumerate(nodes):
-            self.free[slot, : node.gpus] = WHOLE_GPU
-            self.bytes[slot, : node.gpus] = node.gpu_memory
+        for index, node in enumerate(nodes):
+            self.free[index, : node.gpus] = WHOLE_GPU
+            self.bytes[index, : node.gpus] = node.gpu_memory
         self.decisions: list[float] = []
-        self._stamp = np.zeros(len(nodes), dtype=np.int64)
-        self._now = 0
-        self._rows: dict[TracePod, tuple[Array, list[int]]] = {}
+        self._changed_at = np.zeros(len(nodes), dtype=np.int64)
+        self._version = 0
+        self._scores: dict[TracePod, tuple[Array, list[int]]] = {}
 
     def place(self, pod: TracePod) -> tuple[int, list[int], TracePod] | None:
         began = time.perf_counter()
-        if pod not in self._rows:
-            self._rows[pod] = (np.full(len(self.cpu), -1, dtype=np.int64), [-1])
-        score, seen = self._rows[pod]
-        changed = np.flatnonzero(self._stamp > seen[0])
-        seen[0] = self._now
+        if pod not in self._scores:
+            self._scores[pod] = (np.full(len(self.cpu), -1, dtype=np.int64), [-1])
+        score, seen = self._scores[pod]
+        changed = np.flatnonzero(self._changed_at > seen[0])
+        seen[0] = self._version
         if changed.size:
             score[changed] = -1
-            part, cells = self._passing(changed, pod)
+            part, fits = self._passing(changed, pod)
             if part.size:
-                score[part] = self.score(part, cells, pod)
-        slot = int(score.argmax())
+                score[part] = self.score(part, fits, pod)
+        index = int(score.argmax())
         placed = None
-        if score[slot] >= 0:
-            part, cells = self._passing(np.array([slot]), pod)
-            placed = slot, self.gpus(slot, np.flatnonzero(cells[0]), pod), pod
+        if score[index] >= 0:
+            part, fits = self._passing(np.array([index]), pod)
+            placed = index, self.gpus(index, np.flatnonzero(fits[0]), pod), pod
         self.decisions.append(time.perf_counter() - began)
         if placed is not None:
             self._take(placed, 1)
@@ -164,13 +164,13 @@ class _TracePolicy:
         self._take(placed, -1)
 
     def _take(self, placed: tuple[int, list[int], TracePod], sign: int) -> None:
-        slot, gpus, pod = placed
-        self.cpu[slot] -= sign * pod.cpu
-        self.memory[slot] -= sign * pod.memory
-        self.free[slot, gpus] -= sign * pod.milli
-        self.bytes[slot, gpus] -= sign * self._asked(np.array([slot]), pod)[0]
-        self._now += 1
-        self._stamp[slot] = self._now
+        index, gpus, pod = placed
+        self.cpu[index] -= sign * pod.cpu
+        self.memory[index] -= sign * pod.memory
+        self.free[index, gpus] -= sign * pod.milli
+        self.bytes[index, gpus] -= sign * self._asked(np.array([index]), pod)[0]
+        self._version += 1
+        self._changed_at[index] = self._version
 
     def _asked(self, part: Array, pod: TracePod) -> Array:
         if pod.gpu_memory is not None:
@@ -182,15 +182,15 @@ class _TracePolicy:
         good = (self.cpu[part] >= pod.cpu) & (self.memory[part] >= pod.memory)
         if pod.models:
             good &= np.isin(self.model[part], [self.models.index(one) for one in pod.models if one in self.models])
-        cells = (self.free[part] >= max(pod.milli, 0)) & (self.bytes[part] >= self._asked(part, pod)[:, None])
+        fits = (self.free[part] >= max(pod.milli, 0)) & (self.bytes[part] >= self._asked(part, pod)[:, None])
         if pod.gpus:
-            good &= cells.sum(axis=1) >= pod.gpus
-        return part[good], cells[good]
+            good &= fits.sum(axis=1) >= pod.gpus
+        return part[good], fits[good]
 
-    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+    def score(self, part: Array, fits: Array, pod: TracePod) -> Array:
         raise NotImplementedError
 
-    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+    def gpus(self, index: int, passing: Array, pod: TracePod) -> list[int]:
         raise NotImplementedError
 
 
@@ -199,16 +199,16 @@ class BestFit(_TracePolicy):
 
     CPU, GPU = 128_000, 8_000
 
-    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+    def score(self, part: Array, fits: Array, pod: TracePod) -> Array:
         cpu = (self.cpu[part] - pod.cpu) / self.CPU * 0.5
         gpu = (np.maximum(self.free[part], 0).sum(axis=1) - pod.demand) / self.GPU * 0.5
         result: Array = ((1.0 - cpu - gpu) * 100).astype(np.int64)
         return np.maximum(result, 0)
 
-    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+    def gpus(self, index: int, passing: Array, pod: TracePod) -> list[int]:
         if pod.gpus == 1:
-            return [int(passing[self.free[slot, passing].argmin()])]
-        return [int(cell) for cell in passing[: pod.gpus]]
+            return [int(passing[self.free[index, passing].argmin()])]
+        return [int(gpu) for gpu in passing[: pod.gpus]]
 
 
 class Fgd(_TracePolicy):
@@ -231,18 +231,18 @@ class Fgd(_TracePolicy):
         }
         self._definition = Definition(UsableCapacity(shares, models=self.models, sizes=[WHOLE_GPU], mix=1.0))
 
-    def score(self, part: Array, cells: Array, pod: TracePod) -> Array:
+    def score(self, part: Array, fits: Array, pod: TracePod) -> Array:
         whole = np.maximum(self.free[part], 0)
         before = self._fragments(whole, self.cpu[part], self.model[part])
         if pod.gpus == 1 and pod.milli < WHOLE_GPU:
-            at, cell = np.nonzero(cells)
+            at, gpu = np.nonzero(fits)
             after = whole[at]
-            after[np.arange(at.size), cell] -= pod.milli
+            after[np.arange(at.size), gpu] -= pod.milli
             change = before[at] - self._fragments(after, self.cpu[part][at] - pod.cpu, self.model[part][at])
             return np.maximum.reduceat(_sigmoid(change), np.flatnonzero(np.diff(at, prepend=-1)))
         after = whole.copy()
         if pod.gpus:
-            first = cells & (np.cumsum(cells, axis=1) <= pod.gpus)
+            first = fits & (np.cumsum(fits, axis=1) <= pod.gpus)
             after[first] -= pod.milli
         return _sigmoid(before - self._fragments(after, self.cpu[part] - pod.cpu, self.model[part]))
 
@@ -255,20 +255,20 @@ class Fgd(_TracePolicy):
         else:
             inverse = np.arange(len(states))
         time, zero = states[:, 2:], np.zeros((len(states), free.shape[1]), dtype=np.int64)
-        held = self._definition.gpus(time, time, zero).sum(axis=1)
-        usable = self._definition.value(held, states[:, 1].astype(np.float32), states[:, 0])
+        sums = self._definition.gpus(time, time, zero).sum(axis=1)
+        usable = self._definition.value(sums, states[:, 1].astype(np.float32), states[:, 0])
         result: Array = (time.sum(axis=1) - usable)[inverse.ravel()]
         return result
 
-    def gpus(self, slot: int, passing: Array, pod: TracePod) -> list[int]:
+    def gpus(self, index: int, passing: Array, pod: TracePod) -> list[int]:
         if pod.gpus == 1 and pod.milli < WHOLE_GPU:
             scores = []
-            for cell in passing:
+            for gpu in passing:
                 only = np.zeros((1, self.free.shape[1]), dtype=bool)
-                only[0, cell] = True
-                scores.append(int(self.score(np.array([slot]), only, pod)[0]))
+                only[0, gpu] = True
+                scores.append(int(self.score(np.array([index]), only, pod)[0]))
             return [int(passing[int(np.argmax(scores))])]
-        return [int(cell) for cell in passing[: pod.gpus]]
+        return [int(gpu) for gpu in passing[: pod.gpus]]
 
 
 def _sigmoid(change: Array) -> Array:

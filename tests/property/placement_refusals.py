@@ -1,4 +1,4 @@
-"""Check of refusals against the rules: outlook, counts, figures and advice (P3 true-refusals)."""
+"""Check of refusals against the rules: outlook, counts, figures and advice (PL3 true-refusals)."""
 
 from __future__ import annotations
 

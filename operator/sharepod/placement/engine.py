@@ -3,13 +3,13 @@
 A decision filters nodes, then GPUs by affinity, exclusion, anti-affinity, time and memory, and ranks what is left by
 the request's policy.
 
-Guarantees (P1 to P5 are those of docs/design.md):
-- P1 complete: a place is found if and only if the filters leave one.
-- P2 rules-in-Python: a place that breaks a filter is never chosen, whatever a score says.
+Guarantees (PL1 to PL5 are those of docs/design.md):
+- PL1 complete: a place is found if and only if the filters leave one.
+- PL2 rules-in-Python: a place that breaks a filter is never chosen, whatever a score says.
 - Deciding changes nothing. The same history of the cluster and the same request give the same answer.
 - Members of an affinity group that runs go to the group's GPUs or wait.
 - GPUs of the head-of-line reservation go to its tenant, or to a request of higher priority that fits nowhere else.
-- P3 true-refusals: see `filters/explain.py`.
+- PL3 true-refusals: see `filters/explain.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Head-of-line reservation: which GPUs to keep free for the oldest waiting request, as EASY backfill does.
 
-Without it, small requests that fit at once could delay a large one forever (P5 no-starvation of docs/design.md).
+Without it, small requests that fit at once could delay a large one forever (PL5 no-starvation of docs/design.md).
 `Cluster.reserve_for_head` puts a reservation into effect; the caller decides when.
 
 Guarantees:

@@ -1,8 +1,8 @@
 """Packing: Binpack's order of places. A request goes where the usable capacity of the cluster falls least.
 
 Guarantees:
-- It only ranks (P2 rules-in-Python of docs/design.md). An offer has passed the columns' form of every filter they know;
-  the caller asks the filters themselves before it takes one (`Offers.reject` where they say no).
+- It only ranks (PL2 rules-in-Python of docs/design.md). An offer has passed the columns' form of every filter they
+  know; the caller asks the filters themselves before it takes one (`Offers.reject` where they say no).
 - The same history gives the same offers.
 - A decision re-scores only the nodes that changed since its request class was last decided.
 - Weights change in `renew` alone, which a caller runs between decisions when `due`.

@@ -1,6 +1,6 @@
 """Refusals of placement, worded as kube-scheduler words them: counted by reason, with the figure that came closest.
 
-Guarantees (P3 true-refusals of docs/design.md):
+Guarantees (PL3 true-refusals of docs/design.md):
 - Every known node is accounted for, and every figure is exact.
 - Advice that something would fit now has been tried.
 - `NeverFits` is said only where no known node could take the request with all tenants gone and everything available.

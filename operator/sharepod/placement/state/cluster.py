@@ -1,7 +1,7 @@
 """Cluster state for placement: nodes, GPUs, what pods take, and every reservation, decided or written.
 
 Guarantees:
-- C1 no-over-commit (L2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is,
+- C1 no-over-commit (LE2 of docs/design.md): `reserve` and `change_share` never promise more of a GPU than there is,
   counting each row at the most that the ledger can still turn out to say of it.
 - C2 ledger-is-believed: `load` accepts what a ledger says even where it promises too much, and reports that.
 - C3 decisions-stand: reading a ledger never drops a decision that is not written yet.
