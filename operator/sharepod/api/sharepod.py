@@ -200,7 +200,7 @@ class SharePodStatus(Model):
     pod_name: str | None = None
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
     """Written right after the Pod was created: from then on a missing Pod means lost work, and no second Pod is
-    created (L4 of docs/design.md)."""
+    created (LE4 of docs/design.md)."""
     granted: GrantedShare | None = None
     share: ShownShare | None = None
     usage: Usage | None = None
