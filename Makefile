@@ -8,8 +8,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-# Branch coverage in percent that `make coverage` demands: what it is, rounded down.
-COVERAGE_FLOOR := 80
+# Branch coverage in percent that `make coverage` demands: what it is (89.4), rounded down.
+COVERAGE_FLOOR := 89
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
 SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
@@ -79,9 +79,9 @@ mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=ho
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
 	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
 
-coverage: shim ## branch coverage of the package by unit and property tests, which may not fall below COVERAGE_FLOOR
-	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not soak" --examples-percent 10 --cov --cov-report=term \
-		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit tests/property
+coverage: shim ## branch coverage of the package by unit tests, which may not fall below COVERAGE_FLOOR
+	@$(BIN)/python -m pytest -q --numprocesses 3 --examples-percent 10 --cov --cov-report=term \
+		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit
 
 test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
 ifdef PYTEST_ARGS
