@@ -46,6 +46,13 @@ class ApiError(HarnessError):
         super().__init__(f"{request}: {code} {self.reason}: {self.message}")
 
 
+class _Connection(http.client.HTTPSConnection):
+    """Connection of one thread; closed when that thread has ended or its `Api` is gone."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Api:
     """One user's view of one API server, by bearer token."""
 
@@ -57,7 +64,7 @@ class Api:
         self._own = threading.local()
 
     def _connect(self, timeout: float) -> http.client.HTTPSConnection:
-        connection = http.client.HTTPSConnection(self._host, timeout=timeout, context=self._tls)
+        connection = _Connection(self._host, timeout=timeout, context=self._tls)
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
