@@ -29,8 +29,9 @@ LIST_OF_HOOK = "hook"
 
 _TIMEOUT_S = 300
 """How long the tests of one fault may take: far more than any do, so that only a hang is cut off."""
-_TEST_TIMEOUT_S = 20
-"""How long one test may take: a lost wake-up often shows as a wait without end."""
+_TEST_TIMEOUT_S = {"python": 20, LIST_OF_HOOK: 120}
+"""How long one test may take, by list: a lost wake-up often shows as a wait without end. The first test of the hook
+builds it from the sources of its tree."""
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; any other means that it could not run the tests."""
 _PRELOADED = ("aiohttp", "hypothesis", "kopf", "kubernetes", "kubernetes_asyncio", "numpy", "prometheus_client",
@@ -74,6 +75,7 @@ class Tree:
     def __init__(self, folder: Path, *, hook: bool) -> None:
         self.folder = folder
         self._output = folder.with_name(f"{folder.name}.output")
+        self._test_timeout_s = _TEST_TIMEOUT_S[LIST_OF_HOOK if hook else "python"]
         self._mutant: Mutant | None = None
         self._before = ""
         self._pid = 0
@@ -114,7 +116,7 @@ class Tree:
         self._deadline = time.monotonic() + _TIMEOUT_S
         self._pid = os.fork()
         if self._pid == 0:
-            self._become_tests(tests, build_hook=mutant is not None and mutant.of == LIST_OF_HOOK)
+            self._become_tests(tests)
         return None
 
     def ended(self) -> tuple[int, str] | None:
@@ -133,7 +135,7 @@ class Tree:
             self._mutant = None
         return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
 
-    def _become_tests(self, tests: Sequence[str], *, build_hook: bool) -> None:
+    def _become_tests(self, tests: Sequence[str]) -> None:
         """Run the tests in this process, which ends with them."""
         status = 70
         try:
@@ -147,11 +149,9 @@ class Tree:
             os.environ["PYTHONPATH"] = os.pathsep.join(paths)
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             sys.dont_write_bytecode = True
-            if build_hook:
-                subprocess.run([sys.executable, "setup.py", "--quiet", "build_hook"], check=True)
             status = int(pytest.main(
                 ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning",
-                 "--timeout", str(_TEST_TIMEOUT_S), *tests]
+                 "--timeout", str(self._test_timeout_s), *tests]
             ))  # fmt: skip
         finally:
             sys.stdout.flush()
@@ -165,14 +165,18 @@ class Attempt:
     tests: tuple[str, ...]
     mutant: Mutant | None
 
+    @property
+    def name(self) -> str:
+        """Return how the attempt is called in the output."""
+        return f"{self.mutant.file}: {self.mutant.promise}" if self.mutant is not None else "without any fault"
+
     def verdict(self, status: int, output: str) -> str | None:
         """Return what is wrong with the outcome, None if it is as it should be."""
         if self.mutant is None:
             return None if status == _PASSED else f"without any fault: {output[-3000:]}"
-        what = f"{self.mutant.file}: {self.mutant.promise}"
         if status == _PASSED:
-            return f"{what}\n  SURVIVES: {' '.join(self.tests)} passes although the promise is broken"
-        return None if status == _FAILED else f"{what}\n  pytest ended with {status}: {output[-2000:]}"
+            return f"{self.name}\n  SURVIVES: {' '.join(self.tests)} passes although the promise is broken"
+        return None if status == _FAILED else f"{self.name}\n  pytest ended with {status}: {output[-2000:]}"
 
 
 def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
@@ -184,7 +188,10 @@ def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
             if tree.busy:
                 if (outcome := tree.ended()) is None:
                     continue
-                if (fault := under_way.pop(number).verdict(*outcome)) is not None:
+                attempt = under_way.pop(number)
+                fault = attempt.verdict(*outcome)
+                print("ok  " if fault is None else "BAD ", attempt.name, flush=True)
+                if fault is not None:
                     wrong.append(fault)
             elif attempts:
                 attempt = attempts.pop(0)
