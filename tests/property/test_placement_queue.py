@@ -10,6 +10,7 @@ import pytest
 from sharepod.placement.engine import queue_key
 from sharepod.placement.state.types import NodeState, PlacementRequest
 from unit.controller.loop_world import HEAD_RESERVATION_AFTER, World
+from unit.virtual_time import VirtualTimeLoop
 
 _SHAPES: tuple[dict[str, object], ...] = (
     {"request": 0.3},
@@ -48,10 +49,10 @@ class Play:
             node = world.state.cluster.node(name)
             if node is not None and node.state is not None:
                 self.away[name] = node.state
-                world.state.cluster.remove_node(name)
+                world.remove_node(name)
         elif what < 0.95 and self.away:
             _, state = self.away.popitem()
-            world.state.cluster.upsert_node(state)
+            world.put_node(state)
         else:
             await world.later(chance.choice((1.0, 6.0, HEAD_RESERVATION_AFTER)))
         await world.settle()
@@ -62,7 +63,12 @@ class Play:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_first(seed: int) -> None:
+def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_first(seed: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(_play(seed))
+
+
+async def _play(seed: int) -> None:
     play = Play(seed)
     run = asyncio.create_task(play.world.loop.run())
     try:
