@@ -1,4 +1,4 @@
-"""What `make taste` promises: shares as asked without a terminal, keys and edits that move the bars, nothing left."""
+"""Promises of `make taste`: shares as asked without a terminal, keys and edits that move the bars, nothing left."""
 
 from __future__ import annotations
 

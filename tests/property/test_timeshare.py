@@ -1,4 +1,4 @@
-"""What every tenant can rely on, played by the minute in simulated time against arbitrary mixes of tenants."""
+"""Guarantees for every tenant, played by the minute in simulated time against arbitrary mixes of tenants."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ GANG_WAIT_NS = 4 * S
 
 
 def fits(tenants: list[tuple[set[str], int]]) -> bool:
-    """Whether those of whom no two can run at once ask for four fifths of the time at most."""
+    """True if tenants of which no two can run at once ask for four fifths of the time at most."""
     groups = (some for count in range(1, len(tenants) + 1) for some in combinations(tenants, count))
     together = (some for some in groups if all(a & b for (a, _), (b, _) in combinations(some, 2)))
     return all(sum(request for _, request in some) <= 800 for some in together)

@@ -22,8 +22,7 @@ S = 1_000_000_000
 
 @dataclass
 class Program:
-    """What one tenant does. `kernel_ns`: length of a kernel; `burst_ns` of work at a time, then `pause_ns` without;
-    0: always."""
+    """Program of one tenant: kernels of `kernel_ns`; `burst_ns` of work, then `pause_ns` without (0: always work)."""
 
     id: str
     gpus: tuple[str, ...] = ("g0",)
@@ -99,7 +98,7 @@ class Simulation:
         heapq.heappush(self._events, (time, next(self._order), what))
 
     def run(self, until: int) -> None:
-        """From 0 to `until`; spans of unfinished holds are cut there."""
+        """Play from 0 to `until`, where spans of unfinished holds are cut."""
         for program in self.programs.values():
             self.scheduler.set_tenant(
                 0, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit
@@ -134,7 +133,7 @@ class Simulation:
         self.at(time, resize)
 
     def replace(self, gone: int, back: int, program: Program) -> None:
-        """It ends at one moment, whatever it does then, and another like it comes at a later one."""
+        """Let the program end at `gone`, whatever it does then, and another like it come at `back`."""
 
         def leave() -> None:
             if program.grant is not None:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from .account import Charge
 
 
-class Phase(Enum):
+class HoldPhase(Enum):
     """Progress of a hold. A hold moves downwards in this list only, and may skip phases; it ends when the tenant has
     drained."""
 
@@ -30,10 +30,10 @@ class Phase(Enum):
 
 
 class Metering(Enum):
-    """Whether the tenant has to keep its queue of launched work bounded."""
+    """Bound of the tenant's queue of launched work during one hold."""
 
     UNMETERED = auto()
-    """It may launch any amount: nobody else is there, and no limit binds."""
+    """The tenant may launch any amount: no other tenant is connected, and no limit binds."""
 
     METERED_LATER = auto()
     """It was told to bound its queue after it could have launched any amount."""
@@ -58,7 +58,7 @@ class Hold:
     """Whether the holder's turn is next again was looked at, for this deadline."""
     told_longer: bool = False
     """The holder was told a later deadline than it has, so it has to be revoked."""
-    phase: Phase = Phase.RUNNING
+    phase: HoldPhase = HoldPhase.RUNNING
     yields_at: int | None = None
     """Moment from which the next tenant may be granted; None unless the hold is draining."""
     charged_ns: int = 0

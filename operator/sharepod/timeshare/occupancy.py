@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .account import Charge
-from .hold import Metering, Phase
+from .hold import HoldPhase, Metering
 from .tenant import TokenTenant
 
-_PREEMPTED = Phase.PREEMPTED
+_PREEMPTED = HoldPhase.PREEMPTED
 
 
 class Occupancy:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, TokenGrant
-from .hold import Hold, Metering, Phase
+from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .plan import Turn, waiting_with
@@ -157,8 +157,8 @@ class Scheduler:
         granted `hand_off_ns` before that. This one pays until it has drained (S3)."""
         now = self._advance_clock(now)
         hold = self._tenants[tenant_id].hold
-        if hold is not None and hold.phase is not Phase.YIELDING and hold.phase is not Phase.PREEMPTED:
-            hold.phase = Phase.DRAINING
+        if hold is not None and hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
+            hold.phase = HoldPhase.DRAINING
             hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
@@ -231,13 +231,13 @@ class Scheduler:
     def preempted(self, tenant_id: str) -> bool:
         """Return whether the tenant was preempted and has not drained."""
         hold = self._tenants[tenant_id].hold
-        return hold is not None and hold.phase is Phase.PREEMPTED
+        return hold is not None and hold.phase is HoldPhase.PREEMPTED
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
         """Return the grant under which the tenant may still launch, with the rest of its quantum; None if there is
         none."""
         hold = self._tenants[tenant_id].hold
-        if hold is None or hold.phase is not Phase.RUNNING:
+        if hold is None or hold.phase is not HoldPhase.RUNNING:
             return None
         if hold.deadline is None:
             return TokenGrant(tenant_id, hold.grant_id, 0, hold.metered)

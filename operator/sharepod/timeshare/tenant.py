@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .account import Account
-from .hold import Hold, Phase
+from .hold import Hold, HoldPhase
 
 _CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
 
-_PREEMPTED = Phase.PREEMPTED
+_PREEMPTED = HoldPhase.PREEMPTED
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from .account import Charge
 from .actions import Action, Preemption, TokenGrant, TokenRevocation
-from .hold import Hold, Metering, Phase
+from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .tenant import TokenTenant
@@ -23,7 +23,7 @@ from .turns import TurnPolicy
 _NOTICE_NS = 1_000_000
 """Least notice of a new deadline: 1 ms, what a holder takes to bound its queue. With less it is revoked instead."""
 
-_RUNNING = Phase.RUNNING
+_RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
@@ -131,7 +131,7 @@ class HoldTransitions:
                 continue
             # 3. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
-                hold.phase = Phase.REVOKED
+                hold.phase = HoldPhase.REVOKED
                 actions.append(TokenRevocation(tenant.id, hold.grant_id))
             # 4. Preempt, if the grace period has expired.
             if now >= hold.deadline + self._parameters.grace_ns:
@@ -203,13 +203,13 @@ class HoldTransitions:
         hold.yields_at = None
         if self._policy.renewal(now, tenant) is None:
             self._occupancy.settle_around(now, tenant)
-            hold.phase = Phase.YIELDING
+            hold.phase = HoldPhase.YIELDING
             self._occupancy.start_yielding(tenant)
             self._changed_gpus.update(tenant.gpus)
 
     def _preempt(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         self._occupancy.settle_around(now, tenant)
-        hold.phase = Phase.PREEMPTED
+        hold.phase = HoldPhase.PREEMPTED
         tenant.account.preemptions += 1
         del self._tenants[tenant.id]
         self._occupancy.preempt(tenant)

@@ -38,7 +38,7 @@ class Kind:
         return self.prefix.removeprefix("/apis/").removeprefix("/api/")
 
     def fault(self, item: Json) -> str | None:
-        """What the schema refuses of an object, None if nothing."""
+        """Return what the schema refuses of an object; None if nothing."""
         if self.schema is None:
             return None
         error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(self.schema).iter_errors(item))

@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(slots=True)
 class Fault:
-    """What befalls the next `times` calls that match.
+    """Fault of the next `times` calls that match.
 
     `hold`: the call waits until this is set, before it takes effect. `refusal`: the answer instead of an effect.
     `lose_answer`: the call takes effect and the connection is cut before its answer.

@@ -79,7 +79,7 @@ async def tenants_with(settings: AgentSettings, rows: Sequence[Tenant]) -> Async
 
 
 def view_of(tenants: TenantRegistry, tenant_id: str) -> TenantView:
-    """What readers see of one tenant."""
+    """Return the view of one tenant that readers get."""
     return next(view for view in tenants.views() if view.row.id == tenant_id)
 
 
@@ -164,7 +164,7 @@ class Client:
         return frame
 
     async def nothing_comes(self, for_s: float = 0.1) -> bool:
-        """Whether no frame comes for a while."""
+        """True if no frame comes for a while."""
         try:
             frame = await self.receive(for_s)
         except TimeoutError:
@@ -172,7 +172,7 @@ class Client:
         raise AssertionError(f"{frame} came")
 
     async def ends(self) -> bool:
-        """Whether the next thing is the end of the connection."""
+        """True if the connection ends next."""
         return await self.receive() is None
 
     async def told_to_end(self) -> int:

@@ -240,7 +240,7 @@ async def test_a_crowd_of_processes_is_put_together_into_few_reports(
 
 @asynccontextmanager
 async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
-    """What asks over HTTP: the whole answer to a request, nothing if it is closed unanswered."""
+    """Serve the agent over HTTP; give a function from a request to its whole answer, empty if closed unanswered."""
     http = await metrics.serve(agent)
 
     async def ask(request: bytes) -> bytes:

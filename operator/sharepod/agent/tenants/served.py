@@ -25,8 +25,8 @@ from sharepod import protocol
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.shares.tenant_memory import TenantMemory
 from sharepod.agent.shares.tokens import Tokens
-from sharepod.agent.sockets.connection import HookConnection
 from sharepod.agent.sockets.frame_budget import FrameBudget
+from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.sockets.inbox import Inbox, Sender
 from sharepod.agent.sockets.listener import Listener
 from sharepod.agent.sockets.peers import EXHAUSTED, PeerProcesses, peer_of, peer_pid

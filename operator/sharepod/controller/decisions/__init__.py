@@ -1,1 +1,1 @@
-"""What to do for one tenant, as pure functions over snapshots."""
+"""Decisions on one tenant, as pure functions over snapshots."""

@@ -1,4 +1,4 @@
-"""What a tenant's processes meet at their socket."""
+"""The socket of a tenant, as its processes meet it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 from sharepod import protocol
 from sharepod.agent.settings import AgentSettings
-from sharepod.agent.sockets import connection, listener
-from sharepod.agent.sockets.connection import HookConnection
+from sharepod.agent.sockets import hook_connection, listener
+from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import MemoryIsolation, TenantState
 from structlog.testing import capture_logs
@@ -255,7 +255,7 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
 
 
 async def test_a_client_that_says_nothing_is_closed(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HELLO_WITHIN_S", 0.05)
+    monkeypatch.setattr(hook_connection, "_HELLO_WITHIN_S", 0.05)
     mute = await Client.connect(tenants.directory("a"), hello=False)
     assert await mute.ends()
     mute.close()

@@ -1,4 +1,4 @@
-"""What one tenant's programs send costs them their connections, and nobody else anything that they would notice."""
+"""Floods: a program that sends too much loses its connection; other tenants notice nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statistics import median
 import pytest
 from harness import floods
 from sharepod import protocol
-from sharepod.agent.sockets.connection import HookConnection
+from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.served import ServedTenant
@@ -60,7 +60,7 @@ async def answer_times(client: Client, count: int) -> list[float]:
 async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.agent.sockets.connection._HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr("sharepod.agent.sockets.hook_connection._HELLO_WITHIN_S", 0.2)
     monkeypatch.setattr("sharepod.agent.sockets.inbox._FLOOD_S", 0.2)
     settings = settings_in(tmp_path, frames_per_s=2000, connects_per_s=200, connections_max=64)
     async with tenants_with(settings, [row("good", 500), row("bad", 500)]) as tenants:

@@ -1,4 +1,4 @@
-"""What an agent tells Prometheus: the documented families and no others, the same names for whoever has a GPU."""
+"""Metrics of the agent: the documented families and no others, the same names for every kind of tenant."""
 
 from __future__ import annotations
 

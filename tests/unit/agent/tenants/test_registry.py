@@ -1,4 +1,4 @@
-"""What becomes of the node's ledger on the node: directories, files, and what is reported back."""
+"""The node's ledger put in force on the node: directories, files, reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done next for a tenant, in every situation that can be."""
+"""The next step for a tenant, in every situation that can be."""
 
 from __future__ import annotations
 

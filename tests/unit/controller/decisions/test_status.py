@@ -1,4 +1,4 @@
-"""What a SharePod's status says, and when it is written."""
+"""The status of a SharePod: its content, and when it is written."""
 
 from __future__ import annotations
 

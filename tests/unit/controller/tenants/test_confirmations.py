@@ -1,4 +1,4 @@
-"""What is asked of the API server before a share is given away, against one that knows more than the watches told."""
+"""Reads of the API server before a share is given away, against a server that knows more than the watches told."""
 
 from __future__ import annotations
 

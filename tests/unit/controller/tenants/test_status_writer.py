@@ -1,4 +1,4 @@
-"""What is written into a SharePod's status, when, and against which version."""
+"""Writes of a SharePod's status: content, moment, and version that they are against."""
 
 from __future__ import annotations
 

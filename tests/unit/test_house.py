@@ -1,0 +1,69 @@
+"""Rules of the house that no linter knows: one name for one thing, a README in every room, docstrings that say what a
+thing is."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "operator" / "sharepod"
+SAME_CONCEPT = {"__init__.py", "main.py", "settings.py", "resizing.py"}
+"""Module names that may occur twice: a program's entry and settings; the decision about a resize on either side."""
+NO_START = re.compile(r"(Who|What|Whether|Of|It|So|From|As|None)\b")
+FEW = 3
+"""A folder with at most this many files needs no README."""
+
+
+def sources(folder: Path) -> list[Path]:
+    """Return the Python files below a folder that a person writes."""
+    return [path for path in sorted(folder.rglob("*.py")) if "_pb2" not in path.name and ".venv" not in path.parts]
+
+
+def shown(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def test_a_class_name_occurs_once_in_the_package() -> None:
+    classes: dict[str, list[Path]] = defaultdict(list)
+    for path in sources(PACKAGE):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(path)
+    assert {name: shown(paths) for name, paths in classes.items() if len(paths) > 1} == {}
+
+
+def test_a_module_name_occurs_once_in_the_package() -> None:
+    modules: dict[str, list[Path]] = defaultdict(list)
+    for path in sources(PACKAGE):
+        if path.name not in SAME_CONCEPT:
+            modules[path.name].append(path)
+    assert {name: shown(paths) for name, paths in modules.items() if len(paths) > 1} == {}
+
+
+@pytest.mark.parametrize("top", ["operator/sharepod", "shim/src"])
+def test_a_room_has_a_readme(top: str) -> None:
+    files = ("*.py", "*.c", "*.h", "*.proto")
+    rooms: dict[Path, int] = defaultdict(int)
+    for pattern in files:
+        for path in (ROOT / top).rglob(pattern):
+            if not {"__pycache__", "hook-build"} & set(path.parts):
+                rooms[path.parent] += 1
+    without = [room for room, count in rooms.items() if count > FEW and not (room / "README.md").is_file()]
+    assert sorted(shown(without)) == []
+
+
+@pytest.mark.parametrize("top", ["operator", "tests", "benchmarks", "demo", "crds", "docs", "shim"])
+def test_a_docstring_says_first_what_the_thing_is(top: str) -> None:
+    stiff = []
+    for path in sources(ROOT / top):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                if NO_START.match(text):
+                    stiff.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}")
+    assert stiff == []
