@@ -15,7 +15,7 @@ a GPUNode's change (the answer to the write) to the tenant's limits in force. Pr
 from __future__ import annotations
 
 import argparse
-import re
+import json
 import signal
 import statistics
 import sys
@@ -34,7 +34,6 @@ LIMIT, HELD = 2 * GI, 1 * GI
 LEAST_OFF = 0.03
 STEP_S = 0.05
 WATCHED_S = 4.0
-CONNECTED = re.compile(r'"client connected", "level": "debug", "timestamp": "([^"]+)"')
 
 
 Seen = list[tuple[float, dict[str, int]]]
@@ -108,7 +107,13 @@ def restarted(
     node.start_agent()
     listening, wall = time.monotonic(), time.time()
     seen = watch(meter, WATCHED_S)
-    back = [datetime.fromisoformat(found).timestamp() for found in CONNECTED.findall(node.log()[logged:])]
+    events = [json.loads(line) for line in node.log()[logged:].splitlines() if line.startswith("{")]
+    back = [
+        datetime.fromisoformat(event["timestamp"]).timestamp()
+        for event in events
+        if event["event"] == "client connected"
+    ]
+    assert len(back) >= len(REQUESTS), f"only {len(back)} of {len(REQUESTS)} hooks were back after {WATCHED_S:g} s"
     greedy.process.wait(60)
     greedy.close()
     got = max((u.peak for c in node.devices().clients if c.label == label for u in c.usage.values()), default=0)

@@ -47,7 +47,7 @@ def configure(level: str, form: str) -> None:
     rendered: list[structlog.types.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=False)]
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
     lowest = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
     structlog.configure(

@@ -184,7 +184,7 @@ def test_a_volume_goes_to_the_pod_that_the_api_server_knows_and_to_no_other(node
     gone = {"metadata": {**mine["metadata"], "name": "pod-of-z"}}
     reborn = {"metadata": {**mine["metadata"], "uid": "00000000-0000-0000-0000-000000000000"}}
     for pod, says in (
-        (stranger, "this pod's owner is somebody-else"),
+        (stranger, "the owner of this pod is somebody-else"),
         (unreserved, "no share of a GPU is reserved on node"),
         (elsewhere, "belongs to node another-node"),
         (gone, "does not exist any more"),

@@ -87,6 +87,7 @@ async def run(settings: AgentSettings) -> int:
     agent = Agent(settings, inventory_of(settings))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     http = None
+    stopping = False
     try:
         await agent.start()
         http = await endpoints.serve(agent)
@@ -97,11 +98,15 @@ async def run(settings: AgentSettings) -> int:
         async with Supervisor() as supervisor:
             supervisor.start("drive", _drive(agent, again))
             await supervisor.wait(stop)
+            stopping = True
         return 0
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
         return 1
     except TaskEndedError as ended:
+        if stopping:
+            log.warning("a task failed while the agent stopped", error=str(ended), exc_info=ended)
+            return 0
         if isinstance(ended.__cause__, _PREREQUISITES):
             log.error("agent cannot run", error=str(ended.__cause__))
         else:

@@ -180,7 +180,7 @@ def load() -> OperatorSettings:
             for item in error.errors()
         )
         raise SettingsError(
-            f"{found}. OperatorSettings come from {path or 'no file'} and from SHAREPOD_... in the environment"
+            f"{found}. Settings come from {path or 'no file'} and from SHAREPOD_... in the environment"
         ) from None
     except Exception as error:
         raise SettingsError(f"{path}: cannot be read as settings: {error}") from None

@@ -80,14 +80,14 @@ def test_a_holder_that_is_killed_leaves_the_gpu_to_others_at_once(tmp_path: Path
         assert node.shares(2, "b")["b"] >= 0.95
 
 
-def test_a_stopped_holder_is_overtaken(tmp_path: Path) -> None:
+def test_a_stopped_holder_is_preempted(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5), grace_ms="200") as node:
         stopped = node.launch("a", *SYNC)
         node.launch("b", *SYNC)
         busy(node, "a", "b")
         stopped.process.send_signal(signal.SIGSTOP)
         try:
-            wait_for(lambda: "overtaken" in node.log(), "the agent's word that it was overtaken")
+            wait_for(lambda: "preempted before it had drained" in node.log(), "the agent's word that it was preempted")
             assert node.shares(2, "b")["b"] >= 0.9
         finally:
             stopped.process.send_signal(signal.SIGCONT)

@@ -51,7 +51,8 @@ class Program:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, directory: Path, **changes: str) -> Program:
+    async def start(cls, directory: Path, *, script: str | None = None, **changes: str) -> Program:
+        """Start the agent, or a script that runs it in its own way."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
         environment |= {
             "SHAREPOD_AGENT_MODE": "standalone",
@@ -64,7 +65,10 @@ class Program:
             "SHAREPOD_AGENT_HTTP_PORT": "0",
         } | changes
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "sharepod.agent.main", env=environment, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            *(("-m", "sharepod.agent.main") if script is None else ("-c", script)),
+            env=environment,
+            stderr=asyncio.subprocess.PIPE,
         )
         return cls(process)
 
@@ -304,6 +308,26 @@ async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_
         async with asyncio.timeout(20):
             while not await ask(question):  # noqa: ASYNC110 - in time it is answered again
                 await asyncio.sleep(0.1)
+
+
+_FAILS_WHILE_STOPPING = """
+import asyncio, sys
+from sharepod.agent import main, standalone
+async def drive(agent, again):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise OSError(5, "the disk is gone")
+standalone.run = drive
+sys.exit(main.main())
+"""
+
+
+async def test_a_failure_while_it_stops_leaves_its_exit_status_at_zero(directory: Path) -> None:
+    agent = await Program.start(directory, script=_FAILS_WHILE_STOPPING)
+    await agent.says("serving metrics")
+    assert await agent.end() == 0
+    assert "the disk is gone" in (await agent.says("a task failed while the agent stopped"))["error"]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,14 @@ def test_what_cannot_be_meant_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, names: str
 ) -> None:
     write(monkeypatch, tmp_path, text)
-    with pytest.raises(SettingsError, match=names):
+    with pytest.raises(SettingsError, match=names) as raised:
+        load()
+    assert "OperatorSettings" not in str(raised.value)
+
+
+def test_a_refused_setting_says_where_settings_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(monkeypatch, tmp_path, "log_level: loud\n")
+    with pytest.raises(SettingsError, match=r"\. Settings come from .*settings\.yaml and from SHAREPOD_"):
         load()
 
 

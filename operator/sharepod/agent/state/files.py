@@ -1,7 +1,8 @@
 """Atomic replacement of files.
 
 Guarantees:
-- Whoever opens the path finds all of the old content or all of the new, even if this process is killed at any moment.
+- One writer a path at a time (the caller's duty). A reader of the path then finds all of the old content or all of the
+  new, even if this process is killed at any moment.
 - With `durable`, that also holds after a power cut, and once `replace` has returned the new content is on disk.
 - A failed replacement leaves the old file as it was. What a killed process left behind is removed by the next one.
 
