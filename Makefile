@@ -13,6 +13,8 @@ COVERAGE_FLOOR := 89
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
 SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
+# Where unit and property tests run alone, a socket or file that nobody closed is an error too.
+UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 # What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
@@ -73,14 +75,14 @@ demo: shim doubles cluster ## three SharePods on a real cluster with two simulat
 	@$(BIN)/python demo/run.py
 
 check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples
-	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not soak" --examples-percent 10 tests/unit tests/property
+	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak" --examples-percent 10 tests/unit tests/property
 
 mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes)
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
 	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
 
 coverage: shim ## branch coverage of the package by unit tests, which may not fall below COVERAGE_FLOOR
-	@$(BIN)/python -m pytest -q --numprocesses 3 --examples-percent 10 --cov --cov-report=term \
+	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) --examples-percent 10 --cov --cov-report=term \
 		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit
 
 test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other
