@@ -2,8 +2,8 @@
 
 Guarantees:
 - In any t seconds at most `burst + per_s * t` events are admitted, fewer by what `charge` took.
-- What a caller does not use is saved up to `burst`, never beyond.
-- A caller that sleeps for `wait_s` is admitted when it wakes, if nobody else took the token meanwhile.
+- Unused rate is saved up to `burst`, never beyond.
+- A caller that sleeps for `wait_s` is admitted when it wakes, if no other caller took the token meanwhile.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Agent:
         self._read_at: float | None = None
         """Loop time of the last reading."""
         self._failure: str | None = None
-        """Why the inventory cannot be read at present; None if it can."""
+        """Error in reading the inventory at present; None if there is none."""
         self._last: AgentFacts | None = None
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None

@@ -71,7 +71,8 @@ class OperatorSettings(BaseSettings):
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
-    one node are reserved for it, and no other SharePod is placed on them. The wait counts from the operator's start.
+    one node are reserved for it, and no SharePod of the same or lower priority is placed on them. The wait counts from
+    when the leading operator first saw the SharePod wait.
     """
 
     resync_interval: Seconds = 120

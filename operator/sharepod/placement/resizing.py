@@ -1,7 +1,7 @@
 """Resizing: another share for a tenant on the GPUs it has.
 
 Guarantees:
-- What the tenant has already is its own: only a raise needs room, of GPUs outside the head-of-line reservation.
+- A tenant keeps its share. Only a raise needs room, and its GPUs must be outside the head-of-line reservation.
 - A lower request is never refused, not even on a GPU that is over-committed.
 - Less memory is refused only below what the tenant was last seen to use, which cannot be taken back.
 """

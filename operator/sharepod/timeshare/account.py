@@ -20,13 +20,13 @@ _SLOTS = 100
 
 
 class Charge(Enum):
-    """How the assured bucket pays for time held."""
+    """Payment of the assured bucket for time held."""
 
     GUARANTEED = auto()
     """In full, into debt if need be: others wait, and this time was given as guaranteed, or was taken."""
 
     BORROWED = auto()
-    """From credit only. The rest is lent and never owed."""
+    """The bucket pays from credit only. The rest is lent and never owed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TimeUsage:
 class AccountSnapshot:
     """State of an account, with which another process of the same clock resumes it.
 
-    The names and the order of the fields are part of the layout of the agent's hand-over file.
+    The names and the order of the fields are part of the layout of the agent's handover file.
     """
 
     at: int

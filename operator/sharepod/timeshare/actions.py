@@ -16,7 +16,7 @@ class TokenGrant:
     tenant: str
     grant_id: int
     quantum_ns: int
-    """How long the tenant may launch, from now; 0: until it is revoked."""
+    """Time for which the tenant may launch, in ns from now; 0: until it is revoked."""
     metered: bool
     """The tenant has to keep its queue bounded, because others are connected or its ceiling binds."""
 

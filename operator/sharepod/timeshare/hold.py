@@ -36,7 +36,7 @@ class Metering(Enum):
     """The tenant may launch any amount: no other tenant is connected, and no limit binds."""
 
     METERED_LATER = auto()
-    """It was told to bound its queue after it could have launched any amount."""
+    """The tenant was told to bound its queue after it could have launched any amount."""
 
     METERED_FROM_START = auto()
     """Everything launched under the hold was launched into a bounded queue."""
@@ -53,9 +53,9 @@ class Hold:
     """End of the quantum; None: until another tenant wants one of the GPUs."""
     metering: Metering
     given_as: Charge
-    """Whether the time was given as guaranteed or lent."""
+    """Kind of the time given: guaranteed or lent."""
     renewal_considered: bool
-    """Whether the holder's turn is next again was looked at, for this deadline."""
+    """True once it was considered, for this deadline, whether the holder's turn is next again."""
     told_longer: bool = False
     """The holder was told a later deadline than it has, so it has to be revoked."""
     phase: HoldPhase = HoldPhase.RUNNING

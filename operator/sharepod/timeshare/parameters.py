@@ -55,12 +55,12 @@ class Parameters:
     """A tenant with credit that has waited this long goes before tenants that wake with credit."""
 
     renew_ahead_ns: int = 3_000_000
-    """How long before its deadline (a quarter of its quantum at most) a holder whose turn is next again is renewed:
-    time for the grant to reach the program, so that its queue does not run empty."""
+    """Time before its deadline (a quarter of its quantum at most) at which a holder whose turn is next again is renewed,
+    in ns: enough for the grant to reach the program, so that its queue does not run empty."""
 
     hand_off_ns: int = 1_500_000
-    """How long before the expected end of a holder's last work the next tenant is granted: what a hand-off takes on a
-    busy node."""
+    """Time before the expected end of a holder's last work at which the next tenant is granted, in ns: what a hand-off
+    takes on a busy node."""
 
     cut_every_ns: int = 25 * _MS
     """Least average time, on each GPU, between two quanta cut short for tenants that wake with credit: hand-offs stay

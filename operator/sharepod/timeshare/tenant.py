@@ -28,16 +28,16 @@ class TokenTenant:
     asleep_since: int | None = None
     waiting_since: int | None = None
     woke_with_credit: bool = False
-    """It waits after a sleep, with a positive assured bucket: it goes next."""
+    """True if the tenant waits after a sleep, with a positive assured bucket: it goes next."""
     starving: bool = False
-    """It is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
+    """True if the tenant is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
     throttled: bool = False
-    """It waits for its ceiling bucket."""
+    """True if the tenant waits for its ceiling bucket."""
     throttled_until: int | None = None
     """Moment at which the ceiling bucket has room again; None: never at the present rates."""
     hold: Hold | None = None
     connected: bool = False
-    """It has connected processes, which may want the token at any moment."""
+    """True if the tenant has connected processes, which may want the token at any moment."""
     active_until: int | None = None
     """Moment at which it last ceased to wait or to hold."""
     virtual_ns: dict[str, int] = field(default_factory=dict)

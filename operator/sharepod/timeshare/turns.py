@@ -17,7 +17,7 @@ from .plan import Turn, count_competing, plan_turns, waiting_with
 from .tenant import MinVirtualTimes, TokenTenant, cancel_common_credit, order_key, update_min_virtual_ns
 
 _DRAIN_GUESS_NS = 1_000_000
-"""How soon a holder past its deadline is expected to drain: 1 ms, a short kernel. Used only to plan around it."""
+"""Time in which a holder past its deadline is expected to drain: 1 ms, a short kernel. Used only to plan around it."""
 
 
 class TurnPolicy:

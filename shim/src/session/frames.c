@@ -42,7 +42,7 @@ static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
     return true;
 }
 
-/* WELCOME: the connection is ready, once the hand-over is sent. */
+/* WELCOME: the connection is ready, once the handover is sent. */
 static bool welcome(void *of, const void *packet, int descriptor) {
     struct session *session = of;
     const struct shp_welcome *frame = packet;

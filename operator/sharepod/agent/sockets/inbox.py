@@ -67,7 +67,7 @@ class Inbox:
         self, tenant_id: str, budget: FrameBudget, *, per_s: float, on_flood: Callable[[Sender], None]
     ) -> None:
         self.throttled = 0
-        """How often reading paused because the tenant exceeded its rate."""
+        """Number of pauses in reading because the tenant exceeded its rate."""
         self._tenant_id = tenant_id
         self._budget = budget
         self._on_flood = on_flood

@@ -25,7 +25,7 @@ class Entry:
     directory: Path | None = None
     """The directory that the tenant's pod mounts; None where there is none to publish."""
     unservable: str | None = None
-    """Why the row cannot be served; None where it can."""
+    """Reason that the row cannot be served; None if it is served."""
     left_behind: str | None = None
     """Remains of a tenant that is being released, by the last reading; None if there are none, or not read yet."""
     drained: bool = False

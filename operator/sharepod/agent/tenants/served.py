@@ -174,7 +174,7 @@ class ServedTenant:
 
     @property
     def throttled(self) -> int:
-        """How often the tenant was throttled because its clients sent too many frames."""
+        """Number of times that the tenant was throttled because its clients sent too many frames."""
         return self._inbox.throttled
 
     @property

@@ -27,11 +27,11 @@ class ShareView:
 
     usage: TimeUsage
     waits: Histogram
-    """How long the tenant waited for each grant. Live: it goes on counting."""
+    """Durations of the tenant's waits for a grant. Live: the histogram goes on counting."""
     waited_ns: int
-    """How long the tenant waited in all, up to now."""
+    """Total time that the tenant has waited, up to now."""
     throttled: int
-    """How often its processes were throttled because they sent too many frames."""
+    """Number of times that its processes were throttled because they sent too many frames."""
     unhooked: frozenset[int]
     """Pids of its processes that use a GPU without the hook."""
     memory_gaps: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Which Events a SharePod's new status is worth. Pure.
+"""Events for a change of a SharePod's status. Pure.
 
 Guarantees:
 - Nothing is announced twice in the same words, unless it had ceased to be so meanwhile.

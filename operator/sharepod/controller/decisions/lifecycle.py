@@ -27,7 +27,7 @@ _REASON_LIMIT = 128
 
 
 class EndReason(StrEnum):
-    """Why a SharePod has ended, as users see it in conditions and Events. A kubelet's own reason may stand instead."""
+    """Reason for a SharePod's end, as users see it in conditions and Events; a kubelet's own may stand instead."""
 
     COMPLETED = "Completed"
     EVICTED = "Evicted"
@@ -46,7 +46,7 @@ class Absence(Enum):
 
 
 class RemovalReason(Enum):
-    """Why a row may be removed (L4)."""
+    """Reason for removing a row (L4)."""
 
     DRAINED = "drained"
     NODE_GONE = "the Node is gone"
@@ -68,7 +68,7 @@ class ReservationSnapshot:
     drained: bool = False
     """The agent has reported, for this release, that nothing is left."""
     override: RemovalReason | None = None
-    """Why the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
+    """Reason that the agent's report need not be awaited: `NODE_GONE` or `OUT_OF_SERVICE`."""
     forced: bool = False
     """An admin has named the tenant in force-release."""
 
@@ -145,7 +145,7 @@ class TakeBackPod:
 
     pod: PodFacts
     message: str
-    """Why, for users: kube-scheduler's own words where it refused the Pod."""
+    """Reason for users: kube-scheduler's own words where it refused the Pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Finish:
     """An `EndReason`, or a kubelet's reason."""
     message: str
     absence: Absence | None = field(default=None, compare=False)
-    """What a live read must confirm to be missing."""
+    """Object whose absence a live read must confirm."""
 
 
 @dataclass(frozen=True, slots=True)

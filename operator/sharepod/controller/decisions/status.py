@@ -51,13 +51,13 @@ class StatusInputs:
     report: GPUNodeStatus | None
     """The agent's report of that node."""
     refusal: Refusal | None
-    """Why it has no place."""
+    """Last refusal of a place; None if there is none."""
     resize_refusal: Refusal | None
-    """Why its share stays as it is."""
+    """Refusal of the last change of its share; None if there is none."""
     resizing: bool
-    """It asks for another share than it was granted."""
+    """True if the SharePod asks for another share than it was granted."""
     blocked: Blocked | None
-    """Why its Pod cannot be created for now."""
+    """Reason that its Pod cannot be created for now; None if it can."""
     usage_due: bool
     """Usage may be written now."""
     now: str

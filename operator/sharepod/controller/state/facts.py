@@ -78,14 +78,14 @@ class PodFacts(ObjectFacts):
     message: str
     deleting: bool
     disrupted: str | None
-    """What evicted it."""
+    """Cause of the Pod's eviction; None if it was not evicted."""
     ready: bool
     waiting: str
-    """Why a container does not start; empty if none waits."""
+    """Reason that a container does not start; empty if none waits."""
     unschedulable: str
-    """Why kube-scheduler does not bind it; empty if it does."""
+    """kube-scheduler's reason not to bind the Pod; empty if it was not refused."""
     gated: bool
-    """It has a scheduling gate."""
+    """True if the Pod has a scheduling gate."""
     restarts: bool
     """Its restartPolicy is Always."""
     needs: Resources
@@ -126,9 +126,9 @@ class GpuNodeFacts(ObjectFacts):
     forced: frozenset[str]
     """Tenants named by the annotation force-release."""
     error: str | None
-    """Why it cannot be read: it takes no tenants."""
+    """Error in reading the GPUNode; with one, the node takes no tenants."""
     ledger_error: str | None = None
-    """Why its spec cannot be read: nothing is written to it."""
+    """Error in reading its spec; with one, nothing is written to the GPUNode."""
     unreadable: frozenset[str] = frozenset()
     """Tenants whose rows cannot be read."""
 

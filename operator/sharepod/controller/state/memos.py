@@ -19,7 +19,7 @@ has fixed the cause does not wait longer than this."""
 
 
 class BlockedReason(StrEnum):
-    """Why a Pod cannot be created for now, as users see it in the condition PodReady."""
+    """Reason that a Pod cannot be created for now, as users see it in the condition PodReady."""
 
     FORBIDDEN = "PodForbidden"
     """By a quota, an admission policy, or because the namespace is being deleted."""
@@ -51,7 +51,7 @@ class Eviction:
     refused_since: float | None = None
     """When a disruption budget first refused the eviction."""
     done: str | None = None
-    """Why it was evicted, in words, once the API server has accepted the eviction."""
+    """Cause of its eviction in words, once the API server has accepted the eviction."""
 
 
 @dataclass(slots=True)
@@ -59,15 +59,15 @@ class TenantMemo:
     """Memory of one tenant. Times are monotonic seconds."""
 
     refusal: Refusal | None = None
-    """Why it has no place."""
+    """Last refusal of a place; None if the tenant was placed or not tried."""
     resize_refusal: Refusal | None = None
-    """Why its share stays as it is."""
+    """Refusal of the last change of its share; None if none was refused."""
     resize_asked: int | None = None
     """The SharePod's generation that asked for another share."""
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
-    """Why its Pod cannot be created for now."""
+    """Reason that its Pod cannot be created for now; None if it can."""
     returned: set[str] = field(default_factory=set)
     """Uids of its Pods that were taken back unbound."""
     unbound: tuple[str, float] | None = None
@@ -77,14 +77,14 @@ class TenantMemo:
     give_back: bool = False
     """Its reservation is to be given back: its Pod was taken back, or could not be created for long."""
     failures: int = 0
-    """How often its reservation was given back, or refused by the API server."""
+    """Number of times that its reservation was given back, or refused by the API server."""
     not_before: float = 0.0
-    """It is not placed again before this."""
+    """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, int] = field(default_factory=dict)
     """By node: the GPUNode's generation at which its row was Releasing, or a later one."""
     eviction: Eviction | None = None
     status_written: float | None = None
-    """When its status was last written."""
+    """Time of the last write of the status."""
     usage_written: float | None = None
     """When `status.usage` was last written."""
     announced: dict[str, str] = field(default_factory=dict)
