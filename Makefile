@@ -74,15 +74,15 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
 	@$(BIN)/python demo/run.py
 
-check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples
-	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak" --examples-percent 10 tests/unit tests/property
+check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
+	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
 
 mutants: shim ## faults that the tests have to notice, one at a time; MUTANTS=hook or all for those of the hook too (minutes)
 	@if [ -n "$(filter hook all,$(MUTANTS))" ]; then $(MAKE) --no-print-directory doubles; fi
 	@$(BIN)/python -m mutants --lists $(or $(MUTANTS),python)
 
 coverage: shim ## branch coverage of the package by unit tests, which may not fall below COVERAGE_FLOOR
-	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) --examples-percent 10 --cov --cov-report=term \
+	@$(BIN)/python -m pytest -q --numprocesses 3 -m "not alone" --examples-percent 10 --cov --cov-report=term \
 		--cov-fail-under=$(COVERAGE_FLOOR) tests/unit
 
 test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, one after the other

@@ -55,8 +55,8 @@ class Parameters:
     """A tenant with credit that has waited this long goes before tenants that wake with credit."""
 
     renew_ahead_ns: int = 3_000_000
-    """Time before its deadline (a quarter of its quantum at most) at which a holder whose turn is next again is renewed,
-    in ns: enough for the grant to reach the program, so that its queue does not run empty."""
+    """Time before its deadline, in ns, at which a holder whose turn is next again is renewed: enough for the grant to
+    reach the program, so that its queue does not run empty. A quarter of its quantum at most."""
 
     hand_off_ns: int = 1_500_000
     """Time before the expected end of a holder's last work at which the next tenant is granted, in ns: what a hand-off

@@ -19,6 +19,8 @@ from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.agent.tenants.served import ServedTenant
 from unit.agent.client import Client, row, served_in, settings_in, tenants_with, until
 
+pytestmark = pytest.mark.alone  # floods are measured by the second
+
 REFUSED = {
     "frames": ClientRefusal.FLOOD,
     "questions": ClientRefusal.UNREAD,
