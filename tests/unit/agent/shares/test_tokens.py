@@ -49,9 +49,11 @@ def tokens(clock: Clock) -> Iterator[Tokens]:
     tokens.close()
 
 
-def add(tokens: Tokens, *names: str) -> None:
+def add(tokens: Tokens, *names: str, limit_milli: int = 1000) -> None:
     for name in names:
-        tokens.set_tenant(name, ("GPU-0",), request_milli=400, limit_milli=1000, contended=lambda _: None)
+        tokens.set_tenant(
+            name, ("GPU-0",), request_milli=min(400, limit_milli), limit_milli=limit_milli, contended=lambda _: None
+        )
 
 
 async def test_drained_of_an_earlier_grant_does_not_end_the_present_one(tokens: Tokens, clock: Clock) -> None:
@@ -85,3 +87,77 @@ async def test_a_tenant_has_drained_once_all_its_processes_have(tokens: Tokens, 
     assert other.grants() == [], "its work may be on the GPU still"
     tokens.exited("a", sibling.pid)
     assert len(other.grants()) == 1
+
+
+async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_last_work(
+    tokens: Tokens, clock: Clock
+) -> None:
+    add(tokens, "a", "b")
+    one, sibling, other = Process(1), Process(2), Process(3)
+    tokens.want("a", one)
+    tokens.want("a", sibling)
+    tokens.want("b", other)
+    [grant] = set(one.grants())
+    clock.now += 50 * MS
+    tokens.draining("a", one, protocol.Draining(grant, expected_ns=0))
+    assert other.grants() == [], "the sibling may launch still"
+    tokens.draining("a", sibling, protocol.Draining(grant, expected_ns=0))
+    assert len(other.grants()) == 1
+
+
+async def test_announced_last_work_hands_nothing_off_while_a_sibling_is_disconnected(
+    tokens: Tokens, clock: Clock
+) -> None:
+    add(tokens, "a", "b")
+    one, sibling, other = Process(1), Process(2), Process(3)
+    tokens.want("a", one)
+    tokens.want("a", sibling)
+    tokens.want("b", other)
+    [grant] = set(one.grants())
+    tokens.connection_lost("a", sibling, alive=True)
+    clock.now += 50 * MS
+    tokens.draining("a", one, protocol.Draining(grant, expected_ns=0))
+    assert other.grants() == [], "nobody knows when the sibling's work ends"
+    tokens.exited("a", sibling.pid)
+    tokens.drained("a", one, protocol.Drained(grant))
+    assert len(other.grants()) == 1
+
+
+async def test_a_preempted_tenant_waits_no_longer_for_its_disconnected_processes(tokens: Tokens, clock: Clock) -> None:
+    add(tokens, "a", "b")
+    lost, sibling, other = Process(1), Process(2), Process(3)
+    tokens.want("a", lost)
+    tokens.want("b", other)
+    tokens.connection_lost("a", lost, alive=True)
+    clock.now += Parameters().quantum_max_ns + Parameters().grace_ns
+    tokens.set_connected("b", connected=True)
+    [first] = other.grants()
+    tokens.want("a", sibling)
+    tokens.drained("b", other, protocol.Drained(first))
+    [again] = sibling.grants()
+    tokens.want("b", other)
+    tokens.drained("a", sibling, protocol.Drained(again))
+    assert other.grants()[-1] != first, "all that was told of a's second grant has drained"
+
+
+async def test_a_lowered_limit_bounds_the_turn_of_the_holder_at_once(tokens: Tokens) -> None:
+    add(tokens, "a")
+    one = Process(1)
+    tokens.want("a", one)
+    [unlimited] = one.frames
+    assert isinstance(unlimited, protocol.Grant)
+    assert unlimited.quantum_ns == 0
+    add(tokens, "a", limit_milli=500)
+    bounded = one.frames[-1]
+    assert isinstance(bounded, protocol.Grant)
+    assert bounded.grant_id == unlimited.grant_id
+    assert 0 < bounded.quantum_ns <= Parameters().quantum_max_ns
+
+
+async def test_a_raised_limit_grants_to_a_tenant_that_waits_at_once(tokens: Tokens) -> None:
+    add(tokens, "a", limit_milli=0)
+    one = Process(1)
+    tokens.want("a", one)
+    assert one.grants() == [], "its limit leaves it no time"
+    add(tokens, "a", limit_milli=1000)
+    assert len(one.grants()) == 1
