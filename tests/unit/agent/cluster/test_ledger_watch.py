@@ -64,14 +64,22 @@ class Follower:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def plays(script: Scripted, lists: list[dict[str, Any]], watches: list[list[dict[str, Any]]]) -> None:
-    """Each list and each watch answers with the next of these; the last watch stays open."""
+def plays(
+    script: Scripted,
+    lists: list[dict[str, Any]],
+    watches: list[list[dict[str, Any]]],
+    cue: asyncio.Event | None = None,
+) -> None:
+    """Each list and each watch answers with the next of these, watches not before the cue; the last watch stays
+    open."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
             return web.json_response(lists.pop(0) if len(lists) > 1 else lists[0])
         stream = web.StreamResponse()
         await stream.prepare(request)
+        if cue is not None:
+            await cue.wait()
         for event in watches.pop(0) if watches else []:
             await stream.write(json.dumps(event).encode() + b"\n")
         if not watches:
@@ -188,6 +196,51 @@ async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
     plays(scripted, [listing(5, gpunode(5, "a", "b"))], [[{"type": "MODIFIED", "object": releasing}], []])
     await follower.until(lambda: follower.ledger.generation == 6)
     assert seen in ([[], ["b"]], [[]])  # the first ledger may be overtaken before it is in force
+
+
+async def test_a_deleted_gpunode_publishes_nothing_new_and_takes_nothing_from_the_tenants_that_run(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    in_force = asyncio.Event()
+    deleted = {"type": "DELETED", "object": gpunode(6, "a")}
+    plays(scripted, [listing(5, gpunode(5, "a"))], [[deleted], []], cue=in_force)
+    follower = Follower(api, tmp_path)
+
+    def went_on_after_the_deletion() -> bool:
+        if follower.ledger.generation == 5 and not in_force.is_set():
+            assert follower.ledger.absent is None
+            in_force.set()
+        return any(request.query.get("resourceVersion") == "6" for request in scripted.asked)
+
+    await follower.until(went_on_after_the_deletion)
+    assert follower.ledger.absent is not None, "no volume is published while there is a reason"
+    assert "does not exist (deleted)" in follower.ledger.absent
+    assert follower.ledger.object is None, "there is no status to write to"
+    assert [row.id for row in follower.ledger.in_force] == ["a"]
+    assert follower.applied == [["a"]], "only a ledger removes a tenant"
+
+
+async def test_a_recreated_gpunode_of_the_same_generation_is_put_in_force(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    recreated = gpunode(7, "b", generation=1, uid="another")
+    in_force = asyncio.Event()
+    events = [
+        {"type": "DELETED", "object": gpunode(6, "a", generation=1)},
+        {"type": "ADDED", "object": recreated},
+    ]
+    plays(scripted, [listing(5, gpunode(5, "a", generation=1))], [events, []], cue=in_force)
+    follower = Follower(api, tmp_path)
+
+    def found_again() -> bool:
+        if follower.ledger.generation == 1:
+            in_force.set()
+        return follower.ledger.object == recreated and follower.ledger.absent is None
+
+    await follower.until(found_again)
+    assert follower.applied == [["a"], ["b"]]
+    assert (follower.ledger.uid, follower.ledger.generation) == ("another", 1)
+    assert [row.id for row in follower.ledger.rows] == ["b"]
 
 
 async def test_an_older_state_of_the_ledger_changes_nothing(api: Connection, tmp_path: Path) -> None:
