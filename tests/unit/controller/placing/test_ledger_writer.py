@@ -333,6 +333,42 @@ async def test_one_who_leads_no_more_forgets_what_it_decided() -> None:
     assert served(server)["spec"]["tenants"] == []
 
 
+async def test_one_who_leads_again_removes_no_row_by_an_old_decision() -> None:
+    server, operator = begin()
+    operator.reserve("one", GPUS[0], 100)
+    await operator.writer._write(NODE)
+    operator.writer.remove(NODE, "one")
+    operator.writer.abandon()
+    assert not operator.writer.leaving(NODE, "one")
+    operator.reserve("two", GPUS[0], 100)
+    await operator.writer._write(NODE)
+    assert [entry["id"] for entry in served(server)["spec"]["tenants"]] == ["one", "two"]
+    assert operator.rows() == {"one", "two"}
+
+
+async def test_a_decision_for_a_gpunode_that_was_made_anew_during_a_write_is_written_and_nothing_reported() -> None:
+    server, operator = begin()
+    refused: list[str] = []
+    operator.writer.on_refused = lambda _node, tenant, _why: refused.append(tenant)
+
+    async def make_anew(call: str) -> None:
+        server.before = _at_once
+        assert call == "patch"
+        anew = copy.deepcopy(served(server))
+        anew["metadata"]["uid"] = "another"
+        operator.state.put_gpunode(server._store(("gpunodes", "", NODE), anew))
+        assert operator.rows() == set(), "what was decided for the old one ended with it"
+        operator.reserve("new", GPUS[0], 100)
+
+    server.before = make_anew
+    operator.reserve("old", GPUS[0], 100)
+    await operator.writer._write(NODE)
+    await operator.writer._write(NODE)
+    assert [entry["id"] for entry in served(server)["spec"]["tenants"]] == ["new"]
+    assert refused == []
+    assert operator.events._waiting.empty()
+
+
 def test_a_patch_holds_only_for_the_very_generation_it_was_made_from() -> None:
     base = gpunode_facts(gpunode(row("a"), row("b"), row("c"), generation=7))
     operations = patch(

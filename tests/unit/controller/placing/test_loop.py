@@ -128,6 +128,54 @@ async def test_nothing_is_decided_while_this_process_does_not_lead(world: World)
     assert world.placed == {"shrinks": "a", "waits": "a"}
 
 
+async def test_nothing_is_decided_once_leadership_is_lost_during_a_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.want("first", 0.3)
+    await world.want("second", 0.3)
+    find = world.loop.engine.find
+
+    def find_and_lose(request: PlacementRequest) -> Assignment | None:
+        world.leading = False
+        return find(request)
+
+    monkeypatch.setattr(world.loop.engine, "find", find_and_lose)
+    world.node("a")
+    await world.settle()
+    assert world.placed == {"first": "a"}
+    world.leading = True
+    world.loop.room_changed()
+    await world.settle()
+    assert world.placed == {"first": "a", "second": "a"}
+
+
+async def test_no_refusal_is_explained_once_leadership_is_lost_during_a_pass(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.node("a")
+    find = world.loop.engine.find
+
+    def find_and_lose(request: PlacementRequest) -> Assignment | None:
+        world.leading = False
+        return find(request)
+
+    monkeypatch.setattr(world.loop.engine, "find", find_and_lose)
+    await world.want("pair", 0.5, count=2)
+    assert not world.leading, "the pass has decided"
+    assert world.why("pair") == ""
+
+
+async def test_what_is_kept_is_let_go_when_the_queue_is_emptied(world: World) -> None:
+    world.node("a")
+    await world.want("small", 0.5)
+    await world.want("whole", 1.0)
+    await world.long_wait()
+    assert world.state.cluster.head_reservation is not None
+    world.loop.clear()
+    await world.want("late", 0.5)
+    assert world.placed["late"] == "a"
+
+
 async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(world: World) -> None:
     world.node("a")
     await world.want("small-1", 0.5)
