@@ -195,7 +195,9 @@ class LedgerWatch:
         await self._apply(rows)
         self._in_force = self._entitling = rows
         self.uid, self.generation = uid, generation
-        self._absent = self._applying_failed = None
+        self._applying_failed = None
+        if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted meanwhile
+            self._absent = None
         self._move()
         await asyncio.to_thread(
             self._keep, _Checkpoint(uid=uid, generation=generation, tenants=tuple(row.dump() for row in rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +270,34 @@ def test_an_unreadable_row_stays_as_it_is_in_force_and_unknown_fields_are_skippe
     assert len(unreadable) == 4
     assert unreadable[0].startswith("tenant b: gpus: ")
     assert isinstance(read[0], Tenant)
+
+
+async def test_a_gpunode_deleted_while_its_ledger_is_put_in_force_stays_absent(tmp_path: Path) -> None:
+    applying, go_on = asyncio.Event(), asyncio.Event()
+    moves: asyncio.Queue[None] = asyncio.Queue()
+
+    async def apply(rows: Sequence[Tenant]) -> None:
+        applying.set()
+        await go_on.wait()
+
+    watch = LedgerWatch(
+        None,  # type: ignore[arg-type]  # nothing is asked of the API server
+        node="node-1",
+        apply=apply,
+        checkpoint=tmp_path / "ledger.json",
+        on_change=lambda: moves.put_nowait(None),
+    )
+    enforcing = asyncio.create_task(watch.enforce())
+    watch.note(gpunode(5, "a"))
+    await applying.wait()
+    watch._take_event({"type": "DELETED", "object": gpunode(6, "a")})
+    while not moves.empty():
+        moves.get_nowait()
+    go_on.set()
+    async with asyncio.timeout(20):
+        await moves.get()
+    assert [row.id for row in watch.rows] == ["a"], "tenants that run are still served"
+    assert watch.absent is not None
+    assert "does not exist" in watch.absent
+    enforcing.cancel()
+    await asyncio.gather(enforcing, return_exceptions=True)
