@@ -1,8 +1,9 @@
 """Layers of the hook's sources: prints which room uses which, and fails on a circle or an arrow upward.
 
-A unit is a header and the source of the same name. An arrow goes from a unit to another that it includes, or whose
-symbols its object file needs: a call through an `extern` declaration counts, one through a registered function pointer
-does not. Exit status 1, with the arrows at fault, if
+A unit is the files of one name, whatever their suffixes: a header and its source, or a list that others include. An
+arrow goes from a unit to another that it includes, or whose symbols its object file needs: a call through an `extern`
+declaration counts, weak or not, one through a registered function pointer does not. Exit status 1, with the arrows at
+fault, if
 
 - units form a circle, or
 - a unit uses one of a higher layer, or of another room of its own layer.
@@ -13,6 +14,7 @@ does not. Exit status 1, with the arrows at fault, if
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import shlex
 import subprocess
@@ -42,7 +44,10 @@ LAYERS = (
 """Rooms from the lowest layer to the highest. A room uses rooms of lower layers only. A folder that is not named here
 belongs to the room of its parent."""
 
-_INCLUDE = re.compile(r'^\s*#include "([^"]+)"', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.MULTILINE)
+"""An include: the name in quotes, or the one in angle brackets."""
+_NEEDED_KINDS = frozenset("Uwv")
+"""Kinds that `nm` gives to symbols that another object file defines: needed, weakly needed (function, object)."""
 _FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-D__CUDA_API_VERSION_INTERNAL", "-O0", "-fPIC", "-c")
 
 Arrows = Mapping[str, set[str]]
@@ -62,10 +67,17 @@ def room_of(unit: str) -> str:
 
 
 def included(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the arrows by includes, from the text of each file by its path below `src`."""
+    """Return the arrows by includes, from the text of each file by its path below `src`.
+
+    A name is searched as the compiler does: in quotes beside the file, then below `src`; in brackets below `src` only.
+    """
     arrows: dict[str, set[str]] = {unit_of(path): set() for path in texts}
     for path, text in texts.items():
-        arrows[unit_of(path)] |= {unit_of(name) for name in _INCLUDE.findall(text) if name in texts}
+        for quoted, bracketed in _INCLUDE.findall(text):
+            beside = posixpath.normpath(posixpath.join(posixpath.dirname(path), quoted)) if quoted else ""
+            target = next((name for name in (beside, posixpath.normpath(quoted or bracketed)) if name in texts), None)
+            if target is not None:
+                arrows[unit_of(path)].add(unit_of(target))
     return {unit: targets - {unit} for unit, targets in arrows.items()}
 
 
@@ -75,6 +87,16 @@ def needed(defined: Mapping[str, Iterable[str]], undefined: Mapping[str, Iterabl
     return {
         unit: {owner[symbol] for symbol in symbols if symbol in owner} - {unit} for unit, symbols in undefined.items()
     }
+
+
+def symbols(listed: str) -> tuple[set[str], set[str]]:
+    """Return the symbols that an object file defines for others, and those that it needs of others, from `nm -g`."""
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    for line in listed.splitlines():
+        kind, symbol = line.split()[-2:]
+        (undefined if kind in _NEEDED_KINDS else defined).add(symbol)
+    return defined, undefined
 
 
 def circles(arrows: Arrows) -> list[list[str]]:
@@ -131,30 +153,25 @@ def table(arrows: Arrows) -> str:
 
 
 def _symbols(source: Path, folder: Path, number: int) -> tuple[set[str], set[str]]:
-    """Return the symbols that the object file of a source defines for others, and those that it needs of others."""
+    """Compile a source. Return the symbols that its object file defines for others, and those that it needs."""
     built = folder / f"{number}.o"
     compiler = shlex.split(os.environ.get("CC") or "cc")
     include = [f"-I{SHIM / 'include'}", f"-I{SOURCES}", "-isystem", str(include_dir())]
     subprocess.run([*compiler, *_FLAGS, *include, str(source), "-o", str(built)], check=True, timeout=120)
     listed = subprocess.run(["nm", "-g", str(built)], capture_output=True, text=True, check=True, timeout=30).stdout
-    defined: set[str] = set()
-    undefined: set[str] = set()
-    for line in listed.splitlines():
-        kind, symbol = line.split()[-2:]
-        (undefined if kind == "U" else defined).add(symbol)
-    return defined, undefined
+    return symbols(listed)
 
 
 def main() -> int:
-    files = sorted(path for path in SOURCES.rglob("*") if path.suffix in (".c", ".h"))
+    files = sorted(path for path in SOURCES.rglob("*") if path.is_file() and path.suffix != ".md")
     texts = {path.relative_to(SOURCES).as_posix(): path.read_text(encoding="utf-8") for path in files}
     arrows = included(texts)
     sources = [path for path in texts if path.endswith(".c")]
     with tempfile.TemporaryDirectory(prefix="layers") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(lambda i: _symbols(SOURCES / sources[i], Path(folder), i), range(len(sources))))
     called = needed(
-        {unit_of(path): symbols[0] for path, symbols in zip(sources, found, strict=True)},
-        {unit_of(path): symbols[1] for path, symbols in zip(sources, found, strict=True)},
+        {unit_of(path): defined for path, (defined, _) in zip(sources, found, strict=True)},
+        {unit_of(path): undefined for path, (_, undefined) in zip(sources, found, strict=True)},
     )
     for unit, targets in called.items():
         arrows[unit] |= targets
