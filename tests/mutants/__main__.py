@@ -1,7 +1,9 @@
 """Applies declared faults to copies of the tree, one at a time, and reports those that no test notices.
 
-Exit status 1 if a fault survives, does not match its file any more, or breaks more than its tests; or if the tests fail
-without any fault.
+Exit status 1 if a fault survives, does not match its file any more, or breaks more than its tests; if the tests fail
+without any fault; or if no fault is selected.
+
+The processes of a test end with it, and all of them and the copies end with this program, also on Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -108,32 +110,52 @@ class Tree:
         """Apply a fault, if there is one, and start the tests. Return why that is not possible."""
         if mutant is not None:
             path = self.folder / mutant.file
+            if not path.is_file():
+                return "there is no such file: declare the fault again"
             before = path.read_text(encoding="utf-8")
             if (count := before.count(mutant.text)) != 1:
                 return f"the file has the text {count} times instead of once: declare the fault again"
             path.write_text(before.replace(mutant.text, mutant.becomes), encoding="utf-8")
             self._mutant, self._before = mutant, before
         self._deadline = time.monotonic() + _TIMEOUT_S
+        # Until the parent knows its child, and the child would not clean up for its parent, a signal waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._pid = os.fork()
         if self._pid == 0:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             self._become_tests(tests)
+        with contextlib.suppress(OSError):  # on either side, so that the group is there whichever runs first
+            os.setpgid(self._pid, self._pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return None
 
     def ended(self) -> tuple[int, str] | None:
         """Return the exit status and the output of the tests once they have ended, and take the fault back."""
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid == 0 and time.monotonic() < self._deadline:
+        # Not reaped yet: until then its process group cannot be another's.
+        over = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if not over and time.monotonic() < self._deadline:
             return None
-        if pid == 0:
-            os.kill(self._pid, signal.SIGKILL)
-            _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
+        status = self._end()
         if self._mutant is not None:
             path = self.folder / self._mutant.file
             path.write_text(self._before, encoding="utf-8")
             shutil.copystat(ROOT / self._mutant.file, path)
             self._mutant = None
         return os.waitstatus_to_exitcode(status), self._output.read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """End the tests that run in this tree, if any do."""
+        if self.busy:
+            self._end()
+
+    def _end(self) -> int:
+        """Kill what still runs of the tests' process group. Return the wait status of the tests."""
+        os.killpg(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return status
 
     def _become_tests(self, tests: Sequence[str]) -> None:
         """Run the tests in this process, which ends with them."""
@@ -204,15 +226,27 @@ def play(attempts: list[Attempt], trees: Sequence[Tree]) -> list[str]:
     return wrong
 
 
+def _exit_on_sigterm(number: int, _: object) -> None:
+    """Leave the program as an exception does, once: a second SIGTERM does not disturb the cleaning up."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lists", default="python", help="python (default), hook, or all")
+    parser.add_argument(
+        "--lists", default="python", choices=("python", LIST_OF_HOOK, "all"), help="python (default), hook, or all"
+    )
     parser.add_argument("--only", default="", help="only faults whose promise or file has this text")
     parser.add_argument("--workers", type=int, default=2, help="how many are tried at a time (default 2)")
     arguments = parser.parse_args()
     lists = ["python", LIST_OF_HOOK] if arguments.lists == "all" else [arguments.lists]
     mutants = [m for m in declared(lists) if arguments.only in m.promise or arguments.only in str(m.file)]
+    if not mutants:
+        print(f"no fault of {arguments.lists} has {arguments.only!r} in its promise or file", file=sys.stderr)
+        return 1
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     began = time.monotonic()
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
@@ -222,7 +256,11 @@ def main() -> int:
     attempts += [Attempt(mutant.tests, mutant) for mutant in mutants]
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees = [Tree(Path(folder, str(number)), hook=LIST_OF_HOOK in lists) for number in range(arguments.workers)]
-        wrong = play(attempts, trees)
+        try:
+            wrong = play(attempts, trees)
+        finally:
+            for tree in trees:
+                tree.stop()
     for text in wrong:
         print(text, file=sys.stderr)
     print(f"{len(mutants)} faults tried in {time.monotonic() - began:.0f} s, {len(wrong)} wrong")

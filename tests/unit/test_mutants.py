@@ -1,0 +1,144 @@
+"""The runner of the declared faults reports every fault that it could not try, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
+RUNNER = """
+import sys, time, types
+from pathlib import Path
+import mutants.__main__ as runner
+runner._PRELOADED = ()
+late = Path("late")
+runner.time = types.SimpleNamespace(monotonic=lambda: 1e6 if late.exists() else 0.0, sleep=time.sleep)
+sys.exit(runner.main())
+"""
+"""The runner with a clock that the test holds: the time of every test is over once the file `late` exists."""
+TEST = """
+    import os, signal, subprocess, product
+
+    def test_it():
+        if not product.FAULT:
+            return
+        end = os.open(os.environ["ALIVE"], os.O_WRONLY)
+        subprocess.Popen(["sleep", "15"], pass_fds=[end], stdin=subprocess.DEVNULL)
+        os.write(end, b"started")
+        if product.FAULT == "fails":
+            raise AssertionError
+        signal.pause()
+"""
+"""A test that starts a process under a fault, and then fails or hangs. Both hold the pipe ALIVE open."""
+PATIENCE_S = 30
+"""How long to wait for what comes in well under a second; more than any process here lives if nothing ends it."""
+AT_ONCE_S = 5
+"""How long killed processes may take to go; less than any process here lives if nothing ends it."""
+
+
+class Tree:
+    """A tree with one source, one test of it and declared faults, and a run of the runner in it.
+
+    Args:
+        folder: of the tree
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder.with_name("temporary")
+        self.temporary.mkdir()
+        self._alive = folder.with_name("alive")
+        os.mkfifo(self._alive)
+        self.alive = os.open(self._alive, os.O_RDONLY | os.O_NONBLOCK)
+        shutil.copytree(MUTANTS, folder / "tests" / "mutants", ignore=shutil.ignore_patterns("__pycache__", "*.toml"))
+        (folder / "tests" / "product.py").write_text('FAULT = ""\n')
+        (folder / "tests" / "test_product.py").write_text(dedent(TEST))
+        (folder / ".gitignore").write_text("late\n")
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+
+    def declare(self, *, file: str = "tests/product.py", becomes: str = "fails") -> None:
+        (self.folder / "tests" / "mutants" / "python.toml").write_text(f"""
+            [[mutant]]
+            promise = "it holds"
+            file = "{file}"
+            text = '""'
+            becomes = '"{becomes}"'
+            tests = ["tests/test_product.py"]
+            """)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", RUNNER, "--workers", "1", *arguments],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "PYTHONPATH": "tests", "TMPDIR": str(self.temporary), "ALIVE": str(self._alive),
+                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"},
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        with self.start(*arguments) as runner:
+            output, _ = runner.communicate(timeout=PATIENCE_S)
+        return runner.returncode, output
+
+    def told(self, within_s: float) -> bytes | None:
+        """Return what the processes of the test say; nothing once all have ended, None if that takes too long."""
+        return os.read(self.alive, 100) if select.select([self.alive], [], [], within_s)[0] else None
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Tree]:
+    (tmp_path / "tree").mkdir()
+    made = Tree(tmp_path / "tree")
+    yield made
+    os.close(made.alive)
+
+
+def test_a_selection_of_nothing_fails(tree: Tree) -> None:
+    tree.declare()
+    assert tree.run("--only", "zzz") == (1, "no fault of python has 'zzz' in its promise or file\n")
+
+
+def test_a_fault_of_a_file_that_is_gone_is_wrong(tree: Tree) -> None:
+    tree.declare(file="tests/gone.py")
+    status, output = tree.run()
+    assert status == 1
+    assert "tests/gone.py: it holds\n  there is no such file: declare the fault again" in output
+    assert "1 faults tried" in output
+
+
+def test_a_process_that_a_noticing_test_leaves_ends_with_the_test(tree: Tree) -> None:
+    tree.declare(becomes="fails")
+    status, output = tree.run()
+    assert status == 0, output
+    assert tree.told(AT_ONCE_S) == b"started"
+    assert tree.told(AT_ONCE_S) == b""
+
+
+def test_a_test_that_hangs_ends_with_its_processes_when_its_time_is_over(tree: Tree) -> None:
+    tree.declare(becomes="hangs")
+    with tree.start() as runner:
+        assert tree.told(PATIENCE_S) == b"started"
+        (tree.folder / "late").touch()
+        output, _ = runner.communicate(timeout=PATIENCE_S)
+    assert (runner.returncode, "pytest ended with -9" in output) == (1, True), output
+    assert tree.told(AT_ONCE_S) == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_runner_with_its_processes_and_copies(tree: Tree, number: signal.Signals) -> None:
+    tree.declare(becomes="hangs")
+    with tree.start() as runner:
+        assert tree.told(PATIENCE_S) == b"started"
+        runner.send_signal(number)
+        runner.communicate(timeout=PATIENCE_S)
+    assert runner.returncode != 0
+    assert tree.told(AT_ONCE_S) == b""
+    assert list(tree.temporary.iterdir()) == []
