@@ -31,10 +31,27 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 DECISIONS = ROOT / "docs" / "decisions"
 
 
-@pytest.mark.parametrize("model", [GpuSpec, SharePodStatus, GPUNodeSpec, GPUNodeStatus, Gpu, Tenant, TenantStatus])
-def test_every_field_is_in_the_reference(model: type[Model]) -> None:
-    missing = [field.alias for field in model.model_fields.values() if f"{field.alias}" not in REFERENCE]
-    assert not missing
+@pytest.mark.parametrize(
+    ("model", "head", "begin", "prefix"),
+    [
+        (GpuSpec, "SharePod", "| `", ""),
+        (SharePodStatus, "Status", "| `", ""),
+        (GPUNodeSpec, "GPUNode", "| `spec.", "spec."),
+        (GPUNodeStatus, "GPUNode", "| `status.", "status."),
+        (Gpu, "GPUNode", "| `status.gpus[]`", ""),
+        (Tenant, "GPUNode", "| `spec.tenants[]`", ""),
+        (TenantStatus, "GPUNode", "| `status.tenants[]`", ""),
+    ],
+)
+def test_every_field_is_in_its_table_of_the_reference(model: type[Model], head: str, begin: str, prefix: str) -> None:
+    table = re.search(rf"^##+ {head}\b.*\n(?:[^|#].*\n|\n)*((?:\|.*\n)+)", REFERENCE, re.MULTILINE)
+    assert table is not None
+    rows = [line for line in table[1].splitlines() if line.startswith(begin)]
+    # The fields of an object in a list stand in the second cell of its line, other fields in the first of theirs.
+    cell = 2 if begin.endswith("[]`") else 1
+    names = {name for row in rows for name in re.findall(r"`([\w.]+)(?:\[\])?`", row.split(" | ")[cell - 1])}
+    named = {name.removeprefix(prefix) for name in names}
+    assert not {field.alias for field in model.model_fields.values()} - named
 
 
 def test_every_annotation_is_in_the_reference() -> None:
