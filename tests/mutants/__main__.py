@@ -38,7 +38,7 @@ _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; any other means that it could not run the tests."""
 _PRELOADED = ("aiohttp", "hypothesis", "kopf", "kubernetes", "kubernetes_asyncio", "numpy", "prometheus_client",
               "pydantic_settings", "structlog", "yaml")  # fmt: skip
-"""What most tests import and no fault changes: imported once, before the processes of the tests are forked."""
+"""Modules that most tests import and no fault changes: imported once, before the processes of the tests are forked."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Mutant:
     of: str
     """Name of the list that declares it."""
     promise: str
-    """What does not hold any more with the fault."""
+    """Promise that does not hold any more with the fault."""
     file: Path
     """Path in the tree."""
     text: str

@@ -23,7 +23,7 @@ class HoldPhase(Enum):
     renewed."""
 
     YIELDING = auto()
-    """As DRAINING, and the tenant's GPUs may have been granted to others already."""
+    """DRAINING, and the tenant's GPUs may have been granted to others already."""
 
     PREEMPTED = auto()
     """The grace period has expired, and the tenant's GPUs may have been granted to others."""

@@ -26,7 +26,7 @@ class Kind:
     kind: str
     namespaced: bool = True
     status: bool = False
-    """It has a status subresource: the object itself and its status are written apart."""
+    """True if the kind has a status subresource: object and status are written apart."""
     graceful: bool = False
     """A delete of a bound object only marks it, until `Storage.finish_deletion`: Pods."""
     schema: Json | None = None
