@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .bounds import MAX_QUANTITY, quoted
 from .gpunode import MemoryIsolation, Mode
 from .objects import GROUP, MAX_GPUS
 from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecError, resolve
@@ -54,6 +55,9 @@ MAX_MEMORY = "1Ei"
 
 MAX_LISTED = 64
 """UUIDs or models in one list: keeps the cost of the CEL rules within the API server's budget."""
+
+MAX_LIST_TEXT = 8192
+"""Characters of an annotation with a list: `MAX_LISTED` names of 96 characters, each with a comma and blanks."""
 
 GPUID_KEY = "GPUID"
 """Key of a shared virtual GPU of KubeShare: here an affinity group of that name. Only beside it may `spec.nodeName`
@@ -92,6 +96,9 @@ KEYS: tuple[Key, ...] = (
     Key(field="uuids", native="gpu-uuids"),
     Key(field="models", native="gpu-models"),
 )
+
+_FIELDS = tuple(str(field.alias) for field in GpuSpec.model_fields.values())
+"""Fields of the block."""
 
 FIELD_OF: Mapping[str, str] = {annotation: key.field for key in KEYS for annotation in key.annotations}
 """Annotation to field of `GpuSpec`."""
@@ -155,12 +162,17 @@ def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
 
 
 def _from_block(block: Any) -> GpuSpec:
+    if not isinstance(block, Mapping):
+        raise SpecError("spec.gpu", f"is {quoted(block)}; write a map such as {{request: 0.4}}")
+    unknown = next((name for name in block if name not in _FIELDS), None)
+    if unknown is not None:
+        raise SpecError(f"spec.gpu.{unknown}", f"is not known; use one of {', '.join(_FIELDS)}, or remove it")
     try:
         return GpuSpec.model_validate(block)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False)[0]
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        raise SpecError(f"spec.gpu{path}", f"{first['msg']}; got {first['input']!r}") from None
+        raise SpecError(f"spec.gpu{path}", f"{first['msg']}; got {quoted(first['input'])}") from None
 
 
 def _from_annotations(said: Mapping[str, str]) -> GpuSpec:
@@ -212,9 +224,14 @@ def _as_written(error: SpecError, said: Mapping[str, str]) -> SpecError:
     return SpecError(f"metadata.annotations[{name}]", error.message)
 
 
+def _said(text: str) -> str:
+    """Return an annotation's value as a message quotes it."""
+    return f'"{text}"' if len(text) <= MAX_QUANTITY else quoted(text)
+
+
 def _fraction(text: str) -> float:
     if not re.fullmatch(DECIMAL_PATTERN, text):
-        raise ValueError(f'"{text}" is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"')
+        raise ValueError(f'{_said(text)} is not a fraction; write 0 to 1 with at most three decimals, such as "0.4"')
     try:
         return parse_fraction(text) / 1000
     except UnitError as error:
@@ -232,7 +249,7 @@ def _quantity(text: str) -> str:
 def _bytes(text: str) -> int:
     if not re.fullmatch(BYTES_PATTERN, text):
         raise ValueError(
-            f'"{text}" is not a number of bytes; write digits only, such as "4294967296", '
+            f'{_said(text)} is not a number of bytes; write digits only, such as "4294967296", '
             f"or use annotation {NATIVE_PREFIX}memory, which takes 4Gi"
         )
     if int(text) < MIN_BYTES:
@@ -242,14 +259,14 @@ def _bytes(text: str) -> int:
 
 def _count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_GPUS:
-        raise ValueError(f'"{text}" is not a number of GPUs; write a whole number from 1 to {MAX_GPUS}')
+        raise ValueError(f"{_said(text)} is not a number of GPUs; write a whole number from 1 to {MAX_GPUS}")
     return int(text)
 
 
 def _label(text: str) -> str:
     if not re.fullmatch(LABEL_PATTERN, text):
         raise ValueError(
-            f'"{text}" is not a label; write up to 63 letters, digits, ".", "_" and "-", '
+            f'{_said(text)} is not a label; write up to 63 letters, digits, ".", "_" and "-", '
             "beginning and ending with a letter or digit"
         )
     return text
@@ -258,16 +275,18 @@ def _label(text: str) -> str:
 def _choice(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError(f'"{text}" is not known; write {" or ".join(choices)}')
+            raise ValueError(f"{_said(text)} is not known; write {' or '.join(choices)}")
         return text
 
     return parse
 
 
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names) or len(names) > MAX_LISTED:
-        raise ValueError(f'"{text}" is not a list of names; write up to {MAX_LISTED} names with commas between them')
+    names = tuple(name.strip() for name in text[: MAX_LIST_TEXT + 1].split(",", MAX_LISTED))
+    if len(text) > MAX_LIST_TEXT or not all(names) or len(names) > MAX_LISTED:
+        raise ValueError(
+            f"{_said(text)} is not a list of names; write up to {MAX_LISTED} names with commas between them"
+        )
     return names
 
 
@@ -280,7 +299,7 @@ def _uuids(text: str) -> tuple[str, ...]:
 
 
 def _no_uuid(text: str) -> str:
-    return f'"{text}" is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}'
+    return f"{_said(text)} is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}"
 
 
 _PARSERS: Mapping[str, Callable[[str], Any]] = {

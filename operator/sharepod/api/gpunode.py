@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT
 from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model
 
 KIND = "GPUNode"
@@ -23,6 +24,8 @@ CONDITION_AGENT_READY = "AgentReady"
 """Condition of a GPUNode: False while its agent cannot serve new tenants."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
+BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+CountField = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 class Mode(StrEnum):
@@ -82,7 +85,7 @@ class Tenant(Model):
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_GPUS)]
     request_milli: MilliField
     limit_milli: MilliField
-    memory: Annotated[int, Field(ge=0)]
+    memory: BytesField
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     mode: Mode = Mode.SHARED
     labels: SchedulingLabels = SchedulingLabels()
@@ -124,12 +127,12 @@ class Gpu(Model):
     """Physical GPU as the agent saw it. `memory`: bytes that tenants can have (NVML's total less reserved)."""
 
     uuid: str
-    index: Annotated[int, Field(ge=0)]
+    index: CountField
     model: str
-    memory: Annotated[int, Field(ge=0)]
+    memory: BytesField
     health: Health = Health.HEALTHY
-    numa_node: int | None = None
-    links: tuple[Link, ...] = ()
+    numa_node: Annotated[int | None, Field(ge=-1, le=MAX_COUNT)] = None
+    links: Annotated[tuple[Link, ...], Field(max_length=MAX_GPUS)] = ()
     shareable: bool = True
     reason: str = ""
     """Why the GPU is not shareable or not healthy; empty if it is both."""
@@ -164,9 +167,9 @@ class TenantStatus(Model):
     thousandths."""
 
     id: str
-    processes: Annotated[int, Field(ge=0)] = 0
-    memory: Annotated[int, Field(ge=0)] = 0
-    held_milli: Annotated[int, Field(ge=0)] = 0
+    processes: CountField = 0
+    memory: BytesField = 0
+    held_milli: CountField = 0
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
@@ -182,11 +185,11 @@ class GPUNodeStatus(Model):
 
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
     tenants: Annotated[tuple[TenantStatus, ...], Field(max_length=MAX_TENANTS)] = ()
-    conditions: tuple[Condition, ...] = ()
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     observed_generation: int | None = None
     agent_version: str | None = None
-    gpu_count: Annotated[int, Field(ge=0)] = 0
-    tenant_count: Annotated[int, Field(ge=0)] = 0
+    gpu_count: CountField = 0
+    tenant_count: CountField = 0
     """Rows of the ledger that the agent has in force."""
     reserved: str = ""
     """Reserved fraction of each GPU's time, by index: `1,0.5`. For `kubectl get`."""

@@ -10,7 +10,6 @@ Guarantees, whatever the SharePod says:
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     The gpu block is left out, the configured tolerations are added, and `nodeName` beside a GPUID becomes required node
     affinity.
     """
-    spec: dict[str, Any] = copy.deepcopy(dict(sharepod.get("spec") or {}))
+    spec: dict[str, Any] = dict(sharepod.get("spec") or {})  # every change below replaces, none goes into a value
     spec.pop("gpu", None)
     node_name = spec.pop("nodeName", None)
     if node_name and asks_for_node(sharepod):

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from .bounds import MAX_CONDITIONS, MAX_FIELD, MAX_MESSAGE, clipped
 from .gpunode import MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
@@ -34,9 +35,11 @@ class PlacementPolicy(StrEnum):
 
 
 class SpecError(ValueError):
-    """Invalid field of a SharePod. `field` is its path; the message says what is wrong and what to write."""
+    """Invalid field of a SharePod. `field` is its path; the message says what is wrong and what to write. Both are
+    clipped: they quote what users wrote."""
 
     def __init__(self, field: str, message: str) -> None:
+        field, message = clipped(field, MAX_FIELD), clipped(message, MAX_MESSAGE - MAX_FIELD)
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
@@ -194,7 +197,7 @@ class SharePodStatus(Model):
 
     phase: Phase = Phase.PENDING
     node: str | None = None
-    gpus: tuple[AssignedGpu, ...] = ()
+    gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
     gpu_indexes: str | None = None
     """Indexes of `gpus` for the printer column: `0,1`."""
     pod_name: str | None = None
@@ -204,7 +207,7 @@ class SharePodStatus(Model):
     granted: GrantedShare | None = None
     share: ShownShare | None = None
     usage: Usage | None = None
-    conditions: tuple[Condition, ...] = ()
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     observed_generation: int | None = None
 
 

@@ -6,9 +6,13 @@ binary floats. A size is a Kubernetes quantity and becomes integer bytes.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
+from functools import lru_cache
 from typing import NewType
+
+from .bounds import MAX_QUANTITY, quoted
 
 Milli = NewType("Milli", int)
 """Thousandths of one GPU's time, 0 to 1000."""
@@ -28,38 +32,41 @@ WHOLE_GPU = Milli(1000)
 # Far below a thousandth, far above the error of a binary float near 1.
 _TOLERANCE = Decimal("1e-6")
 
-_QUANTITY = re.compile(r"^([+-]?(?:\d+(?:\.\d*)?|\.\d+))(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?\d+)?$")
-_SUFFIX: dict[str, Decimal] = {
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
-    **{suffix: Decimal(1000) ** -power for power, suffix in enumerate(("m", "u", "n"), start=1)},
-}
+_QUANTITY = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,5})?")
+_BINARY = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+"""Powers of ten by suffix."""
+
+_MAX_EXPONENT = 30
+"""Largest exponent of a quantity, either way: 1e30 is far more than 64 bits hold."""
+
+_REMEMBERED = 4096
+"""Quantities whose value is remembered: a cluster's pods ask for few different ones. Under 1 MB."""
 
 
 class UnitError(ValueError):
     """Fraction or size that cannot be read. The message says what was given and what to write."""
 
 
-def parse_fraction(value: float | int | str | Decimal) -> Milli:
+def parse_fraction(value: float | int | str) -> Milli:
     """Parse a fraction of a GPU, 0 to 1 with at most three decimals, as thousandths.
 
     Raises `UnitError` for what is no number, is outside 0 to 1, or is finer than a thousandth.
     """
-    try:
-        number = Decimal(str(value))
-    except InvalidOperation:
-        raise UnitError(f"{value!r} is not a number; write a fraction of one GPU such as 0.4") from None
-    if not number.is_finite() or isinstance(value, bool):
-        raise UnitError(f"{value!r} is not a number; write a fraction of one GPU such as 0.4")
-    scaled = number * 1000
-    milli = int(scaled.to_integral_value())
-    if milli < 0 or number < 0:
-        raise UnitError(f"{value} is negative; a fraction of a GPU is 0 to 1")
+    shown, number = quoted(value), None
+    if isinstance(value, int | float | str) and not isinstance(value, bool) and _short(value):
+        with contextlib.suppress(DecimalException):
+            number = Decimal(str(value))
+    if number is None or not number.is_finite():
+        raise UnitError(f"{shown} is not a number; write a fraction of one GPU such as 0.4")
+    if number < 0:
+        raise UnitError(f"{shown} is negative; a fraction of a GPU is 0 to 1")
+    milli = int((min(number, Decimal(2)) * 1000).to_integral_value())
     if milli > WHOLE_GPU:
-        raise UnitError(f"{value} is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1")
-    if abs(scaled - milli) > _TOLERANCE * 1000:
+        raise UnitError(f"{shown} is more than one GPU; ask for several GPUs with count, each at a fraction of 0 to 1")
+    if abs(number - Decimal(milli) / 1000) > _TOLERANCE:
         raise UnitError(
-            f"{value} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
+            f"{shown} is finer than a thousandth of a GPU; write at most three decimals, such as {milli / 1000}"
         )
     return Milli(milli)
 
@@ -88,23 +95,56 @@ def parse_cpu(value: int | float | str) -> int:
 
 def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
     """Parse a quantity times 10 to the power `scale`, rounded up. `example` is what error messages advise."""
-    text = str(value).strip()
-    match = _QUANTITY.match(text)
-    if match is None or isinstance(value, bool):
-        also = ", 512Mi or a number of bytes" if scale == 0 else ""
-        raise UnitError(f"{value!r} is not a quantity; write {example}{also}")
-    number, suffix = match.groups()
-    if suffix is None:
-        amount = Decimal(number)
-    elif suffix in _SUFFIX:
-        amount = Decimal(number) * _SUFFIX[suffix]
-    else:
-        if abs(int(suffix[1:])) > 30:
-            raise UnitError(f"{value!r} is out of range; write {example}")
-        amount = Decimal(number).scaleb(int(suffix[1:]))
-    if amount < 0:
-        raise UnitError(f"{value} is negative; write {example}")
-    scaled = int(amount.scaleb(scale).to_integral_value(rounding="ROUND_CEILING"))
-    if scaled >= 1 << 63:
-        raise UnitError(f"{value} is out of range; write {example}")
-    return scaled
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UnitError(_no_quantity(value, scale, example))
+    if not _short(value):
+        raise UnitError(f"{quoted(value)} is too long for a quantity; write {example}")
+    try:
+        return _scaled(str(value), scale)
+    except OverflowError:
+        raise UnitError(f"{quoted(value)} is out of range; write {example}") from None
+    except ArithmeticError:
+        raise UnitError(f"{quoted(value)} is negative; write {example}") from None
+    except ValueError:
+        raise UnitError(_no_quantity(value, scale, example)) from None
+
+
+def _short(value: float | int | str) -> bool:
+    """Return whether a number or text is no longer than a quantity may be, without printing it."""
+    if isinstance(value, str):
+        return len(value) <= MAX_QUANTITY
+    return isinstance(value, float) or value.bit_length() <= 3 * MAX_QUANTITY
+
+
+def _no_quantity(value: object, scale: int, example: str) -> str:
+    also = ", 512Mi or a number of bytes" if scale == 0 else ""
+    return f"{quoted(value)} is not a quantity; write {example}{also}"
+
+
+@lru_cache(_REMEMBERED)
+def _scaled(text: str, scale: int) -> int:
+    """Return a quantity times 10 to the power `scale`, rounded up: in whole numbers, so exactly.
+
+    Raises `ValueError` for what is no quantity, `ArithmeticError` for a negative one and its child `OverflowError` for
+    one that 63 bits do not hold.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None or not (match[2] or match[3]):
+        raise ValueError(text)
+    sign, whole, decimals, suffix = match[1], match[2], match[3] or "", match[4] or ""
+    amount = int(whole + decimals)
+    if sign == "-" and amount:
+        raise ArithmeticError(text)
+    power = scale - len(decimals)
+    if suffix in _BINARY:
+        amount *= _BINARY[suffix]
+    elif suffix:
+        exponent = _DECIMAL[suffix] if suffix in _DECIMAL else int(suffix[1:])
+        if abs(exponent) > _MAX_EXPONENT:
+            raise OverflowError(text)
+        power += exponent
+    factor: int = 10 ** abs(power)
+    amount = amount * factor if power >= 0 else -(-amount // factor)
+    if amount >= 1 << 63:
+        raise OverflowError(text)
+    return amount

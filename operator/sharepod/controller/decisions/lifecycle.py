@@ -4,7 +4,8 @@ Guarantees, whatever order things happen in:
 - L1 no work runs twice: a Pod is created only where the ledger, as the API server has it, says Reserved, and only while
   `status.podUID` is empty.
 - L2 an end is on record first: a terminal phase is written before the reservation begins to be released.
-- L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read.
+- L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read, nor from the
+  absence of the Pod of a SharePod whose status cannot be read.
 - L4 no share is given away under a process: a row is removed only when its agent has confirmed that nothing is left,
   when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
   ever bound to that node.
@@ -218,6 +219,8 @@ def decide(snapshot: TenantSnapshot) -> Step:
         return _end(snapshot)
     if snapshot.pod is not None:
         return _with_pod(snapshot, snapshot.pod)
+    if not sharepod.readable:  # L3
+        return Wait()
     return _without_pod(snapshot, sharepod)
 
 

@@ -9,18 +9,21 @@ Guarantees:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.controller import metrics
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import GpuState, NodeState, Reservation, Resources
+from sharepod.rate_limit import RateLimiter
 
 from .agent_leases import AgentLeases
 from .facts import (
@@ -37,6 +40,11 @@ from .facts import (
 from .store import Store
 
 Json = Mapping[str, Any]
+
+_REASON_LIMIT = 256
+"""Characters of a GPU's own reason that go into the explanation of a refusal."""
+_SAID_EVERY_S = 10.0
+"""Least seconds between two log lines about unreadable objects of one kind: a kubelet writes its Node often."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,10 +63,13 @@ class ClusterState:
     Args:
         settings: What every Pod is given, which counts where its requests are parsed.
         agents: Liveness of the agents.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, settings: PodSettings, agents: AgentLeases) -> None:
+    def __init__(self, settings: PodSettings, agents: AgentLeases, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._clock = clock
+        self._said: dict[str, RateLimiter] = {}
         self.agents = agents
         self.sharepods: Store[SharePodFacts] = Store()
         self.pods: Store[PodFacts] = Store()
@@ -102,6 +113,15 @@ class ClusterState:
         if sharepod.priority_class is None:
             return self.default_priority
         return self.priorities.get(sharepod.priority_class, 0)
+
+    def _say_unreadable(self, kind: str, name: str, error: str | None) -> None:
+        """Log that an object cannot be read, unless one of its kind was named a moment ago."""
+        if error is None:
+            return
+        now = self._clock()
+        limiter = self._said.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
+        if limiter.take(now):
+            log.warning("object cannot be read; it takes no tenants", kind=kind, name=name, error=error)
 
     # Pods with the tenant label
 
@@ -195,6 +215,7 @@ class ClusterState:
         item = node_facts(raw)
         taken, before, _ = self.nodes.put(item)
         if taken:
+            self._say_unreadable("Node", item.name, item.error)
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
@@ -234,6 +255,7 @@ class ClusterState:
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
+        self._say_unreadable("GPUNode", item.name, item.error)
         if replaced is not None:
             self._ledger_gone(replaced)
         if before is None or before.generation != item.generation:
@@ -402,7 +424,7 @@ def _gpu_state(gpu: Gpu) -> GpuState:
     available = gpu.health is Health.HEALTHY and gpu.shareable
     reason = ""
     if not available:
-        reason = gpu.reason or (
+        reason = clipped(gpu.reason, _REASON_LIMIT) or (
             "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
         )
     return GpuState(

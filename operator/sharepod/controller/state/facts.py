@@ -1,27 +1,34 @@
 """Facts: what the operator keeps of each object. Typed, frozen, small.
 
 Guarantees:
-- Nothing here trusts the shape of what a user can write: an invalid SharePod becomes facts with `error`, no exception.
+- No object that has a uid and a name makes these functions raise, whatever else is in it: an invalid SharePod becomes
+  facts with `error`, a Pod counts as far as it can be read, a Node or GPUNode with `error` takes no tenants.
+- Reading takes bounded time, whatever the size of the object: a few milliseconds.
+- Little is kept of a SharePod that is larger than a pod can sensibly be, and no message is longer than `MAX_MESSAGE`.
 - Everything readable of a GPUNode is read; fields of a newer version are passed over.
 - Unreadable rows of a GPUNode are named, so that nothing is concluded from their absence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from sharepod.api.bounds import MAX_CONDITIONS, MAX_NAME, beyond, clipped, quoted
 from sharepod.api.dialects import effective
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
-from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL, TENANT_LABEL, Condition
+from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, MAX_GPUS, MAX_TENANTS, POOL_LABEL, TENANT_LABEL, Condition
 from sharepod.api.objects import Model as ApiModel
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
 from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
 from sharepod.placement.state.types import PodNeeds, Resources, Taint
+
+from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
 
 Json = Mapping[str, Any]
 
@@ -54,6 +61,8 @@ class SharePodFacts(ObjectFacts):
     status: SharePodStatus
     raw: Json
     raw_status: Json
+    readable: bool = True
+    """False if only the metadata is known: neither what it asks nor its status."""
 
     @property
     def ended(self) -> bool:
@@ -140,56 +149,105 @@ class GpuNodeFacts(ObjectFacts):
 
 def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
     """Read a SharePod."""
-    metadata = raw["metadata"]
-    gpu: GpuRequest | None = None
-    needs = PodNeeds()
-    error: SpecError | None = None
+    metadata, status_raw = _object(raw.get("metadata")), _object(raw.get("status"))
+    slim = _slim(raw)
+    gpu, needs, error = _asked(slim, settings)
+    return SharePodFacts(
+        **_common(metadata),
+        generation=_whole(metadata.get("generation")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        owner=_controller(metadata, None),
+        priority_class=str(_object(raw.get("spec")).get("priorityClassName") or "")[:MAX_NAME] or None,
+        gpu=gpu,
+        needs=needs,
+        error=error,
+        status=_sharepod_status(status_raw),
+        raw=slim if beyond(slim) is None else {"metadata": METADATA(metadata)},
+        raw_status=status_raw if beyond(status_raw) is None else {},
+    )
+
+
+def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
+    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it."""
+    too_much = beyond(raw)
+    if too_much is not None:
+        return (
+            None,
+            PodNeeds(),
+            SpecError("spec", f"{too_much}; keep what is large in a ConfigMap, a volume or the image"),
+        )
     try:
         gpu = effective(raw)
         check_pod_fields(raw, settings)
-        needs = parse_needs(requested_pod_spec(raw, settings))
+        return gpu, parse_needs(requested_pod_spec(raw, settings)), None
     except SpecError as found:
         error = found
     except NeedsError as found:
         error = SpecError(found.field, found.message)
-    except (ValueError, TypeError, KeyError, AttributeError) as found:
-        error = SpecError("spec", f"cannot be read: {found!r}")
+    except Exception as found:  # whatever a user has written costs that user alone
+        error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
+    return None, PodNeeds(), error
+
+
+def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
+    """Return the facts of a SharePod of which only the metadata is known. `why`: for its owner, after "the object"."""
+    known = METADATA(metadata) or {}
     return SharePodFacts(
-        **_common(raw),
-        generation=int(metadata.get("generation") or 0),
-        created=str(metadata.get("creationTimestamp") or ""),
-        deleting=bool(metadata.get("deletionTimestamp")),
-        owner=_controller(metadata, None),
-        priority_class=str((raw.get("spec") or {}).get("priorityClassName") or "") or None,
-        gpu=None if error else gpu,
-        needs=needs,
-        error=error,
-        status=_sharepod_status(raw.get("status") or {}),
-        raw=_slim(raw),
-        raw_status=raw.get("status") or {},
+        **_common(known),
+        generation=_whole(known.get("generation")),
+        created=str(known.get("creationTimestamp") or ""),
+        deleting=bool(known.get("deletionTimestamp")),
+        owner=_controller(known, None),
+        priority_class=None,
+        gpu=None,
+        needs=PodNeeds(),
+        error=SpecError("spec", f"cannot be read: the object {why}"),
+        status=SharePodStatus(),
+        raw={"metadata": known},
+        raw_status={},
+        readable=False,
     )
 
 
 def pod_facts(raw: Json) -> PodFacts:
-    """Read a Pod with the tenant label."""
-    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    """Read a Pod with the tenant label. What cannot be read of it counts as absent."""
+    try:
+        if _usual(raw):
+            return _pod_facts(raw)
+    except Exception:  # noqa: S110 - it is read again, field by field
+        pass
+    return _pod_facts(POD(raw) or {})
+
+
+def _usual(raw: Json) -> bool:
+    """Return whether no list of a Pod is longer than is looked at."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
+    lists += [status.get(name) for name in ("conditions", "containerStatuses", "initContainerStatuses")]
+    lists.append(raw["metadata"].get("ownerReferences"))
+    return all(one is None or len(one) <= MAX_LIST for one in lists)
+
+
+def _pod_facts(raw: Json) -> PodFacts:
+    metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     disruption = conditions.get("DisruptionTarget") or {}
     return PodFacts(
-        **_common(raw),
+        **_common(metadata),
         tenant=_tenant(metadata),
-        node=spec.get("nodeName") or None,
+        node=_text(spec.get("nodeName")) or None,
         pin=_pin(spec),
         phase=str(status.get("phase") or "Pending"),
-        reason=str(status.get("reason") or ""),
-        message=_message(status, containers),
+        reason=clipped(str(status.get("reason") or "")),
+        message=clipped(_message(status, containers)),
         deleting=bool(metadata.get("deletionTimestamp")),
         disrupted=_disruption(disruption),
         ready=(conditions.get("Ready") or {}).get("status") == "True",
-        waiting=_waiting(containers),
-        unschedulable=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
+        waiting=clipped(_waiting(containers)),
+        unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
         gated=scheduled.get("reason") == "SchedulingGated",
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         needs=_resources(spec),
@@ -198,23 +256,24 @@ def pod_facts(raw: Json) -> PodFacts:
 
 def node_facts(raw: Json) -> NodeFacts:
     """Read a Node."""
-    metadata, status = raw["metadata"], raw.get("status") or {}
+    metadata, status = _object(raw.get("metadata")), _object(raw.get("status"))
     error: str | None = None
     taints: tuple[Taint, ...] = ()
-    allocatable, pods = Resources(), 0
+    allocatable, pods, ready = Resources(), 0, False
     try:
-        taints = parse_taints(raw.get("spec") or {})
+        taints = parse_taints(_object(raw.get("spec")))
         allocatable, pods = parse_allocatable(status)
-    except NeedsError as found:
-        error = f"cannot be read: {found}"
-    labels = metadata.get("labels") or {}
-    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+        conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
+        ready = (conditions.get("Ready") or {}).get("status") == "True"
+    except Exception as found:  # it takes no tenants until it can be read
+        error = clipped(f"cannot be read: {found}")
+    labels = texts(metadata.get("labels"))
     return NodeFacts(
-        **_common(raw),
+        **_common(metadata),
         labels=labels,
         taints=taints,
-        pool=str(labels.get(POOL_LABEL) or ""),
-        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        pool=labels.get(POOL_LABEL, ""),
+        ready=ready,
         allocatable=allocatable,
         pods=pods,
         error=error,
@@ -223,30 +282,31 @@ def node_facts(raw: Json) -> NodeFacts:
 
 def gpunode_facts(raw: Json) -> GpuNodeFacts:
     """Read a GPUNode."""
-    metadata = raw["metadata"]
+    metadata = _object(raw.get("metadata"))
     spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
     faults: list[str] = []
     unreadable: set[str] = set()
-    rows = _each(Tenant, spec_raw, "tenants", faults, unreadable)
-    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=_each(PluginHolder, spec_raw, "holders", faults))
+    rows = _each(Tenant, spec_raw, "tenants", faults, MAX_TENANTS, unreadable)
+    holders = _each(PluginHolder, spec_raw, "holders", faults, MAX_GPUS)
+    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=holders)
     ledger_faults = len(faults)
     status = _one(
         GPUNodeStatus,
         status_raw,
         faults,
-        gpus=_each(Gpu, status_raw, "gpus", faults),
-        tenants=_each(TenantStatus, status_raw, "tenants", faults),
-        conditions=_each(Condition, status_raw, "conditions", faults),
+        gpus=_each(Gpu, status_raw, "gpus", faults, MAX_GPUS),
+        tenants=_each(TenantStatus, status_raw, "tenants", faults, MAX_TENANTS),
+        conditions=_each(Condition, status_raw, "conditions", faults, MAX_CONDITIONS),
     )
-    error = f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}" if faults else None
-    forced = (metadata.get("annotations") or {}).get(FORCE_RELEASE_ANNOTATION) or ""
+    error = clipped(f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}") if faults else None
+    forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
     return GpuNodeFacts(
-        **_common(raw),
-        generation=int(metadata.get("generation") or 0),
+        **_common(metadata),
+        generation=_whole(metadata.get("generation")),
         spec=spec,
         status=status,
         has_tenants="tenants" in spec_raw,
-        forced=frozenset(part.strip() for part in str(forced).split(",") if part.strip()),
+        forced=frozenset(part.strip() for part in forced.split(",", MAX_TENANTS)[:MAX_TENANTS] if part.strip()),
         error=error,
         ledger_error=error if ledger_faults else None,
         unreadable=frozenset(unreadable),
@@ -254,35 +314,51 @@ def gpunode_facts(raw: Json) -> GpuNodeFacts:
 
 
 def other_pod(raw: Json) -> tuple[str, Resources]:
-    """Read node and requests of a pod without the tenant label."""
-    spec = raw.get("spec") or {}
-    return str(spec.get("nodeName") or ""), _resources(spec)
+    """Read node and requests of a pod without the tenant label. What cannot be read of it counts as nothing: it is
+    kube-scheduler that decides whether a node has room."""
+    spec = _object(raw.get("spec"))
+    node = spec.get("nodeName")
+    return node if isinstance(node, str) else "", _resources(spec)
 
 
-def _common(raw: Json) -> dict[str, Any]:
-    metadata = raw["metadata"]
+def _common(metadata: Json) -> dict[str, Any]:
     return {
         "uid": str(metadata["uid"]),
         "name": str(metadata["name"]),
         "namespace": str(metadata.get("namespace") or ""),
-        "version": int(metadata.get("resourceVersion") or 0),
+        "version": _whole(metadata.get("resourceVersion")),
     }
 
 
+def _text(value: object) -> str:
+    """Return a text; an absent one is empty. Raises `TypeError` for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{quoted(value)} is not a text")
+    return value or ""
+
+
+def _whole(value: object) -> int:
+    """Return a whole number of the API server's own, which may be written as a text; 0 for what is none."""
+    try:
+        return int(str(value)[:20])
+    except ValueError:
+        return 0
+
+
 def _slim(raw: Json) -> Json:
-    metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
+    metadata = {key: value for key, value in _object(raw.get("metadata")).items() if key != "managedFields"}
     return {key: value for key, value in raw.items() if key != "status"} | {"metadata": metadata}
 
 
 def _controller(metadata: Json, kind: str | None) -> str | None:
-    for owner in metadata.get("ownerReferences") or ():
+    for owner in _maps(metadata.get("ownerReferences")):
         if owner.get("controller") and kind in (None, owner.get("kind")):
-            return str(owner["uid"])
+            return str(owner.get("uid") or "")[:MAX_NAME]
     return None
 
 
 def _tenant(metadata: Json) -> str | None:
-    label = str((metadata.get("labels") or {}).get(TENANT_LABEL) or "") or None
+    label = str(_object(metadata.get("labels")).get(TENANT_LABEL) or "") or None
     controller = _controller(metadata, None)
     return label if controller is None or controller == label else None
 
@@ -294,17 +370,37 @@ def _object(value: object) -> Json:
     return value if isinstance(value, Mapping) else {}
 
 
-def _each(kind: type[A], raw: Json, field: str, faults: list[str], unreadable: set[str] | None = None) -> tuple[A, ...]:
-    """Return the readable entries of a list; the ids of the others go into `unreadable`."""
+def _maps(value: object) -> Iterator[Json]:
+    """Yield the maps among the first entries of a list."""
+    if isinstance(value, list | tuple):
+        yield from (item for item in islice(value, MAX_LIST) if isinstance(item, Mapping))
+
+
+def _each(
+    kind: type[A], raw: Json, field: str, faults: list[str], most: int, unreadable: set[str] | None = None
+) -> tuple[A, ...]:
+    """Return the readable entries of a list, at most `most`; the ids of the others go into `unreadable`."""
     found: list[A] = []
-    for number, entry in enumerate(raw.get(field) or ()):
+    entries = raw.get(field) or ()
+    if not isinstance(entries, list | tuple):
+        faults.append(f"{field}: is not a list")
+        return ()
+    for number, entry in enumerate(entries[:most]):
         try:
             found.append(kind.model_validate(entry, extra="ignore"))
-        except ValidationError as error:
+        except Exception as error:
             faults.append(f"{field}[{number}].{_first(error)}")
             if unreadable is not None:
-                unreadable.add(str(_object(entry).get("id") or ""))
+                unreadable.add(_id(entry))
+    if len(entries) > most:
+        faults.append(f"{field}: has {len(entries)} entries; at most {most} are read")
+        if unreadable is not None:
+            unreadable.update(map(_id, entries[most : 10 * most]))
     return tuple(found)
+
+
+def _id(entry: object) -> str:
+    return str(_object(entry).get("id") or "")[:MAX_NAME]
 
 
 def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel]) -> A:
@@ -312,27 +408,31 @@ def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel
     rest = {key: value for key, value in raw.items() if key not in lists}
     try:
         found = kind.model_validate(rest, extra="ignore")
-    except ValidationError as error:
+    except Exception as error:
         faults.append(_first(error))
         found = kind()
     return found.model_copy(update=lists)
 
 
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
+def _first(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return clipped(f"{type(error).__name__}: {error}")
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def _sharepod_status(raw: Json) -> SharePodStatus:
-    try:
-        return SharePodStatus.model_validate(raw)
-    except ValidationError:
-        # Written by a newer version of this operator: what decides whether work runs again is kept.
-        known = {key: raw[key] for key in ("phase", "podUID", "podName", "node") if key in raw}
+    """Read a status. What cannot be read of it is passed over, but for what decides whether work runs again."""
+    if beyond(raw) is None:
         try:
-            return SharePodStatus.model_validate(known)
-        except ValidationError:
-            return SharePodStatus(pod_uid=str(raw.get("podUID") or "") or None)
+            return SharePodStatus.model_validate(raw)
+        except Exception:  # noqa: S110 - written by a newer version of this operator, or by somebody else
+            pass
+    known = {key: raw[key] for key in ("phase", "podUID", "podName", "node") if isinstance(raw.get(key), str)}
+    try:
+        return SharePodStatus.model_validate(known)
+    except ValidationError:
+        return SharePodStatus(pod_uid=known.get("podUID") or None)
 
 
 def _pin(spec: Json) -> str | None:
@@ -341,10 +441,10 @@ def _pin(spec: Json) -> str | None:
         "requiredDuringSchedulingIgnoredDuringExecution"
     ) or {}
     pins: set[str] = set()
-    for term in affinity.get("nodeSelectorTerms") or ():
-        for field in term.get("matchFields") or ():
+    for term in _maps(affinity.get("nodeSelectorTerms")):
+        for field in _maps(term.get("matchFields")):
             if field.get("key") == "metadata.name" and field.get("operator") == "In":
-                pins.update(str(value) for value in field.get("values") or ())
+                pins.update(str(value) for value in islice(field.get("values") or (), MAX_LIST))
     return pins.pop() if len(pins) == 1 else None
 
 
@@ -375,7 +475,13 @@ def _disruption(condition: Json) -> str | None:
 
 
 def _resources(spec: Json) -> Resources:
+    """Add up what a pod takes, as far as that can be read: the API server takes amounts and numbers of containers with
+    which no node ever runs a pod."""
     try:
         return pod_resources(spec)
+    except Exception:  # noqa: S110 - it is read again, container by container
+        pass
+    try:
+        return pod_resources((POD({"spec": spec}) or {}).get("spec") or {})
     except NeedsError:
-        return Resources()  # the API server took it, so this does not happen; and it is kube-scheduler that decides
+        return Resources()

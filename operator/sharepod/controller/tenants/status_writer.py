@@ -4,6 +4,7 @@ Guarantees:
 - Nothing is written that did not change.
 - Usage is written at most every `usage_interval`, a change of conditions alone at most once a second.
 - A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
+- A status that cannot be read is not written, but for its end: the owner is told by an Event.
 """
 
 from __future__ import annotations
@@ -65,11 +66,16 @@ class StatusWriter:
     ) -> None:
         """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
 
+        A SharePod of which only the metadata is known gets an Event alone, unless it has ended.
+
         1. Compose the status and compare it with the one that was read.
         2. Return if nothing changed; come back later if only minor fields did, too soon.
         3. Patch; after a conflict read the SharePod and come back at once.
         4. Write Events.
         """
+        if not sharepod.readable and finish is None:
+            self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
+            return
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
         cleared = sharepod.status.pod_uid in memo.returned

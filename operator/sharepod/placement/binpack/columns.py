@@ -193,14 +193,14 @@ class Columns:
             of_model = models.setdefault(state.model, len(models))
             of_size = sizes.setdefault(state.memory, len(sizes))
             free_memory = max(amount, 0) * WHOLE_GPU // state.memory if state.memory else 0
-            most = -(-(amount + 1) * WHOLE_GPU // state.memory) - 1 if state.memory else WHOLE_GPU
+            most = max(-1, -(-(amount + 1) * WHOLE_GPU // state.memory) - 1) if state.memory else WHOLE_GPU
             free_time = milli if milli > 0 else 0
             signature = (((((exclusion << 16) | of_model) << 10) | of_size) << 20) | (free_memory << 10) | free_time
             if milli < 0:
                 signature = -1
             shares.append(milli)
             in_proportion.append(min(milli, most))
-            free_bytes.append(amount)
+            free_bytes.append(max(amount, -1))
             time.append(free_time)
             memory.append(free_memory)
             size.append(of_size)

@@ -1,14 +1,30 @@
 """Needs of pods and capacities of nodes, parsed from Kubernetes' objects as kube-scheduler reads them.
 
 Objects are plain dicts, before or after the API server has filled in defaults: a limit without a request counts as a
-request, as it does there. What cannot be read raises `NeedsError`, which names the field.
+request, as it does there.
+
+Guarantees:
+- What cannot be read raises `NeedsError`, which names the field.
+- What is read is within the bounds of `sharepod.api.bounds`: reading it, and comparing it with a node, takes bounded
+  time, and its amounts fit into 63 bits.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
+from sharepod.api.bounds import (
+    MAX_CONTAINERS,
+    MAX_LABEL,
+    MAX_NAME,
+    MAX_RESOURCES,
+    MAX_SELECTION,
+    MAX_SELECTION_VALUES,
+    clipped,
+    quoted,
+)
 from sharepod.api.units import UnitError, parse_cpu, parse_quantity
 
 from .types import NodeRequirement, NodeSelectorTerm, PodNeeds, Resources, Taint, Toleration
@@ -20,6 +36,12 @@ _OPERATORS_WITHOUT_VALUES = ("Exists", "DoesNotExist")
 _OPERATORS = ("In", "NotIn", *_OPERATORS_WITHOUT_VALUES, "Gt", "Lt")
 _TOLERATION_OPERATORS = ("Equal", "Exists", "Gt", "Lt")
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+"""Whole number that 64 bits may hold, as Kubernetes writes it."""
+
+_MOST = 1 << 62
+"""Most of a resource that a pod may ask for: half of what 64 bits hold, so that sums of a few stay within them."""
+
 Dict = Mapping[str, Any]
 
 
@@ -27,6 +49,7 @@ class NeedsError(ValueError):
     """A field of a pod or node that cannot be read. `field` is its path; the message says what is wrong there."""
 
     def __init__(self, field: str, message: str) -> None:
+        field = clipped(field, MAX_NAME)
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
@@ -38,13 +61,18 @@ def parse_needs(pod_spec: Dict) -> PodNeeds:
     Raises `NeedsError` for a quantity, an operator or a shape that the API server would not take either.
     """
     selector = _mapping(pod_spec, "nodeSelector", "spec")
+    if len(selector) > MAX_SELECTION:
+        raise NeedsError("spec.nodeSelector", f"has {len(selector)} entries; write at most {MAX_SELECTION}")
     return PodNeeds(
         resources=pod_resources(pod_spec),
-        node_selector={str(key): str(value) for key, value in selector.items()},
+        node_selector={
+            _name(key, "spec.nodeSelector"): _value(value, f"spec.nodeSelector[{key}]")
+            for key, value in selector.items()
+        },
         node_affinity_terms=_affinity_terms(pod_spec),
         tolerations=tuple(
             _toleration(item, f"spec.tolerations[{number}]")
-            for number, item in enumerate(_items(pod_spec, "tolerations", "spec"))
+            for number, item in enumerate(_items(pod_spec, "tolerations", "spec", most=MAX_SELECTION))
         ),
     )
 
@@ -55,27 +83,49 @@ def pod_resources(pod_spec: Dict) -> Resources:
     Containers and sidecars (init containers with `restartPolicy: Always`) run together and add up; an init container
     runs after the sidecars declared before it and alone besides, so the largest such moment counts where it is larger.
     Requests at pod level stand in place of that sum; overhead comes on top. (KEP-753, KEP-2837, KEP-688.)
+
+    Raises `NeedsError` for what cannot be read, for more containers than `MAX_CONTAINERS`, and for more of a resource
+    than any node has.
     """
     running = Resources()
-    for number, container in enumerate(_items(pod_spec, "containers", "spec")):
-        running += _container(container, f"spec.containers[{number}]")
+    for number, container in enumerate(_items(pod_spec, "containers", "spec", most=MAX_CONTAINERS)):
+        running = _sum(running, _container(container, f"spec.containers[{number}]"))
     sidecars = starting = Resources()
-    for number, container in enumerate(_items(pod_spec, "initContainers", "spec")):
+    for number, container in enumerate(_items(pod_spec, "initContainers", "spec", most=MAX_CONTAINERS)):
         asked = _container(container, f"spec.initContainers[{number}]")
         if container.get("restartPolicy") == "Always":
-            sidecars += asked
+            sidecars = _sum(sidecars, asked)
             starting = starting.at_least(sidecars)
         else:
-            starting = starting.at_least(sidecars + asked)
+            starting = starting.at_least(_sum(sidecars, asked))
     total = _at_pod_level(pod_spec, (running + sidecars).at_least(starting))
-    return total + _resources(_mapping(pod_spec, "overhead", "spec"), "spec.overhead")
+    return _plausible(_sum(total, _resources(_mapping(pod_spec, "overhead", "spec"), "spec.overhead")))
+
+
+def _sum(some: Resources, more: Resources) -> Resources:
+    total = some + more
+    if len(total.extended) > MAX_RESOURCES:
+        raise NeedsError("spec.containers", f"ask for more than {MAX_RESOURCES} resources together; ask for fewer")
+    return total
+
+
+def _plausible(total: Resources) -> Resources:
+    amounts = {"cpu": total.cpu_milli, "memory": total.memory, **total.extended}
+    for name, amount in amounts.items():
+        if amount > _MOST:
+            raise NeedsError("spec.containers", f"ask for more {name} together than any node has; lower their requests")
+    return total
 
 
 def parse_taints(node_spec: Dict) -> tuple[Taint, ...]:
     """Parse a Node's taints. A cordoned node has its taint even before the controller has added it."""
     taints = tuple(
-        Taint(key=str(item.get("key", "")), value=str(item.get("value") or ""), effect=str(item.get("effect", "")))
-        for item in _items(node_spec, "taints", "spec")
+        Taint(
+            key=_name(item.get("key"), "spec.taints"),
+            value=_value(item.get("value"), "spec.taints"),
+            effect=_value(item.get("effect"), "spec.taints"),
+        )
+        for item in _items(node_spec, "taints", "spec", most=MAX_SELECTION)
     )
     if node_spec.get("unschedulable") and all(taint.key != UNSCHEDULABLE_TAINT.key for taint in taints):
         taints += (UNSCHEDULABLE_TAINT,)
@@ -130,6 +180,8 @@ def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
 def _resources(amounts: Dict, path: str) -> Resources:
     extended: dict[str, int] = {}
     cpu = memory = 0
+    if len(amounts) > MAX_RESOURCES:
+        raise NeedsError(path, f"has {len(amounts)} resources; write at most {MAX_RESOURCES}")
     for name, value in amounts.items():
         where = f"{path}.{name}"
         if name == "cpu":
@@ -139,7 +191,7 @@ def _resources(amounts: Dict, path: str) -> Resources:
         else:
             amount = _quantity(value, where)
             if amount:
-                extended[name] = amount
+                extended[_name(name, path)] = amount
     return Resources(cpu, memory, extended)
 
 
@@ -156,52 +208,78 @@ def _affinity_terms(pod_spec: Dict) -> tuple[NodeSelectorTerm, ...]:
     field = "requiredDuringSchedulingIgnoredDuringExecution"
     required = _mapping(node, field, "spec.affinity.nodeAffinity")
     path = f"spec.affinity.nodeAffinity.{field}"
-    return tuple(
+    terms = tuple(
         NodeSelectorTerm(
             expressions=_requirements(term, "matchExpressions", f"{path}.nodeSelectorTerms[{number}]"),
             fields=_requirements(term, "matchFields", f"{path}.nodeSelectorTerms[{number}]"),
         )
-        for number, term in enumerate(_items(required, "nodeSelectorTerms", path))
+        for number, term in enumerate(_items(required, "nodeSelectorTerms", path, most=MAX_SELECTION))
     )
+    requirements = [requirement for term in terms for requirement in (*term.expressions, *term.fields)]
+    if len(requirements) > MAX_SELECTION:
+        raise NeedsError(path, f"has {len(requirements)} requirements; write at most {MAX_SELECTION}")
+    values = sum(len(requirement.values) for requirement in requirements)
+    if values > MAX_SELECTION_VALUES:
+        raise NeedsError(path, f"has {values} values; write at most {MAX_SELECTION_VALUES}, or label the nodes")
+    return terms
 
 
 def _requirements(term: Dict, name: str, path: str) -> tuple[NodeRequirement, ...]:
     requirements = []
-    for number, item in enumerate(_items(term, name, path)):
+    for number, item in enumerate(_items(term, name, path, most=MAX_SELECTION)):
         where = f"{path}.{name}[{number}]"
-        operator = str(item.get("operator", ""))
-        if operator not in _OPERATORS:
-            raise NeedsError(f"{where}.operator", f"{operator!r} is not known; write one of {', '.join(_OPERATORS)}")
+        operator = _one_of(item.get("operator"), _OPERATORS, f"{where}.operator")
         values = item.get("values") or ()
         if not isinstance(values, (list, tuple)):
             raise NeedsError(f"{where}.values", "is not a list")
+        if len(values) > MAX_SELECTION_VALUES:
+            raise NeedsError(f"{where}.values", f"has {len(values)} values; write at most {MAX_SELECTION_VALUES}")
         if operator in ("Gt", "Lt") and (len(values) != 1 or integer(str(values[0])) is None):
             raise NeedsError(f"{where}.values", f"{operator} takes exactly one whole number")
         if operator in ("In", "NotIn") and not values:
             raise NeedsError(f"{where}.values", f"{operator} takes at least one value")
-        requirements.append(NodeRequirement(str(item.get("key", "")), operator, tuple(str(value) for value in values)))
+        longest = MAX_NAME if name == "matchFields" else MAX_LABEL
+        found = tuple(_value(value, f"{where}.values", longest) for value in values)
+        requirements.append(NodeRequirement(_name(item.get("key"), f"{where}.key"), operator, found))
     return tuple(requirements)
 
 
 def _toleration(item: Dict, path: str) -> Toleration:
-    operator = str(item.get("operator") or "Equal")
-    if operator not in _TOLERATION_OPERATORS:
-        known = ", ".join(_TOLERATION_OPERATORS)
-        raise NeedsError(f"{path}.operator", f"{operator!r} is not known; write one of {known}")
     return Toleration(
-        key=str(item.get("key") or ""),
-        operator=operator,
-        value=str(item.get("value") or ""),
-        effect=str(item.get("effect") or ""),
+        key=_name(item.get("key"), f"{path}.key"),
+        operator=_one_of(item.get("operator") or "Equal", _TOLERATION_OPERATORS, f"{path}.operator"),
+        value=_value(item.get("value"), f"{path}.value"),
+        effect=_value(item.get("effect"), f"{path}.effect"),
     )
 
 
 def integer(text: str) -> int | None:
     """Parse a whole number as node labels and taints write it; None for other text."""
-    try:
-        return int(text)
-    except ValueError:
-        return None
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def _name(value: object, path: str) -> str:
+    """Return the name of a label, taint or resource."""
+    return _value(value, path, MAX_NAME)
+
+
+def _value(value: object, path: str, most: int = MAX_LABEL) -> str:
+    """Return the value of a label, taint or requirement; absent ones are empty."""
+    if value is None:
+        return ""
+    if isinstance(value, Mapping | list | tuple):
+        raise NeedsError(path, f"{quoted(value)} is not a text")
+    text = str(value)
+    if len(text) > most:
+        raise NeedsError(path, f"{quoted(text)} is too long; write at most {most} characters")
+    return text
+
+
+def _one_of(value: object, known: tuple[str, ...], path: str) -> str:
+    text = _value(value, path)
+    if text not in known:
+        raise NeedsError(path, f"{quoted(value)} is not known; write one of {', '.join(known)}")
+    return text
 
 
 def _mapping(holder: Dict, name: str, path: str) -> Dict:
@@ -213,10 +291,12 @@ def _mapping(holder: Dict, name: str, path: str) -> Dict:
     return value
 
 
-def _items(holder: Dict, name: str, path: str) -> Iterable[Dict]:
+def _items(holder: Dict, name: str, path: str, *, most: int) -> Iterable[Dict]:
     value = holder.get(name)
     if value is None:
         return ()
+    if isinstance(value, (list, tuple)) and len(value) > most:
+        raise NeedsError(f"{path}.{name}", f"has {len(value)} entries; write at most {most}")
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, Mapping) for item in value):
         raise NeedsError(f"{path}.{name}", "is not a list of maps")
     return cast("Iterable[Dict]", value)

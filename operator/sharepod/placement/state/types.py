@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import MemoryIsolation, Mode, SchedulingLabels, Tenant, TenantState
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
@@ -293,13 +294,13 @@ class Refusal:
 
     @property
     def message(self) -> str:
-        """The text of the condition and of the Event."""
+        """The text of the condition and of the Event, clipped as an Event's note."""
         text = (
             f"{self.headline}: {', '.join(item.text for item in self.obstacles)}."
             if self.obstacles
             else f"{self.headline}."
         )
-        return f"{text} {self.advice}" if self.advice else text
+        return clipped(f"{text} {self.advice}" if self.advice else text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

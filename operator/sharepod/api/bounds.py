@@ -1,0 +1,109 @@
+"""Bounds of the objects that users write: how long, how many, how deep, and how much of a value a message quotes.
+
+Guarantees:
+- An object within the bounds is read in a few milliseconds.
+- No pod that a kubelet could start is outside them.
+- A message that quotes a value has a bounded length, whatever the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_QUANTITY = 64
+"""Characters of a quantity or fraction. The longest that Kubernetes itself prints has 24."""
+
+MAX_CONTAINERS = 128
+"""Containers of a pod, and init containers beside them. The kubelet's default is 110 whole pods to a node."""
+
+MAX_ITEMS = 1024
+"""Entries of any other list or map of a pod."""
+
+MAX_SELECTION = 64
+"""Entries of nodeSelector, requirements of node affinity, and tolerations: each is compared with every node."""
+
+MAX_SELECTION_VALUES = 1024
+"""Values of all requirements of node affinity together: enough to name each node of a large cluster."""
+
+MAX_RESOURCES = 64
+"""Resources that a pod asks for or a node has, by name."""
+
+MAX_BYTES = 1 << 60
+"""Bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits."""
+
+MAX_COUNT = (1 << 31) - 1
+"""Largest index, or number of things that are counted: 32 bits."""
+
+MAX_CONDITIONS = 32
+"""Conditions of one object. Ours have at most six."""
+
+MAX_LABEL = 63
+"""Characters of a label's value, as Kubernetes has it."""
+
+MAX_NAME = 317
+"""Characters of the name of a label or a resource, as Kubernetes has it: a prefix of 253, a slash, a name of 63."""
+
+MAX_VALUES = 10_000
+"""Values in a SharePod, each map, list, text and number counted. A large real pod has a thousand."""
+
+MAX_TEXT = 512 * 1024
+"""Characters of all texts and keys in a SharePod together. `kubectl apply` itself takes half of it."""
+
+MAX_DEPTH = 32
+"""Levels of maps and lists in a SharePod. The deepest field of a pod is 14 levels down."""
+
+MAX_MESSAGE = 1024
+"""Characters of a message to users, as many as an Event's note takes."""
+
+MAX_FIELD = 384
+"""Characters of a field's path in such a message: an annotation's name has at most 317."""
+
+_QUOTED = 64
+"""Characters of a value that a message quotes."""
+
+
+def clipped(text: str, most: int = MAX_MESSAGE) -> str:
+    """Return the text with at most `most` characters; one that is cut ends with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def quoted(value: object) -> str:
+    """Return a value as a message quotes it: numbers and texts shortened, lists and maps by their kind alone."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _QUOTED else f"{value[:_QUOTED]!r}… ({len(value)} characters)"
+    if isinstance(value, Mapping):
+        return "a map"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return clipped(repr(value), _QUOTED)
+
+
+def beyond(value: Any) -> str | None:
+    """Return how an object is larger or deeper than `MAX_VALUES`, `MAX_TEXT` and `MAX_DEPTH` allow; None: it is not.
+
+    The cost is bounded by these bounds, not by the object.
+    """
+    values = text = depth = 0
+    level: list[Any] = [value]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            return f"is nested more than {MAX_DEPTH} levels deep"
+        below: list[Any] = []
+        for one in level:
+            values += len(one)
+            if values > MAX_VALUES:
+                return f"has more than {MAX_VALUES} values"
+            is_map = isinstance(one, dict)
+            if is_map:
+                text += sum(map(len, one))
+            for item in one.values() if is_map else one:
+                if isinstance(item, str):
+                    text += len(item)
+                elif isinstance(item, dict | list):
+                    below.append(item)
+            if text > MAX_TEXT:
+                return f"has more than {MAX_TEXT} characters of text"
+        level = below
+    return None

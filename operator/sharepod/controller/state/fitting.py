@@ -1,0 +1,135 @@
+"""Fitting: an object cut down to the fields that facts are made of, each of its type, no longer than its bound.
+
+Guarantees:
+- The result has the shape that was asked for, whatever the object is; what does not fit is left out.
+- The cost is bounded by the shape, not by the object.
+- An object that fits loses nothing but the fields that the shape does not name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any, TypeAlias
+
+from sharepod.api.bounds import MAX_CONTAINERS, MAX_ITEMS, MAX_MESSAGE
+from sharepod.api.units import UnitError, parse_cpu, parse_quantity
+
+Shape: TypeAlias = Callable[[Any], Any]
+"""Returns the part of a value that fits; None if none does."""
+
+MAX_LIST = MAX_CONTAINERS
+"""Entries of a list that are looked at: containers, their statuses, conditions, terms."""
+
+
+def text(value: Any) -> str | None:
+    """Fit a text."""
+    return value[:MAX_MESSAGE] if isinstance(value, str) else None
+
+
+def flag(value: Any) -> bool | None:
+    """Fit a boolean."""
+    return value if isinstance(value, bool) else None
+
+
+def whole(value: Any) -> int | None:
+    """Fit a whole number of 64 bits."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and -(1 << 63) <= value < 1 << 63
+    return value if is_whole else None
+
+
+def texts(value: Any) -> dict[str, str]:
+    """Fit a map of texts."""
+    if not isinstance(value, Mapping):
+        return {}
+    some = islice(value.items(), MAX_ITEMS)
+    return {key: said for key, said in some if isinstance(key, str) and isinstance(said, str)}
+
+
+def cpu_and_memory(value: Any) -> dict[str, Any]:
+    """Fit amounts of resources: CPU and memory, where they can be read."""
+    found: dict[str, Any] = {}
+    for name, parse in (("cpu", parse_cpu), ("memory", parse_quantity)):
+        try:
+            if isinstance(value, Mapping) and name in value:
+                parse(value[name])
+                found[name] = value[name]
+        except UnitError:
+            continue
+    return found
+
+
+def fields(**shapes: Shape) -> Shape:
+    """Return the shape of a map with these fields."""
+
+    def fit(value: Any) -> dict[str, Any] | None:
+        if not isinstance(value, Mapping):
+            return None
+        found = {name: shape(value[name]) for name, shape in shapes.items() if name in value}
+        return {name: item for name, item in found.items() if item is not None}
+
+    return fit
+
+
+def listed(shape: Shape) -> Shape:
+    """Return the shape of a list: its first `MAX_LIST` entries that fit."""
+
+    def fit(value: Any) -> list[Any] | None:
+        if not isinstance(value, list | tuple):
+            return None
+        return [item for item in map(shape, islice(value, MAX_LIST)) if item is not None]
+
+    return fit
+
+
+_RESOURCES = fields(requests=cpu_and_memory, limits=cpu_and_memory)
+_CONTAINERS = listed(fields(name=text, restartPolicy=text, resources=_RESOURCES))
+_REQUIREMENTS = listed(fields(key=text, operator=text, values=listed(text)))
+_TERMS = fields(
+    nodeSelectorTerms=listed(fields(matchFields=_REQUIREMENTS, matchExpressions=_REQUIREMENTS)),
+)
+_STATE = fields(
+    waiting=fields(reason=text, message=text),
+    terminated=fields(reason=text, message=text, exitCode=whole),
+)
+_STATUSES = listed(fields(name=text, state=_STATE))
+CONDITIONS: Shape = listed(fields(type=text, status=text, reason=text, message=text))
+
+METADATA: Shape = fields(
+    uid=text,
+    name=text,
+    namespace=text,
+    resourceVersion=text,
+    generation=whole,
+    creationTimestamp=text,
+    deletionTimestamp=text,
+    labels=texts,
+    annotations=texts,
+    ownerReferences=listed(fields(kind=text, uid=text, name=text, controller=flag)),
+)
+
+POD: Shape = fields(
+    metadata=METADATA,
+    spec=fields(
+        nodeName=text,
+        restartPolicy=text,
+        schedulingGates=listed(fields(name=text)),
+        priority=whole,
+        nodeSelector=texts,
+        tolerations=listed(fields(key=text, operator=text, value=text, effect=text, tolerationSeconds=whole)),
+        affinity=fields(nodeAffinity=fields(requiredDuringSchedulingIgnoredDuringExecution=_TERMS)),
+        containers=_CONTAINERS,
+        initContainers=_CONTAINERS,
+        resources=_RESOURCES,
+        overhead=cpu_and_memory,
+    ),
+    status=fields(
+        phase=text,
+        reason=text,
+        message=text,
+        conditions=CONDITIONS,
+        initContainerStatuses=_STATUSES,
+        containerStatuses=_STATUSES,
+    ),
+)
+"""Fields of a Pod that its facts are made of."""

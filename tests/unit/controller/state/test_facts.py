@@ -1,0 +1,104 @@
+"""Facts of objects that cannot be read as they are: they say so, count as what is safest, and cost nobody else."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.controller.state.facts import gpunode_facts, node_facts, other_pod, pod_facts, unreadable_sharepod
+from sharepod.controller.state.fitting import MAX_LIST, POD
+from sharepod.kube import Json
+from unit.controller.objects import pod_object, sharepod, sharepod_object
+
+
+def test_a_sharepod_with_more_than_a_pod_can_hold_is_told_and_not_kept() -> None:
+    found = sharepod(spec={"nodeSelector": {"a": "x" * 1_000_000}})
+    assert str(found.error) == (
+        "spec: has more than 524288 characters of text; keep what is large in a ConfigMap, a volume or the image"
+    )
+    assert found.raw == {"metadata": {key: sharepod_object()["metadata"][key] for key in found.raw["metadata"]}}
+
+
+def test_managed_fields_count_for_nothing_however_deep_they_are() -> None:
+    deep: Json = {}
+    for _ in range(5_000):
+        deep = {"f:a": deep}
+    found = sharepod(metadata={"managedFields": [{"fieldsV1": deep}]})
+    assert found.error is None
+    assert "managedFields" not in found.raw["metadata"]
+
+
+def test_pods_of_a_sharepod_that_ask_for_more_than_64_bits_hold_are_refused_together() -> None:
+    asks = {"name": "c", "resources": {"requests": {"memory": "5Ei"}}}
+    error = sharepod(spec={"containers": [asks, asks]}).error
+    assert str(error) == "spec.containers: ask for more memory together than any node has; lower their requests"
+
+
+def test_what_decides_whether_work_runs_again_is_read_from_a_status_that_cannot_be_read_otherwise() -> None:
+    many = [{"type": f"T{number}", "status": "True", "reason": "R"} for number in range(40)]
+    unreadable: list[Json] = [{"conditions": many}, {"conditions": "none"}, {"usage": 7}, {"future": {}}]
+    for status in unreadable:
+        found = sharepod(status={"phase": "Failed", "podUID": "p", **status})
+        assert found.ended
+        assert found.status.pod_uid == "p"
+    assert sharepod(status={"phase": "Baffled", "podUID": "p"}).status.pod_uid == "p"
+
+
+def test_a_pod_with_lists_beyond_what_is_looked_at_is_still_read() -> None:
+    raw = pod_object(node="node-a", phase="Running", deleting=True, conditions=[{"type": "x"}] * 1_000)
+    raw["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "1"}}}] * 1_000
+    found = pod_facts(raw)
+    assert (found.tenant, found.node, found.pin, found.phase, found.deleting) == (
+        "tenant-1",
+        "node-a",
+        "node-a",
+        "Running",
+        True,
+    )
+    assert found.needs.cpu_milli == MAX_LIST * 1000
+
+
+def test_fitting_loses_nothing_of_a_pod_that_is_well() -> None:
+    raw = pod_object(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    raw["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}]
+    raw["spec"]["tolerations"] = [{"key": "k", "operator": "Exists"}]
+    raw["spec"]["nodeSelector"] = {"a": "b"}
+    raw["status"]["containerStatuses"] = [{"name": "c", "state": {"waiting": {"reason": "X", "message": "y"}}}]
+    assert pod_facts(POD(raw)) == pod_facts(raw)
+
+
+@pytest.mark.parametrize("bad", ["1" * 500_000, "1e999", "9223372036854775808", "four", None])
+def test_of_a_foreign_pod_counts_what_can_be_read(bad: str | None) -> None:
+    containers: list[Json] = [
+        {"resources": {"requests": {"cpu": "2", "memory": bad}}},
+        {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
+    ]
+    node, needs = other_pod({"spec": {"nodeName": "node-a", "containers": containers}})
+    assert (node, needs.cpu_milli, needs.memory) == ("node-a", 3000, 1 << 30)
+
+
+def test_a_node_that_cannot_be_read_says_so() -> None:
+    metadata = {"name": "node-a", "uid": "u", "labels": {"sharepod.dev/pool": "dedicated"}}
+    for spec, status in (
+        ({"taints": [{"key": "k"}] * 1_000}, {}),
+        ({"taints": "many"}, {}),
+        ({}, {"allocatable": {"memory": "1" * 500_000}}),
+        ({}, {"conditions": [{"type": []}, None]}),
+    ):
+        found = node_facts({"metadata": metadata, "spec": spec, "status": status})
+        assert found.pool == "dedicated"
+        if "conditions" not in status:
+            assert found.error is not None
+            assert found.error.startswith("cannot be read: ")
+            assert len(found.error) < 1_025
+        assert not found.ready
+
+
+def test_a_ledger_with_more_rows_than_are_read_is_not_written_and_decides_nothing_for_the_rest() -> None:
+    rows = [{"id": f"t{number}"} for number in range(300)]
+    found = gpunode_facts({"metadata": {"name": "n", "uid": "u"}, "spec": {"tenants": rows}})
+    assert found.ledger_error is not None
+    assert found.unreadable == {f"t{number}" for number in range(300)}
+
+
+def test_a_sharepod_of_which_nothing_else_is_known_is_deleting_if_its_metadata_says_so() -> None:
+    metadata = sharepod_object(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})["metadata"]
+    assert unreadable_sharepod(metadata, "is larger than 4 MiB").deleting
