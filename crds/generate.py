@@ -68,11 +68,20 @@ def checked_in_pod_spec() -> Schema:
 
 
 def of_test_cluster() -> dict[str, Any]:
-    """Return the OpenAPI document of the API server that the tests use, which is built first if needed."""
+    """Return the OpenAPI document of the API server that the tests use, which is built first if needed.
+
+    Raises `SchemaError` if it is another version than the one that the checked-in files are made with.
+    """
     sys.path.insert(0, str(ROOT / "tests"))
+    from harness.build import KUBERNETES
     from harness.cluster import Cluster
 
     with Cluster(scheduler=False, controller_manager=False) as cluster:
+        version = cluster.api.get("/version")["gitVersion"]
+        if version != f"v{KUBERNETES}":
+            raise SchemaError(
+                f"the API server is {version}, the CRDs are made with v{KUBERNETES}: unset KUBEBUILDER_ASSETS"
+            )
         document: dict[str, Any] = cluster.api.get("/openapi/v3/api/v1")
         return document
 

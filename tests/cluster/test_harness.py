@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from harness import build
 from harness.api import ApiError, Object
+from harness.assets import VARIABLE
 from harness.cluster import Cluster, wait_until
 from harness.errors import CommandError, StartError
 from harness.fakes import FakeKubelets
@@ -172,6 +174,32 @@ def test_the_players_miss_nothing_while_the_api_server_is_away(cluster_factory: 
         _phase(own, "default", "before", "Succeeded")
         own.api.create(pods, _pod("after"))
         _phase(own, "default", "after", "Running")
+        assert kubelets.failures == []
+
+
+def test_built_programs_work_with_an_older_api_server_of_the_environments_folder(
+    cluster_factory: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest version that built programs emulate; the older API server is ours, which emulates that version too."""
+    own = build.built()
+    if own is None:
+        pytest.skip(f"all programs come from {VARIABLE}, none is built here")
+    for name in ("etcd", "kubectl"):
+        (tmp_path / name).symlink_to(own / name)
+    server = tmp_path / "kube-apiserver"
+    server.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && { echo Kubernetes v1.33.0; exit; }\n'
+        f'exec {own}/kube-apiserver --emulated-version=1.33 "$@"\n'
+    )
+    server.chmod(0o755)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    older = cluster_factory()
+    assert older.api.get("/version")["emulationMinor"] == "33"
+    older.add_fake_nodes(1)
+    namespace = older.namespace("older")
+    with FakeKubelets(older.api) as kubelets:
+        older.api.create(f"/api/v1/namespaces/{namespace}/pods", _pod("runs"))
+        _phase(older, namespace, "runs", "Running")
         assert kubelets.failures == []
 
 

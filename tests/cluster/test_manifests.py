@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from harness.api import Api, Object
+from harness.build import KUBERNETES
 from harness.cluster import Cluster
 from harness.installation import MANIFESTS, NAMESPACE, await_in_force
 from sharepod.agent.settings import AgentSettings
@@ -89,6 +90,8 @@ def test_every_example_says_first_what_it_is_for() -> None:
 
 
 def test_generated_files_are_what_models_and_this_api_server_make(installed: Cluster, tmp_path: Path) -> None:
+    if (version := installed.api.get("/version")["gitVersion"]) != f"v{KUBERNETES}":
+        pytest.skip(f"the API server is {version}; the files are made with v{KUBERNETES}")
     openapi = tmp_path / "v1.json"
     openapi.write_text(json.dumps(installed.api.get("/openapi/v3/api/v1")))
     command = [sys.executable, str(ROOT / "crds" / "generate.py"), "--check", "--openapi", str(openapi)]

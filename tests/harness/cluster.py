@@ -78,7 +78,8 @@ class Cluster:
         keep_logs: bool = False,
         detached: bool = False,
     ) -> None:
-        self.bin = build.programs()
+        self._programs = build.programs()
+        self.bin = self._programs.bin
         self.node_lifecycle = node_lifecycle
         self.keep_logs = keep_logs
         self._apiserver_args = list(apiserver_args)
@@ -122,11 +123,17 @@ class Cluster:
         self._await_ready(etcd, self._start_apiserver())
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
-            self.services.start("kube-scheduler", components.scheduler(self._layout, config))
+            self.services.start(
+                "kube-scheduler", components.scheduler(self._layout, config, emulated=self._programs.emulated)
+            )
         if controller_manager:
             config = self.user_kubeconfig("system:kube-controller-manager")
             command = components.controller_manager(
-                self._layout, config, node_lifecycle=self.node_lifecycle, further=self._controller_manager_args
+                self._layout,
+                config,
+                node_lifecycle=self.node_lifecycle,
+                emulated=self._programs.emulated,
+                further=self._controller_manager_args,
             )
             self.services.start("kube-controller-manager", command)
             self.await_service_account("default", "default")

@@ -102,19 +102,23 @@ def apiserver(layout: Layout, further: Sequence[str] = ()) -> list[str]:
     ]
 
 
-def scheduler(layout: Layout, config: Path) -> list[str]:
+def scheduler(layout: Layout, config: Path, *, emulated: str | None = None) -> list[str]:
     return [
         str(layout.bin / "kube-scheduler"),
         *_as_user(config),
+        *_emulating(emulated),
         "--kube-api-qps=500",
         "--kube-api-burst=1000",
     ]
 
 
-def controller_manager(layout: Layout, config: Path, *, node_lifecycle: bool, further: Sequence[str] = ()) -> list[str]:
+def controller_manager(
+    layout: Layout, config: Path, *, node_lifecycle: bool, emulated: str | None = None, further: Sequence[str] = ()
+) -> list[str]:
     return [
         str(layout.bin / "kube-controller-manager"),
         *_as_user(config),
+        *_emulating(emulated),
         f"--controllers={'*' if node_lifecycle else '*,-node-lifecycle-controller'}",
         f"--service-account-private-key-file={layout.service_account_key}",
         f"--root-ca-file={layout.ca}",
@@ -123,6 +127,11 @@ def controller_manager(layout: Layout, config: Path, *, node_lifecycle: bool, fu
         "--kube-api-burst=400",
         *further,
     ]
+
+
+def _emulating(version: str | None) -> list[str]:
+    """Ask only for the APIs of an older API server: a component waits without end for one that is not there."""
+    return [] if version is None else [f"--emulated-version={version}"]
 
 
 def _as_user(config: Path) -> list[str]:

@@ -84,13 +84,21 @@ def _pip_knows(package: str) -> bool:
 def _cluster() -> list[Finding]:
     """Check what the test cluster needs: once it is built, only a little disk."""
     from harness import build
+    from harness.assets import VARIABLE
     from harness.cache import cache_dir
+    from harness.errors import AssetsError
 
     cache = cache_dir()
-    path = build.built()
-    if path is not None:
-        return [Finding(f"the test cluster's programs, in {path}"), _disk(cache, _KEPT_BYTES)]
-    return [*_go(build.GO_MINIMUM), _disk(cache, build.DISK_BYTES)]
+    try:
+        assets, to_build = build.assets(os.environ), build.to_build(os.environ)
+    except AssetsError as error:
+        return [Finding(f"prebuilt programs of {VARIABLE}", str(error))]
+    taken = [] if assets is None else [Finding(f"the test cluster's programs: {assets.describe()}")]
+    if assets is None and not to_build:
+        taken = [Finding(f"the test cluster's programs, in {build.built()}")]
+    if not to_build:
+        return [*taken, _disk(cache, _KEPT_BYTES)]
+    return [*taken, *_go(build.GO_MINIMUM), _disk(cache, build.DISK_BYTES)]
 
 
 def _go(minimum: tuple[int, int]) -> list[Finding]:

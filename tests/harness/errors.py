@@ -16,6 +16,10 @@ class BuildError(HarnessError):
     """The cluster's programs could not be built; the message says what is missing and what to install."""
 
 
+class AssetsError(BuildError):
+    """The folder of prebuilt programs that the environment names cannot be used; the message says what to do."""
+
+
 class StartError(HarnessError):
     """A component did not come up in time or died; the message ends with the tail of its log.
 
