@@ -26,7 +26,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
 	bench-packing bench-placement bench-burst bench-chaos bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -65,14 +65,17 @@ build/doubles.built: .venv/installed $(DOUBLE_SOURCES)
 	@$(MAKE) --no-print-directory -C tests/doubles PYTHON=$(abspath $(BIN)/python)
 	@touch $@
 
-cluster: .venv/installed ## builds the test cluster's programs into the cache (once, about six minutes)
+cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to nine minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
 	@$(BIN)/python -m harness build
 
 taste: shim doubles ## two programs share one simulated GPU, live in this terminal: no cluster, no root, half a minute
 	@$(BIN)/python demo/taste.py $(TASTE_ARGS)
 
-demo: shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got
+demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; one minute, the first time six to nine more
 	@$(BIN)/python demo/run.py
+
+demo-minutes:
+	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py
 
 check: lint ## what to run before a commit: lint, unit tests, property tests with a tenth of their examples, without those that measure time
 	@$(BIN)/python -m pytest -q --numprocesses 3 $(UNCLOSED) -m "not soak and not alone" --examples-percent 10 tests/unit tests/property
@@ -109,7 +112,7 @@ docs: shim ## docs/settings.md, from the code that reads the settings
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator bench-packing bench-placement bench-burst bench-chaos bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-packing bench-placement bench-burst bench-chaos bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -128,9 +131,6 @@ bench-changes: shim doubles cluster ## what tenants notice of the agent's restar
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py
-
-bench-operator: shim cluster ## the operator's latency, rate, processor time and calls beside a bare client (5 minutes); OPERATOR_ARGS
-	@$(BIN)/python benchmarks/operator_speed.py $(OPERATOR_ARGS)
 
 bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
 	@$(BIN)/python benchmarks/packing.py $(if $(TRACE),--trace $(TRACE)) $(PACKING_ARGS)

@@ -1,1 +1,0 @@
-"""Parts of the operator's benchmark: see README.md."""
