@@ -172,10 +172,12 @@ class Operator:
         log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
 
     def _enqueue_all(self) -> None:
+        if not self._active:
+            return
         for tenant in self.state.tenants():
-            self._enqueue_tenant(tenant)
+            self.tenant_reconciler.queue.add_resync(tenant)
         for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
-            self._enqueue_node(name)
+            self.node_reconciler.queue.add_resync(name)
         self.loop.room_changed()
 
     def gap(self) -> None:

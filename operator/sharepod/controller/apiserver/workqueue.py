@@ -5,6 +5,7 @@ Guarantees:
 - A key added while it is worked on is worked on again afterwards.
 - A key added several times before its turn is worked on once.
 - A key whose work fails is tried again, later each time, up to a limit.
+- A key with news goes before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _FIRST_DELAY_S = 0.2
 """Seconds until work that failed is tried again; doubles with each further failure."""
 _LONGEST_DELAY_S = 30.0
 """Longest of these delays: how much later than necessary an API server that is back is noticed."""
+_RESYNC_SHARE = 8
+"""Turns of which one is a resync's while keys with news wait too: a resync of 10,000 keys ends under any load."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +41,10 @@ class WorkQueue(Generic[Key]):
         self._work = work
         self._workers = workers
         self._waiting: dict[Key, None] = {}
-        """In order of arrival."""
+        """Keys with news, in order of arrival."""
+        self._resyncs: dict[Key, None] = {}
+        """Keys of a resync, in order of arrival; none of them is in `_waiting`."""
+        self._turns = 0
         self._running: set[Key] = set()
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -46,16 +52,25 @@ class WorkQueue(Generic[Key]):
         self._ready = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._running)
+        return len(self._waiting) + len(self._resyncs) + len(self._running)
 
     def add(self, key: Key) -> None:
-        """Enqueue a key: it is worked on as soon as a worker is free."""
+        """Enqueue a key with news: it is worked on as soon as a worker is free."""
         if (timer := self._timers.pop(key, None)) is not None:
             timer.cancel()
         if key in self._running:
             self._again.add(key)
         else:
+            self._resyncs.pop(key, None)
             self._waiting[key] = None
+            self._ready.set()
+
+    def add_resync(self, key: Key) -> None:
+        """Enqueue a key of which nothing new is known, after those with news."""
+        if key in self._running:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._resyncs[key] = None
             self._ready.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -75,6 +90,7 @@ class WorkQueue(Generic[Key]):
             timer.cancel()
         self._timers.clear()
         self._waiting.clear()
+        self._resyncs.clear()
         self._again.clear()
         self._failures.clear()
 
@@ -85,9 +101,8 @@ class WorkQueue(Generic[Key]):
             while True:
                 await self._ready.wait()
                 self._ready.clear()
-                while self._waiting and len(self._running) < self._workers:
-                    key = next(iter(self._waiting))
-                    del self._waiting[key]
+                while len(self._running) < self._workers and (self._waiting or self._resyncs):
+                    key = self._next()
                     self._running.add(key)
                     task = asyncio.create_task(self._one(key), name=f"{self._name} {key}")
                     tasks.add(task)
@@ -97,6 +112,15 @@ class WorkQueue(Generic[Key]):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _next(self) -> Key:
+        """Take the key whose turn it is."""
+        self._turns += 1
+        resync = self._resyncs and (not self._waiting or self._turns % _RESYNC_SHARE == 0)
+        keys = self._resyncs if resync else self._waiting
+        key = next(iter(keys))
+        del keys[key]
+        return key
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)

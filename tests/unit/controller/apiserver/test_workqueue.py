@@ -108,3 +108,57 @@ async def test_the_earlier_of_two_times_counts_and_now_is_earlier_than_both() ->
         queue.add("k")
         await asyncio.wait_for(done.wait(), 5)
         assert not queue._timers
+
+
+async def test_keys_with_news_go_before_those_of_a_resync() -> None:
+    order: list[str] = []
+
+    async def work(key: str) -> None:
+        order.append(key)
+
+    queue: WorkQueue[str] = WorkQueue("test", work, 1)
+    for key in ("old-0", "old-1", "both"):
+        queue.add_resync(key)
+    for key in ("new-0", "both"):
+        queue.add(key)
+    queue.add_resync("new-0")
+    assert len(queue) == 4
+    task = asyncio.create_task(queue.run())
+    await until(lambda: len(order) == 4)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert order == ["new-0", "both", "old-0", "old-1"]
+
+
+async def test_a_resync_gets_its_share_of_the_turns_under_any_load() -> None:
+    order: list[str] = []
+
+    async def work(key: str) -> None:
+        order.append(key)
+
+    queue: WorkQueue[str] = WorkQueue("test", work, 1)
+    for number in range(40):
+        queue.add(f"new-{number}")
+        queue.add_resync(f"old-{number}")
+    task = asyncio.create_task(queue.run())
+    await until(lambda: len(order) == 80)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [place for place, key in enumerate(order[:40]) if key.startswith("old")] == [7, 15, 23, 31, 39]
+
+
+async def test_a_key_of_a_resync_that_is_worked_on_is_worked_on_again() -> None:
+    begun, free = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    async def work(key: str) -> None:
+        seen.append(key)
+        begun.set()
+        await free.wait()
+
+    async with running(work) as queue:
+        queue.add("one")
+        await begun.wait()
+        queue.add_resync("one")
+        free.set()
+        await until(lambda: seen == ["one", "one"])
