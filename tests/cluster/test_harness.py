@@ -251,3 +251,16 @@ def test_nobody_is_anonymous_and_nodes_are_restricted(cluster: Cluster) -> None:
     cluster.kubectl("annotate", "node", mine, "a=b", kubeconfig=config)
     with pytest.raises(CommandError, match="only its own Node object"):
         cluster.kubectl("annotate", "node", other, "a=b", kubeconfig=config)
+
+
+def test_a_restored_backup_forgets_what_came_after_it(cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = cluster_factory(scheduler=False)
+    path = "/api/v1/namespaces/default/configmaps"
+    kept = cluster.api.create(path, {"metadata": {"name": "kept"}})
+    backup = cluster.back_up()
+    cluster.api.create(path, {"metadata": {"name": "lost"}})
+    cluster.restore(backup)
+    assert cluster.api.get(f"{path}/kept")["metadata"]["uid"] == kept["metadata"]["uid"]
+    with pytest.raises(ApiError, match="NotFound"):
+        cluster.api.get(f"{path}/lost")
+    cluster.await_service_account("default", "default")

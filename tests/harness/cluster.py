@@ -13,6 +13,7 @@ import json
 import os
 import random
 import secrets
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -119,24 +120,35 @@ class Cluster:
         write_private(self._layout.tokens, f"{self.admin_token},admin,1,system:masters\n".encode())
         self.api = Api(self.server, self.ca, self.admin_token)
         self.kubeconfig = self.kubeconfig_for(self.admin_token, name="admin")
-        etcd = self.services.start("etcd", components.etcd(self._layout))
-        self._await_ready(etcd, self._start_apiserver())
+        self._clients: dict[str, list[str]] = {}  # command lines of what works on the API server, by name
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
-            self.services.start(
-                "kube-scheduler", components.scheduler(self._layout, config, emulated=self._programs.emulated)
+            self._clients["kube-scheduler"] = components.scheduler(
+                self._layout, config, emulated=self._programs.emulated
             )
         if controller_manager:
             config = self.user_kubeconfig("system:kube-controller-manager")
-            command = components.controller_manager(
+            self._clients["kube-controller-manager"] = components.controller_manager(
                 self._layout,
                 config,
                 node_lifecycle=self.node_lifecycle,
                 emulated=self._programs.emulated,
                 further=self._controller_manager_args,
             )
-            self.services.start("kube-controller-manager", command)
+        self._start_all()
+        if controller_manager:
             self.await_service_account("default", "default")
+
+    def _start_all(self) -> None:
+        etcd = self.services.start("etcd", components.etcd(self._layout))
+        self._await_ready(etcd, self._start_apiserver())
+        for name, command_line in self._clients.items():
+            self.services.start(name, command_line)
+
+    def _stop_all(self) -> None:
+        for name in (*self._clients, "kube-apiserver"):
+            self.services.ask(do="stop", name=name, grace=0.0)
+        self.services.ask(do="stop", name="etcd", grace=10.0)
 
     def _start_apiserver(self) -> Service:
         return self.services.start("kube-apiserver", components.apiserver(self._layout, self._apiserver_args))
@@ -178,14 +190,33 @@ class Cluster:
         time.sleep(down)
         self.start_apiserver()
 
+    def back_up(self) -> Path:
+        """Return a copy of what etcd holds, for `restore`. The control plane stops for it and starts again."""
+        self._stop_all()
+        copy = Path(tempfile.mkdtemp(prefix="backup-", dir=self.state))
+        shutil.copytree(self._layout.etcd_data, copy, dirs_exist_ok=True)
+        self._start_all()
+        return copy
+
+    def restore(self, backup: Path) -> None:
+        """Put etcd back to a copy, so that resource versions go back.
+
+        Scheduler and controllers start again too, as Kubernetes' documentation of backups demands.
+        """
+        self._stop_all()
+        shutil.rmtree(self._layout.etcd_data)
+        shutil.copytree(backup, self._layout.etcd_data)
+        self._start_all()
+
     # Credentials
 
-    def _write_kubeconfig(self, path: Path, user: Mapping[str, str]) -> Path:
+    def _write_kubeconfig(self, path: Path, user: Mapping[str, str], server: str | None = None) -> Path:
         authority = base64.b64encode(self.ca.read_bytes()).decode()
+        cluster = {"server": server or self.server, "certificate-authority-data": authority}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": self.server, "certificate-authority-data": authority}}],
+            "clusters": [{"name": "c", "cluster": cluster}],
             "users": [{"name": "u", "user": user}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "c",
@@ -194,9 +225,10 @@ class Cluster:
         write_private(path, json.dumps(config).encode())  # JSON is YAML
         return path
 
-    def kubeconfig_for(self, token: str, *, name: str | None = None) -> Path:
-        """A kubeconfig file for the holder of `token`, in the state directory."""
-        return self._write_kubeconfig(self.state / "kubeconfigs" / (name or secrets.token_hex(6)), {"token": token})
+    def kubeconfig_for(self, token: str, *, name: str | None = None, server: str | None = None) -> Path:
+        """A kubeconfig file for the holder of `token`, in the state directory. `server`: None is the API server."""
+        path = self.state / "kubeconfigs" / (name or secrets.token_hex(6))
+        return self._write_kubeconfig(path, {"token": token}, server)
 
     def user_kubeconfig(self, user: str, *, groups: Sequence[str] = ()) -> Path:
         """A kubeconfig file for `user` in `groups`, by a client certificate."""

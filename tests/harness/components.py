@@ -39,6 +39,10 @@ class Layout:
         return f"https://{LOOPBACK}:{self.etcd_port}"
 
     @property
+    def etcd_data(self) -> Path:
+        return self.state / "etcd"
+
+    @property
     def service_account_key(self) -> Path:
         return self.state / "pki" / "sa.key"
 
@@ -56,7 +60,7 @@ def etcd(layout: Layout) -> list[str]:
     )
     return [
         str(layout.bin / "etcd"),
-        f"--data-dir={layout.state / 'etcd'}",
+        f"--data-dir={layout.etcd_data}",
         "--unsafe-no-fsync",  # what it holds is thrown away
         f"--listen-client-urls={layout.etcd}",
         f"--advertise-client-urls={layout.etcd}",

@@ -1,0 +1,139 @@
+"""Faults of a connection to the API server, and the rules that say which calls meet them.
+
+Guarantees: nothing happens by chance; a rule applies to the calls that match it, in their order, so many times as it
+says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from .calls import Call
+
+
+class Fault:
+    """Fault that one call meets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse(Fault):
+    """Answer in the API server's stead, which never sees the call. `retry_after`: the header's seconds."""
+
+    code: int
+    reason: str = ""
+    message: str = "bad weather"
+    retry_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent(Fault):
+    """ERROR event as the first, and last, event of a watch that was answered with 200."""
+
+    code: int
+    reason: str = ""
+    message: str = "bad weather"
+
+    @property
+    def line(self) -> bytes:
+        """The event as it stands in the stream."""
+        return json.dumps({"type": "ERROR", "object": status(self.code, self.reason, self.message)}).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset(Fault):
+    """Connection reset before the API server sees the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoseAnswer(Fault):
+    """Connection reset once the API server has answered: the client never learns what became of its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mute(Fault):
+    """Connection that stays open and brings no byte of an answer; the API server does not see the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slow(Fault):
+    """Answer that comes at `bytes_per_s`."""
+
+    bytes_per_s: int
+
+
+class Hold(Fault):
+    """Answer that the API server gives at once and the client gets after `release`, in any thread.
+
+    `held` is set while at least one answer is held back.
+    """
+
+    def __init__(self) -> None:
+        self.held = threading.Event()
+        self._lock = threading.Lock()
+        self._released = False
+        self._waiting: list[Callable[[], object]] = []
+
+    def release(self) -> None:
+        """Let the client have the answers, also those of later calls."""
+        with self._lock:
+            self._released = True
+            waiting, self._waiting = self._waiting, []
+        for go_on in waiting:
+            with contextlib.suppress(RuntimeError):  # the proxy has ended
+                go_on()
+
+    def when_released(self, go_on: Callable[[], object]) -> None:
+        """Call `go_on` once the answers may go; at once if they may already."""
+        with self._lock:
+            if not self._released:
+                self._waiting.append(go_on)
+                return
+        go_on()
+
+
+@dataclass(slots=True, eq=False)
+class Rule:
+    """Rule: calls that match meet `fault`, the first `times` of them (None: all).
+
+    `verbs`, `resources`: empty means all. `where`: a further condition.
+    """
+
+    fault: Fault
+    verbs: Collection[str] = ()
+    resources: Collection[str] = ()
+    times: int | None = None
+    where: Callable[[Call], bool] = field(default=lambda _call: True)
+    met: int = 0
+    """Number of calls that met the fault."""
+
+    def matches(self, call: Call) -> bool:
+        """True if the call meets the fault."""
+        return (
+            (self.times is None or self.met < self.times)
+            and (not self.verbs or call.verb in self.verbs)
+            and (not self.resources or call.resource in self.resources)
+            and self.where(call)
+        )
+
+
+def status(code: int, reason: str, message: str) -> dict[str, Any]:
+    """Return a Status object that says that a call has failed."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+
+
+def expired(version: str = "1") -> ErrorEvent:
+    """Return what a watch is told whose resourceVersion etcd has compacted."""
+    return ErrorEvent(410, "Expired", f"too old resource version: {version}")
