@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.weather.world import Weather, bad_weather
 from harness.build import programs
 from harness.cluster import Cluster
 from harness.installation import install
@@ -41,6 +42,21 @@ def cluster_factory() -> Iterator[Callable[..., Cluster]]:
     yield start
     for running in reversed(started):
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def sky() -> Iterator[Weather]:
+    """The file's cluster with an operator behind a fault-injecting proxy."""
+    with bad_weather() as running:
+        yield running
+
+
+@pytest.fixture
+def weather(sky: Weather) -> Iterator[Weather]:
+    """Fair weather, and an operator that runs, at the beginning of each test."""
+    sky.clear()
+    yield sky
+    sky.proxy.clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,50 @@
+"""An API server that is away, overloaded, rejects the token, lacks the CRDs, or was restored from a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.weather import server
+from cluster.weather.world import Weather, bad_weather, told
+from harness.errors import HarnessError
+
+FAULTS = (AssertionError, HarnessError)
+"""What a fault that is not survived yet raises."""
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def own() -> Iterator[Weather]:
+    """A cluster for one test; its operator is not started."""
+    with bad_weather(start=False) as running:
+        yield running
+
+
+@pytest.mark.xfail(raises=FAULTS, reason="the process ends")
+def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
+    told("503 for a minute", server.outage(weather))
+
+
+@pytest.mark.xfail(raises=FAULTS, reason="Retry-After is not read")
+def test_retry_after_is_honoured(weather: Weather) -> None:
+    told("429: later than told", server.too_many_requests(weather))
+
+
+def test_writes_whose_answers_are_lost_happen_once(weather: Weather) -> None:
+    told("lost answers and resets", server.lost_answers(weather))
+
+
+def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
+    told("401 for good, until the process ends", server.unauthorized(weather))
+
+
+@pytest.mark.xfail(raises=FAULTS, reason="kinds that come later are never watched")
+def test_crds_that_come_after_the_operator_are_picked_up(own: Weather) -> None:
+    told("late CRDs", server.late_crds(own))
+
+
+@pytest.mark.xfail(raises=FAULTS, reason="watches go on from a version of the future")
+def test_a_store_restored_from_an_older_backup_is_noticed(own: Weather) -> None:
+    own.start()
+    told("restored backup", server.restored_backup(own))

@@ -1,0 +1,88 @@
+"""Faults of watches: silence, errors, expired versions. Each function plays one and returns how long the operator was
+blind, in seconds; AssertionError if it stays so.
+"""
+
+from __future__ import annotations
+
+import time
+
+from cluster.operator_world import condition_of, wait
+from harness.proxy import ErrorEvent, Mute, Rule, expired
+
+from .world import KINDS, Weather, kinds, of_tenants
+
+BELIEF_S = 30.0
+"""Seconds after which nothing may be placed on what a silent watch once said."""
+_SHARES = 50
+
+
+def half_open(weather: Weather) -> float:
+    """All watches go silent with their connections open; a SharePod is created."""
+    namespace, _ = weather.place("half-open")
+    assert weather.proxy.silence() >= len(KINDS)
+    began = time.monotonic()
+    weather.world.apply(namespace, "one", {"request": 0.5}, on="half-open")
+    return weather.running(namespace, "one", limit=70, since=began)
+
+
+def stale_belief(weather: Weather) -> float:
+    """The watches of Nodes and of their ledgers are silent and cannot be opened again; SharePods still come in.
+
+    Nothing may be placed then. Return the seconds from fair weather to the SharePod's start.
+    """
+    world, (namespace, (node,)) = weather.world, weather.place("belief")
+    away = ("gpunodes", "nodes")
+    with weather.proxy.weather(Rule(Mute(), verbs=("list", "watch"), resources=away)):
+        assert weather.proxy.silence(kinds(*away)) >= len(away)
+        weather.outlast(BELIEF_S + 5)
+        world.apply(namespace, "one", {"request": 0.5}, on="belief")
+        wait(
+            lambda: condition_of(world.sharepod(namespace, "one"), "Placed") or world.row(node, "one"),
+            what="an answer to the SharePod",
+        )
+        assert world.row(node, "one") is None
+        weather.outlast(3)
+        assert world.row(node, "one") is None
+    began = time.monotonic()
+    return weather.running(namespace, "one", limit=60, since=began)
+
+
+def error_event(weather: Weather, kind: str) -> float:
+    """The watch of one kind is told an internal error; then a SharePod is created."""
+    prefix = f"error-{kind}"
+    namespace, _ = weather.place(prefix)
+    assert weather.proxy.tell(ErrorEvent(500, "InternalError"), kinds(kind)) >= 1
+    began = time.monotonic()
+    weather.world.apply(namespace, "one", {"request": 0.5}, on=prefix)
+    weather.running(namespace, "one", limit=30, since=began)
+    wait(lambda: weather.runs() and weather.watched(kind), what=f"a new watch of {kind}", timeout=30)
+    return time.monotonic() - began
+
+
+def expired_and_empty(weather: Weather) -> float:
+    """Only the watches of SharePods and of their Pods expire, and by then nothing is left that a list could show."""
+    world, (namespace, nodes) = weather.world, weather.place("expired", 3)
+
+    def chosen(call: object) -> bool:
+        return kinds("sharepods")(call) or of_tenants(call)  # type: ignore[arg-type]
+
+    weather.empty()
+    for number in range(_SHARES):
+        world.apply(namespace, f"p{number}", {"request": 0.1}, on="expired")
+    for number in range(_SHARES):
+        world.phase(namespace, f"p{number}", "Running", timeout=60)
+    assert weather.proxy.silence(chosen) >= 2
+    world.api.delete(world.path(namespace))
+    wait(
+        lambda: not world.api.get(world.path(namespace))["items"] and not world.cluster.pods(namespace),
+        what="the end of SharePods and Pods",
+        timeout=60,
+    )
+    with weather.proxy.weather(
+        Rule(expired(), verbs=("watch",), resources=("sharepods",), times=1),
+        Rule(expired(), verbs=("watch",), times=1, where=of_tenants),
+    ):
+        assert weather.proxy.cut(chosen) >= 2
+        began = time.monotonic()
+        wait(lambda: not any(world.rows(node) for node in nodes), what="all shares free", timeout=45)
+    return time.monotonic() - began
