@@ -26,7 +26,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
 	bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -112,7 +112,7 @@ docs: shim ## docs/settings.md, from the code that reads the settings
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -131,6 +131,9 @@ bench-changes: shim doubles cluster ## what tenants notice of the agent's restar
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 	@$(BIN)/python benchmarks/apply_latency.py
+
+bench-operator: shim cluster ## the operator's latency, rate, processor time and calls beside a bare client (5 minutes); OPERATOR_ARGS
+	@$(BIN)/python benchmarks/operator_speed.py $(OPERATOR_ARGS)
 
 bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
 	@$(BIN)/python benchmarks/packing.py $(if $(TRACE),--trace $(TRACE)) $(PACKING_ARGS)

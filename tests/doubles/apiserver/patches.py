@@ -6,11 +6,11 @@ list is one field.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from .copies import copied
 from .errors import bad_request, conflict, invalid
 from .kinds import Json
 
@@ -21,7 +21,7 @@ _REJECTED = "the server rejected our request due to an error in our request"
 
 def json_patch(item: Json, operations: list[Json]) -> Json:
     """Apply all operations or none. Raises `Refused` (422) if a `test` fails or a path does not exist."""
-    root = {"": copy.deepcopy(item)}
+    root = {"": copied(item)}
     for operation in operations:
         kind = operation.get("op")
         try:
@@ -29,15 +29,15 @@ def json_patch(item: Json, operations: list[Json]) -> Json:
                 value = _read(root, operation["from"])
                 if kind == "move":
                     _remove(root, operation["from"])
-                _add(root, operation["path"], copy.deepcopy(value))
+                _add(root, operation["path"], copied(value))
             elif kind == "add":
-                _add(root, operation["path"], copy.deepcopy(operation["value"]))
+                _add(root, operation["path"], copied(operation["value"]))
             elif kind == "remove":
                 _remove(root, operation["path"])
             elif kind == "replace":
                 _read(root, operation["path"])
                 _remove(root, operation["path"])
-                _add(root, operation["path"], copy.deepcopy(operation["value"]))
+                _add(root, operation["path"], copied(operation["value"]))
             elif kind == "test":
                 if _read(root, operation["path"]) != operation["value"]:
                     raise invalid(f"{_REJECTED}: testing value {operation['path']} failed")
@@ -93,7 +93,7 @@ def _remove(root: Json, pointer: str) -> None:
 def merge_patch(item: Any, patch: Any) -> Any:
     """RFC 7386: maps are merged, null removes, everything else replaces."""
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     merged = dict(item) if isinstance(item, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -110,7 +110,7 @@ def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, forc
     a field with another value, unless `force`.
     """
     wanted = dict(_leaves(body, ()))
-    result = copy.deepcopy(item)
+    result: Json = copied(item)
     foreign = [
         path
         for path, value in wanted.items()
@@ -167,7 +167,7 @@ def _set_leaf(item: Any, path: Path, value: Any) -> None:
             else:
                 item[here] = found
         item = found
-    item[path[-1]] = copy.deepcopy(value)
+    item[path[-1]] = copied(value)
 
 
 def _drop_leaf(item: Any, path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +16,13 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from . import patches
+from . import discovery, patches
 from .errors import Refused, bad_request, expired
 from .kinds import KINDS, Json, Kind
-from .storage import Storage
+from .storage import Change, Storage
+
+_LISTS = 16
+"""Lists that are read page by page at the same time: more than a test has clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +54,48 @@ class Fault:
     lose_answer: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Watching:
+    """One watch under way. `since`: everything up to this version was sent; `news`: set when there is more to send;
+    `cut`: it is to end.
+    """
+
+    kind: Kind
+    since: int
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    cut: bool = False
+
+
 @dataclass(slots=True)
 class ApiServer:
     """An API server in memory. Tests write through `storage`, clients through HTTP at `url`."""
 
     storage: Storage = field(default_factory=Storage)
+    kinds: tuple[Kind, ...] = KINDS
+    bookmark_s: float = 0.0
+    """Seconds between two bookmarks of a watch that asks for them; 0: one after each batch of events."""
     url: str = ""
     calls: list[Call] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     disrupted: set[tuple[str, str]] = field(default_factory=set)
     """Pods (namespace, name) whose eviction a PodDisruptionBudget forbids."""
-    _kinds: dict[str, Kind] = field(default_factory=lambda: {kind.plural: kind for kind in KINDS})
-    _watches: set[asyncio.Event] = field(default_factory=set)
-    _bookmarks: set[asyncio.Event] = field(default_factory=set)
+    _watches: set[Watching] = field(default_factory=set)
+    _pages: dict[str, list[Json]] = field(default_factory=dict)
+    """What is left to be read of lists, by their token."""
+    _tokens: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.storage.listeners.append(self._wake)
 
     def kind(self, plural: str) -> Kind:
-        return self._kinds[plural]
+        return next(kind for kind in self.kinds if kind.plural == plural)
+
+    def _wake(self, change: Change) -> None:
+        for watch in self._watches:
+            if watch.kind is change.kind:
+                watch.news.set()
+            elif not watch.news.is_set():
+                watch.since = change.version
 
     def fail(self, verb: str, plural: str, **fault: Any) -> Fault:
         """Let a fault befall the next calls of this verb to this resource; returns the fault."""
@@ -75,7 +106,8 @@ class ApiServer:
     def cut_watches(self) -> None:
         """End all watches, as a server does that restarts."""
         for watch in self._watches:
-            watch.set()
+            watch.cut = True
+            watch.news.set()
 
     def made(self, verb: str, plural: str) -> list[Call]:
         """The calls of this verb to this resource so far."""
@@ -84,7 +116,10 @@ class ApiServer:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
         try:
-            call = self._parse(request, await request.read())
+            body, query = await request.read(), dict(request.query)
+            call = self.parse(request.method, request.path, query, request.content_type, body)
+            if call is None:
+                return web.json_response(self.discovered(request.path))
             self.calls.append(call)
             fault = self._fault(call)
             if fault is not None and fault.hold is not None:
@@ -92,19 +127,24 @@ class ApiServer:
             if fault is not None and fault.refusal is not None:
                 raise fault.refusal
             if call.verb == "watch":
-                return await self._watch(request, call)
-            answer, code = self._do(call)
+                return await self._stream(request, call)
+            answer, code = self.do(call)
             if fault is not None and fault.lose_answer:
                 assert request.transport is not None
                 request.transport.close()
-            return web.json_response(answer, status=code)
+            return web.Response(body=answer, status=code, content_type="application/json")
         except Refused as refused:
             return web.json_response(refused.status(), status=refused.code)
 
-    def _parse(self, request: web.Request, body: bytes) -> Call:
-        for kind in KINDS:
-            rest = request.path.removeprefix(f"{kind.prefix}/")
-            if rest == request.path:
+    def discovered(self, path: str) -> Json | None:
+        """Return the answer to a question of API discovery; None if it is none."""
+        return discovery.answer(path, self.kinds)
+
+    def parse(self, method: str, path: str, query: dict[str, str], content: str, body: bytes) -> Call | None:
+        """Return the call that a request makes; None for a question of API discovery. Raises `Refused`."""
+        for kind in self.kinds:
+            rest = path.removeprefix(f"{kind.prefix}/")
+            if rest == path:
                 continue
             parts = rest.split("/")
             namespace = parts.pop(1) if parts[0] == "namespaces" and len(parts) > 2 else ""
@@ -114,12 +154,13 @@ class ApiServer:
                 continue
             name, subresource = [*parts[1:], "", ""][:2]
             try:
-                content = json.loads(body) if body else None
+                asked = json.loads(body) if body else None
             except ValueError as error:
                 raise bad_request(f"the object provided is unrecognized: {error}") from None
-            query = dict(request.query)
-            verb = _verb(request.method, name, subresource, query)
-            return Call(verb, kind, namespace, name, subresource, query, request.content_type, content)
+            verb = _verb(method, name, subresource, query)
+            return Call(verb, kind, namespace, name, subresource, query, content, asked)
+        if self.discovered(path) is not None:
+            return None
         raise Refused(404, "NotFound", "the server could not find the requested resource")
 
     def _fault(self, call: Call) -> Fault | None:
@@ -129,13 +170,18 @@ class ApiServer:
                 return fault
         return None
 
-    def _do(self, call: Call) -> tuple[Json, int]:
+    def do(self, call: Call) -> tuple[bytes, int]:
+        """Carry out a call; return its answer and HTTP status. Raises `Refused`."""
+        if call.verb == "list":
+            return self._list(call), 200
+        answer, code = self._one(call)
+        return self.storage.text(answer) if "metadata" in answer else json.dumps(answer).encode(), code
+
+    def _one(self, call: Call) -> tuple[Json, int]:
         kind, where = call.kind, (call.namespace, call.name)
         match call.verb:
             case "get":
                 return self.storage.get(kind, *where), 200
-            case "list":
-                return self._list(call), 200
             case "create":
                 return self.storage.create(kind, call.namespace, call.body), 201
             case "update":
@@ -150,25 +196,30 @@ class ApiServer:
                 return self._evict(call), 201
         raise Refused(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
-    def _list(self, call: Call) -> Json:
+    def _list(self, call: Call) -> bytes:
         """One page. A later page is of the same moment as the first; its token ends when the changes are compacted."""
         query, kind = call.query, call.kind
-        selected = self.storage.select(kind, call.namespace, *_selectors(query))
-        start, version = 0, self.storage.version
         if token := query.get("continue"):
-            start, version = json.loads(base64.b64decode(token))
+            version = int(base64.b64decode(token).split(b".")[0])
+            rest = self._pages.get(token)
             try:
                 self.storage.changes(kind, "", version, "", "")
             except Refused:
-                raise expired(
-                    "the provided continue parameter is too old to display a consistent list result"
-                ) from None
-        limit = int(query.get("limit") or 0) or len(selected)
+                rest = None
+            if rest is None:
+                raise expired("the provided continue parameter is too old to display a consistent list result")
+        else:
+            version, rest = self.storage.version, self.storage.select(kind, call.namespace, *_selectors(query))
+        limit = int(query.get("limit") or 0) or len(rest)
+        items, rest = rest[:limit], rest[limit:]
         metadata: Json = {"resourceVersion": str(version)}
-        if start + limit < len(selected):
-            metadata["continue"] = base64.b64encode(json.dumps([start + limit, version]).encode()).decode()
-        items = selected[start : start + limit]
-        return {"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": metadata, "items": items}
+        if rest:
+            metadata["continue"] = token = base64.b64encode(f"{version}.{next(self._tokens)}".encode()).decode()
+            self._pages[token] = rest
+            if len(self._pages) > _LISTS:
+                del self._pages[next(iter(self._pages))]
+        head = json.dumps({"apiVersion": kind.api_version, "kind": f"{kind.kind}List", "metadata": metadata})
+        return b'%s,"items":[%s]}' % (head[:-1].encode(), b",".join(map(self.storage.text, items)))
 
     def _patch(self, call: Call) -> Json:
         kind, body, status = call.kind, call.body, call.subresource == "status"
@@ -207,39 +258,64 @@ class ApiServer:
         self.storage.delete(kind, *where)
         return {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
 
-    async def _watch(self, request: web.Request, call: Call) -> web.StreamResponse:
-        """Stream events until the client's timeout, a cut, or an error; a bookmark after each batch, if asked for."""
-        kind, query = call.kind, call.query
-        since = int(query.get("resourceVersion") or self.storage.version)
-        self.storage.changes(kind, call.namespace, since, *_selectors(query))  # 410 before the stream begins
+    async def _stream(self, request: web.Request, call: Call) -> web.StreamResponse:
+        events = self.watch(call)
+        first = await anext(events)  # 410 before the stream begins
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        cut = asyncio.Event()
-        self._watches.add(cut)
-        try:
-            async with asyncio.timeout(float(query.get("timeoutSeconds") or 300)):
-                ending = asyncio.create_task(cut.wait())
-                while not cut.is_set():
-                    events = self.storage.changes(kind, call.namespace, since, *_selectors(query))
-                    since = self.storage.version
-                    for name, item in events:
-                        await _send(response, {"type": name, "object": item})
-                    if query.get("allowWatchBookmarks") == "true":
-                        mark = {"kind": kind.kind, "metadata": {"resourceVersion": str(since)}}
-                        await _send(response, {"type": "BOOKMARK", "object": mark})
-                    waiting = asyncio.create_task(self.storage.wait(since))
-                    await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
-                    waiting.cancel()
-                ending.cancel()
-        except Refused as refused:
-            await _send(response, {"type": "ERROR", "object": refused.status()})
-        except (TimeoutError, ConnectionError):
-            pass
-        finally:
-            self._watches.discard(cut)
         with contextlib.suppress(ConnectionError):
+            await response.write(first)
+            async for line in events:
+                await response.write(line)
             await response.write_eof()
         return response
+
+    async def watch(self, call: Call) -> AsyncIterator[bytes]:
+        """Yield events, some lines at a time (first none), until the client's timeout, a cut, or an error; bookmarks
+        too, if asked for. Raises `Refused` (410).
+        """
+        kind, query, loop = call.kind, call.query, asyncio.get_running_loop()
+        since = int(query.get("resourceVersion") or self.storage.version)
+        self.storage.changes(kind, call.namespace, since, *_selectors(query))
+        ends, marked = loop.time() + float(query.get("timeoutSeconds") or 300), -math.inf
+        watching = Watching(kind, since)
+        self._watches.add(watching)
+        try:
+            yield b""
+            while not watching.cut:
+                watching.news.clear()
+                try:
+                    events = self.storage.changes(kind, call.namespace, watching.since, *_selectors(query))
+                except Refused as refused:
+                    yield _line("ERROR", json.dumps(refused.status()).encode())
+                    return
+                watching.since = self.storage.version
+                lines = [_line(name, self.storage.text(item)) for name, item in events]
+                if query.get("allowWatchBookmarks") == "true" and loop.time() >= marked + self.bookmark_s:
+                    marked = loop.time()
+                    mark = {"kind": kind.kind, "metadata": {"resourceVersion": str(watching.since)}}
+                    lines.append(_line("BOOKMARK", json.dumps(mark).encode()))
+                if lines:
+                    yield b"".join(lines)
+                until = min(ends, marked + self.bookmark_s) if self.bookmark_s else ends
+                if not await _within(watching.news, until - loop.time()) and loop.time() >= ends:
+                    return
+        finally:
+            self._watches.discard(watching)
+
+
+async def _within(news: asyncio.Event, seconds: float) -> bool:
+    """Wait for news; return whether there were any in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _line(name: str, text: bytes) -> bytes:
+    return b'{"type":"%s","object":%s}\n' % (name.encode(), text)
 
 
 def _verb(method: str, name: str, subresource: str, query: dict[str, str]) -> str:
@@ -252,10 +328,6 @@ def _verb(method: str, name: str, subresource: str, query: dict[str, str]) -> st
 
 def _selectors(query: dict[str, str]) -> tuple[str, str]:
     return query.get("labelSelector", ""), query.get("fieldSelector", "")
-
-
-async def _send(response: web.StreamResponse, event: Json) -> None:
-    await response.write(json.dumps(event).encode() + b"\n")
 
 
 @asynccontextmanager

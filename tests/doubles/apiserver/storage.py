@@ -6,24 +6,29 @@ Guarantees:
 - A precondition (uid, resourceVersion) that does not hold changes nothing: 409.
 - A write to an object leaves its status alone, a write to its status everything else.
 - A watcher sees each change after its version once, in order, as its selectors see it; 410 after a compaction.
-- Objects go in and out as copies.
+- Objects go in and out as copies, unless `copies` is False: then nobody may change an object that went in or came out.
+- The stored objects themselves are never changed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import datetime
+import json
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import patches, selectors
+from .copies import copied
 from .errors import already_exists, bad_request, conflict, expired, invalid, not_found
 from .kinds import Json, Kind
 
 _SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")
 """Metadata that no client sets."""
+_TEXTS = 50_000
+"""Objects whose text is kept, so that all watchers and lists send the same bytes: some 100 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,29 @@ class Change:
 
 
 class Storage:
-    """All objects. `admit(kind, before, after)` may refuse a write by raising `Refused`."""
+    """All objects. `admit(kind, before, after)` may refuse a write by raising `Refused`.
 
-    def __init__(self) -> None:
-        self._objects: dict[tuple[str, str, str], Json] = {}
+    Args:
+        copies: False where speed counts and no caller changes an object.
+        remembered: Changes that are kept for watches; None: all.
+    """
+
+    def __init__(self, *, copies: bool = True, remembered: int | None = None) -> None:
+        self._copy: Callable[[Any], Any] = copied if copies else lambda value: value
+        self._remembered = remembered
+        self._objects: defaultdict[str, dict[tuple[str, str], Json]] = defaultdict(dict)
+        self._sorted: dict[str, list[Json]] = {}
+        """By kind: its objects by namespace and name, as of now."""
+        self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
+        """Objects and their texts by resourceVersion."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
         self._version = 100
         self._compacted = 0
         self._uids = 0
         self._changed = asyncio.Event()
         self.history: list[Change] = []
+        self.listeners: list[Callable[[Change], None]] = []
+        """Called with each change, once it is stored."""
         self.admit: Callable[[Kind, Json | None, Json], None] = lambda kind, before, after: None
 
     @property
@@ -57,25 +75,39 @@ class Storage:
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
         """One object. Raises `Refused` (404)."""
-        return copy.deepcopy(self._find(kind, namespace, name))
+        found: Json = self._copy(self._find(kind, namespace, name))
+        return found
 
     def select(self, kind: Kind, namespace: str, labels: str = "", fields: str = "") -> list[Json]:
         """The selected objects by namespace and name; an empty namespace selects from all."""
-        found = [
-            item
-            for (plural, where, _), item in sorted(self._objects.items())
-            if plural == kind.plural and namespace in ("", where) and selectors.matches(item, labels, fields)
+        if kind.plural not in self._sorted:
+            self._sorted[kind.plural] = [item for _, item in sorted(self._objects[kind.plural].items(), key=_name)]
+        return [
+            self._copy(item)
+            for item in self._sorted[kind.plural]
+            if namespace in ("", item["metadata"].get("namespace")) and selectors.matches(item, labels, fields)
         ]
-        return copy.deepcopy(found)
+
+    def text(self, item: Json) -> bytes:
+        """An object as JSON; that of a stored one is kept."""
+        version = str(item["metadata"].get("resourceVersion"))
+        known = self._texts.get(version)
+        if known is not None and known[0] is item:
+            return known[1]
+        text = json.dumps(item, separators=(",", ":")).encode()
+        self._texts[version] = (item, text)
+        if len(self._texts) > _TEXTS:
+            self._texts.popitem(last=False)
+        return text
 
     def create(self, kind: Kind, namespace: str, body: Json) -> Json:
         """Store a new object. Raises `Refused`: 409 if the name is taken, 422 if the schema refuses it."""
-        item = copy.deepcopy(body)
-        metadata = item.setdefault("metadata", {})
+        item = {**self._copy(body)}
+        metadata = item["metadata"] = dict(item.get("metadata") or {})
         if metadata.get("resourceVersion"):
             raise bad_request("resourceVersion should not be set on objects to be created")
         name = metadata.get("name") or f"{metadata.get('generateName', '')}{self._uids:05x}"
-        if (kind.plural, namespace, name) in self._objects:
+        if (namespace, name) in self._objects[kind.plural]:
             raise already_exists(kind.plural, name)
         if kind.status:
             item.pop("status", None)
@@ -100,7 +132,7 @@ class Storage:
         preconditions.
         """
         before = self._find(kind, namespace, name)
-        wanted = change(copy.deepcopy(before))
+        wanted = change(self._copy(before))
         return self._update(kind, before, wanted, status=status)
 
     def apply(
@@ -131,9 +163,9 @@ class Storage:
         ended = (before.get("status") or {}).get("phase") in ("Succeeded", "Failed")
         if metadata.get("finalizers") or (kind.graceful and bound and not ended):
             if metadata.get("deletionTimestamp"):
-                return copy.deepcopy(before)
-            after = copy.deepcopy(before)
-            after["metadata"]["deletionTimestamp"] = _now()
+                marked: Json = self._copy(before)
+                return marked
+            after = {**before, "metadata": {**metadata, "deletionTimestamp": _now()}}
             return self._write(kind, before, after)
         return self._remove(kind, before)
 
@@ -151,12 +183,16 @@ class Storage:
             await self._changed.wait()
 
     def changes(self, kind: Kind, namespace: str, since: int, labels: str, fields: str) -> list[tuple[str, Json]]:
-        """The watch events (type, object) after a version, as these selectors see them. Raises `Refused` (410)."""
+        """The watch events (type, object) after a version, as these selectors see them. Raises `Refused` (410).
+
+        The objects are the stored ones: they are not to be changed.
+        """
         if since < self._compacted:
             raise expired(f"too old resource version: {since} ({self._compacted})")
         events = []
-        for change in self.history:
-            if change.version <= since or change.kind is not kind:
+        news = max(0, self._version - since)  # each version is one change
+        for change in self.history[-news:] if news else ():
+            if change.kind is not kind:
                 continue
             if namespace not in ("", change.last["metadata"].get("namespace", "")):
                 continue
@@ -165,11 +201,11 @@ class Storage:
             )
             if was or now:
                 name = "MODIFIED" if was and now else "ADDED" if now else "DELETED"
-                events.append((name, copy.deepcopy(change.last)))
+                events.append((name, change.last))
         return events
 
     def _find(self, kind: Kind, namespace: str, name: str) -> Json:
-        found = self._objects.get((kind.plural, namespace if kind.namespaced else "", name))
+        found = self._objects[kind.plural].get((namespace if kind.namespaced else "", name))
         if found is None:
             raise not_found(kind.plural, name)
         return found
@@ -192,17 +228,15 @@ class Storage:
         if status and not kind.status:
             raise not_found(f"{kind.plural}/status", before["metadata"]["name"])
         if status:
-            after = {**copy.deepcopy(before), "status": copy.deepcopy(wanted.get("status") or {})}
+            after = {**before, "status": wanted.get("status") or {}}
         else:
-            after = copy.deepcopy(wanted)
-            for field in _SERVER_FIELDS:
-                after["metadata"].pop(field, None)
-                if field in before["metadata"]:
-                    after["metadata"][field] = before["metadata"][field]
+            own = {key: value for key, value in metadata.items() if key not in _SERVER_FIELDS}
+            served = {key: before["metadata"][key] for key in _SERVER_FIELDS if key in before["metadata"]}
+            after = {**wanted, "metadata": own | served}
             if kind.status:
                 after.pop("status", None)
                 if "status" in before:
-                    after["status"] = copy.deepcopy(before["status"])
+                    after["status"] = before["status"]
         after |= {"apiVersion": kind.api_version, "kind": kind.kind}
         written = self._write(kind, before, after)
         if metadata_is_done(written):
@@ -212,35 +246,49 @@ class Storage:
     def _write(self, kind: Kind, before: Json | None, after: Json) -> Json:
         after = kind.pruned(after)
         if before is not None and _content(before) == _content(after):
-            return copy.deepcopy(before)
+            same: Json = self._copy(before)
+            return same
         if (fault := kind.fault(after)) is not None:
             raise invalid(f'{kind.kind} "{after["metadata"]["name"]}" is invalid: {fault}')
         self.admit(kind, before, after)
+        metadata = dict(after["metadata"])
         if before is not None and _desired(before) != _desired(after):
-            after["metadata"]["generation"] = before["metadata"]["generation"] + 1
-        metadata = after["metadata"]
+            metadata["generation"] = before["metadata"]["generation"] + 1
         self._next()
         metadata["resourceVersion"] = str(self._version)
-        self._objects[(kind.plural, metadata.get("namespace", ""), metadata["name"])] = after
+        after = {**after, "metadata": metadata}
+        self._objects[kind.plural][metadata.get("namespace", ""), metadata["name"]] = after
         self._record(Change(self._version, kind, before, after, after))
-        return copy.deepcopy(after)
+        written: Json = self._copy(after)
+        return written
 
     def _remove(self, kind: Kind, before: Json) -> Json:
         metadata = before["metadata"]
         self._next()
-        del self._objects[(kind.plural, metadata.get("namespace", ""), metadata["name"])]
-        last = copy.deepcopy(before)
-        last["metadata"]["resourceVersion"] = str(self._version)
+        before = self._objects[kind.plural].pop((metadata.get("namespace", ""), metadata["name"]))
+        self._owners.pop(metadata["uid"], None)
+        last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self._version)}}
         self._record(Change(self._version, kind, before, None, last))
-        return copy.deepcopy(last)
+        removed: Json = self._copy(last)
+        return removed
 
     def _next(self) -> None:
         self._version += 1
 
     def _record(self, change: Change) -> None:
         self.history.append(change)
+        if self._remembered is not None and len(self.history) > 2 * self._remembered:
+            del self.history[: self._remembered]
+            self._compacted = max(self._compacted, self._version - len(self.history))
+        self._sorted.pop(change.kind.plural, None)
         self._changed.set()
         self._changed = asyncio.Event()
+        for listener in self.listeners:
+            listener(change)
+
+
+def _name(entry: tuple[tuple[str, str], Json]) -> tuple[str, str]:
+    return entry[0]
 
 
 def metadata_is_done(item: Json) -> bool:

@@ -13,55 +13,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from doubles.apiserver.kinds import KINDS, Json, Kind
-from doubles.apiserver.server import ApiServer
+from doubles.apiserver.kinds import KINDS, Kind
+from doubles.apiserver.server import api_server
 
 _LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
-_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-
-
-def _discovery(path: str) -> Json | None:
-    """The answer to a question of API discovery, which Kopf asks first; None: it is none."""
-    versions = sorted({kind.api_version for kind in KINDS if "/" in kind.api_version})
-    if path == "/api":
-        return {"versions": ["v1"]}
-    if path == "/apis":
-        groups = [
-            {
-                "name": each.split("/")[0],
-                "versions": [{"groupVersion": each, "version": each.split("/")[1]}],
-                "preferredVersion": {"groupVersion": each, "version": each.split("/")[1]},
-            }
-            for each in versions
-        ]
-        return {"groups": groups}
-    resources = [
-        {"name": kind.plural, "singularName": "", "kind": kind.kind, "namespaced": kind.namespaced, "verbs": _VERBS}
-        for kind in KINDS
-        if kind.prefix == path
-    ]
-    return {"resources": resources} if resources else None
-
-
-@contextlib.asynccontextmanager
-async def _api_server() -> AsyncIterator[ApiServer]:
-    """The double, with API discovery."""
-    double = ApiServer()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        found = _discovery(request.path)
-        return await double.handle(request) if found is None else web.json_response(found)
-
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", handle)
-    async with TestServer(application) as server:
-        double.url = f"http://127.0.0.1:{server.port}"
-        try:
-            yield double
-        finally:
-            double.cut_watches()
 
 
 class _Program:
@@ -141,7 +96,7 @@ async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[_Pro
 
 
 async def test_it_acts_until_it_is_told_to_end_then_gives_its_lease_up(tmp_path: Path) -> None:
-    async with _api_server() as api, _running(tmp_path, api.url) as program:
+    async with api_server() as api, _running(tmp_path, api.url) as program:
         acting = await program.says("acting")
         assert acting["logger"] == "sharepod.controller.main"
         assert (acting["sharepods"], acting["nodes"]) == (0, 0)
@@ -160,7 +115,7 @@ async def test_a_part_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        async with _api_server() as api, _running(tmp_path, api.url, SHAREPOD_METRICS_PORT=port) as program:
+        async with api_server() as api, _running(tmp_path, api.url, SHAREPOD_METRICS_PORT=port) as program:
             assert await program.ended() == 1
             assert program.log[-1]["event"] == "operator cannot go on"
             assert program.log[-1]["error"].startswith("metrics failed: ")

@@ -1,0 +1,256 @@
+"""Speed of the operator beside a bare client: latency, sustained rate, processor time, calls, restart, memory.
+
+    PYTHONPATH=tests:benchmarks python benchmarks/operator_speed.py [--planes memory,real] [--cases latency,rate,...]
+
+Two control planes: the real one, and the API server double in a process of its own. The bare client creates Pods by the
+same library and connections, and the same scheduler binds them. Cases:
+
+    latency   from sending an object until its Pod is opened (no gate, pinned) and bound, at 20 a second and at half
+              of the bare client's rate; `..._added` is the SharePods' percentile less the bare Pods'
+    rate      the rate held for 60 s with 256 in flight, with processor time and calls for each SharePod
+    rest      with --sharepods there: processor time at rest (usage stands within a point) and with moving usage; memory
+    restart   from the start of the operator's process until it has placed one more, with --foreign foreign Pods
+    delete    500 SharePods deleted at once: calls for each
+    ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
+
+`calls` are the operator's: by audit log on the real control plane, by user agent on the double. Prints a table and
+writes build/results/operator.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+
+from harness.errors import HarnessError
+from harness.fakes import FakeKubelets
+from operatorkit import accounting
+from operatorkit.client import LoadClient, client, percentile
+from operatorkit.planes import MemoryPlane, Plane, RealPlane
+from operatorkit.process import Stalls, cpu_of, rss_of
+from results import Row, write
+
+CASES = ("latency", "rate", "rest", "restart", "delete", "ablation")
+SLOW_RATE = 20.0
+"""SharePods a second of the calm case: a large cluster's working day."""
+IN_FLIGHT = 256
+"""Objects that are sent and not bound, where the rate is what comes out: eight for each of the operator's writers."""
+_WARM = 20
+"""SharePods that come first and are not counted, one after the other."""
+_LATENCY_S = 8.0
+_BARE_S = 8.0
+_REST_S = 20.0
+_QUIET_S = 3.0
+"""Seconds without a call after which the operator counts as settled."""
+_SETTLE_S = 300.0
+_DELETED = 500
+_MOVING = 200
+"""Thousandths by which usage moves at each writing where it moves: beyond any threshold."""
+_STILL = 10
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--planes", default="memory,real", help="memory, real")
+    parser.add_argument("--cases", default="latency,rate", help=", ".join(CASES))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the case rate")
+    parser.add_argument("--sharepods", type=int, default=10_000, help="of the cases rest and restart")
+    parser.add_argument("--foreign", type=int, default=30_000, help="foreign Pods of the case restart")
+    parser.add_argument("--nodes", type=int, default=700)
+    options = parser.parse_args()
+    cases = options.cases.split(",")
+    if unknown := set(cases) - set(CASES):
+        parser.error(f"--cases {', '.join(sorted(unknown))}: no such case; there are {', '.join(CASES)}")
+    rows: list[Row] = []
+    if "ablation" in cases:
+        rows += accounting.ablation(options.nodes)
+    measured = [case for case in cases if case != "ablation"]
+    for name in options.planes.split(",") if measured else ():
+        kinds = {"memory": MemoryPlane, "real": RealPlane}
+        if name not in kinds:
+            parser.error(f"--planes {name}: there are {', '.join(kinds)}")
+        try:
+            with kinds[name](options.nodes) as plane:
+                rows += asyncio.run(Measurement(plane, options).run(measured))
+        except (HarnessError, TimeoutError) as error:
+            print(f"{name}: {error!r}", file=sys.stderr)
+            write("operator", rows)
+            return 1
+    write("operator", rows)
+    return 0
+
+
+class Measurement:
+    """Measurement of one control plane."""
+
+    def __init__(self, plane: Plane, options: argparse.Namespace) -> None:
+        self._plane = plane
+        self._options = options
+        self._rows: list[Row] = []
+        self._bare_rate = 0.0
+
+    def _row(self, case: str, metric: str, unit: str, value: float) -> None:
+        self._rows.append(Row(f"{self._plane.name}, {case}", metric, unit, value))
+        print(f"{self._plane.name}, {case}: {metric} {value:.5g} {unit}", flush=True)
+
+    async def run(self, cases: list[str]) -> list[Row]:
+        """Measure these cases."""
+        if isinstance(self._plane, MemoryPlane):
+            self._plane.start_operator()
+        async with client(self._plane.kubeconfig, self._plane.namespace("warm"), sharepods=True) as load:
+            for _ in range(_WARM):
+                await load.create()
+                await load.all_bound()
+        await self._bare()
+        if "latency" in cases:
+            with ExitStack() as stack:
+                if isinstance(self._plane, RealPlane):
+                    stack.enter_context(FakeKubelets(self._plane.cluster.api))
+                await self._latency(SLOW_RATE)
+            await self._latency(self._bare_rate / 2)
+        namespace = self._plane.namespace("sharepods")
+        async with client(self._plane.kubeconfig, namespace, sharepods=True) as load:
+            if "rate" in cases:
+                await self._rate(load)
+            if "rest" in cases:
+                await self._rest(load)
+            if "restart" in cases:
+                await self._restart(load)
+            if "delete" in cases:
+                await self._delete(load)
+        return self._rows
+
+    async def _settle(self) -> None:
+        """Wait until the operator makes no more calls, of the kinds that come of SharePods."""
+        last, since = Counter[str](), time.monotonic()
+        deadline = since + _SETTLE_S
+        while time.monotonic() < min(deadline, since + _QUIET_S):
+            await asyncio.sleep(0.5)
+            now = self._calls()
+            if now != last:
+                last, since = now, time.monotonic()
+
+    def _calls(self) -> Counter[str]:
+        """The operator's calls so far but for watches and its own Lease."""
+        skipped = ("watch ", "list ")
+        return Counter(
+            {
+                key: count
+                for key, count in self._plane.calls().items()
+                if not key.startswith(skipped) and not key.endswith(" leases")
+            }
+        )
+
+    async def _bare(self) -> None:
+        async with client(self._plane.kubeconfig, self._plane.namespace("bare"), sharepods=False) as load:
+            self._bare_rate = await load.in_flight(IN_FLIGHT, seconds=_BARE_S)
+            await load.all_bound()
+        self._row("bare client", "sustained_rate", "1/s", self._bare_rate)
+
+    async def _latency(self, rate: float) -> None:
+        case, count = f"{rate:.0f}/s", max(200, round(rate * _LATENCY_S))
+        found: dict[tuple[str, bool, int], float] = {}
+        for sharepods in (False, True):
+            name = f"{'shared' if sharepods else 'bare'}-{rate:.0f}"
+            before, cpu = self._calls(), cpu_of(self._plane.pid)
+            async with client(self._plane.kubeconfig, self._plane.namespace(name), sharepods=sharepods) as load:
+                with Stalls(self._plane.probe) if sharepods else nullcontext() as stalls:
+                    await load.at_rate(rate, count)
+            for moment in ("opened", "bound"):
+                for percent in (50, 99):
+                    found[moment, sharepods, percent] = percentile(load.seen.delays(moment), percent)
+            if sharepods:
+                await self._settle()
+                self._costs(case, before, cpu, count)
+                if stalls is not None:
+                    self._row(case, "longest_stall", "ms", stalls.longest * 1000)
+        for moment in ("opened", "bound"):
+            for percent in (50, 99):
+                shared, bare = found[moment, True, percent], found[moment, False, percent]
+                self._row(case, f"{moment}_p{percent}", "ms", shared)
+                self._row(case, f"{moment}_added_p{percent}", "ms", shared - bare)
+
+    def _costs(self, case: str, before: Counter[str], cpu: float, count: int) -> None:
+        """Rows of processor time and calls for each SharePod since then."""
+        self._row(case, "operator_cpu", "ms per SharePod", (cpu_of(self._plane.pid) - cpu) / count * 1000)
+        made = self._calls() - before
+        reads = sum(number for key, number in made.items() if key.startswith("get "))
+        self._row(case, "calls", "writes per SharePod", (made.total() - reads) / count)
+        self._row(case, "calls", "reads per SharePod", reads / count)
+        for key, number in sorted(made.items()):
+            self._row(f"{case}, {key}", "calls", "per SharePod", number / count)
+
+    async def _rate(self, load: LoadClient) -> None:
+        case, before, cpu = "sustained", self._calls(), cpu_of(self._plane.pid)
+        with Stalls(self._plane.probe) as stalls:
+            rate = await load.in_flight(IN_FLIGHT, seconds=self._options.seconds)
+            used, bound = cpu_of(self._plane.pid) - cpu, len(load.seen.bound)
+        self._row(case, "sustained_rate", "1/s", rate)
+        self._row(case, "of_bare", "%", rate / self._bare_rate * 100)
+        self._row(case, "core_used", "%", used / self._options.seconds * 100)
+        self._row(case, "cpu_until_bound", "ms per SharePod", used / bound * 1000)
+        self._row(case, "longest_stall", "ms", stalls.longest * 1000)
+        await load.all_bound()
+        await self._settle()
+        self._costs(case, before, cpu, len(load.seen.sent))
+        self._row(case, "rss", "MB", rss_of(self._plane.pid))
+
+    async def _rest(self, load: LoadClient) -> None:
+        missing = self._options.sharepods - len(load.seen.sent)
+        if missing > 0:
+            await load.in_flight(IN_FLIGHT, count=missing)
+            await load.all_bound()
+            await self._settle()
+        case = f"{len(load.seen.sent)} SharePods at rest"
+        for swing, what in ((_STILL, ""), (_MOVING, ", usage moves")):
+            if swing and isinstance(self._plane, MemoryPlane):
+                self._plane.ask(f"swing?milli={swing}")
+                await asyncio.sleep(_REST_S / 2)
+            elif what:
+                continue
+            before, cpu, begun = self._calls(), cpu_of(self._plane.pid), time.monotonic()
+            with Stalls(self._plane.probe) as stalls:
+                await asyncio.sleep(_REST_S)
+            took = time.monotonic() - begun
+            self._row(case + what, "core_used", "%", (cpu_of(self._plane.pid) - cpu) / took * 100)
+            self._row(case + what, "calls", "1/s", (self._calls() - before).total() / took)
+            self._row(case + what, "longest_stall", "ms", stalls.longest * 1000)
+        if isinstance(self._plane, MemoryPlane):
+            self._plane.ask("swing?milli=0")
+        self._row(case, "rss", "MB", rss_of(self._plane.pid))
+        await self._settle()
+
+    async def _restart(self, load: LoadClient) -> None:
+        self._plane.stop_operator()
+        case = f"restart with {len(load.seen.sent)} SharePods"
+        if isinstance(self._plane, MemoryPlane):
+            case += f", {self._options.foreign} foreign Pods"
+            self._plane.ask(f"foreign?count={self._options.foreign}")
+        before, begun = self._calls(), time.monotonic()
+        self._plane.start_operator()
+        sent = set(load.seen.sent)
+        await load.create()
+        (name,) = load.seen.sent.keys() - sent
+        await load.all_bound()
+        self._row(case, "restart_to_decision", "s", load.seen.opened[name] - begun)
+        await self._settle()
+        self._row(case, "operator_cpu", "s", cpu_of(self._plane.pid))
+        self._row(case, "rss", "MB", rss_of(self._plane.pid))
+        self._row(case, "rss_most", "MB", rss_of(self._plane.pid, "VmHWM"))
+        for key, number in sorted((self._calls() - before).items()):
+            self._row(f"{case}, {key}", "calls", "count", number)
+
+    async def _delete(self, load: LoadClient) -> None:
+        before, cpu = self._calls(), cpu_of(self._plane.pid)
+        names = list(load.seen.sent)[:_DELETED]
+        await load.delete(names)
+        await self._settle()
+        self._costs(f"{len(names)} deleted at once", before, cpu, len(names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Parts of the operator's benchmark: see README.md."""

@@ -1,0 +1,164 @@
+"""Client that creates Pods or SharePods and follows their Pods.
+
+Guarantees:
+- Both kinds are created over the same library and connections (`sharepod.kube`), and their Pods seen by one watch.
+- All times run from the moment at which an object is sent.
+- A Pod counts as opened once it has no scheduling gate; a SharePod's Pod also has its node pin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sharepod.kube import ApiError, Connection, Json
+
+SHAREPODS = "/apis/sharepod.dev/v1alpha1/namespaces/{}/sharepods"
+PODS = "/api/v1/namespaces/{}/pods"
+_CONTAINER = {"name": "main", "image": "test", "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}}}
+_CREATORS = 32
+"""Creates under way at the same time where the rate is not given: as many as the operator has writers."""
+_SETTLE_S = 300.0
+"""Longest wait for what was created to be bound."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """Moments of one kind of objects by name, in monotonic seconds."""
+
+    sent: dict[str, float] = field(default_factory=dict)
+    opened: dict[str, float] = field(default_factory=dict)
+    bound: dict[str, float] = field(default_factory=dict)
+
+    def delays(self, moment: str) -> list[float]:
+        """Return the seconds from sending to a moment."""
+        reached: dict[str, float] = getattr(self, moment)
+        return [reached[name] - at for name, at in self.sent.items() if name in reached]
+
+
+class LoadClient:
+    """Client in one namespace. `opened`: whether Pods are SharePods' (`sharepods`) or bare ones."""
+
+    def __init__(self, api: Connection, namespace: str, *, sharepods: bool, seed: int = 1) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._sharepods = sharepods
+        self._chance = random.Random(seed)
+        self._number = 0
+        self._bound = asyncio.Condition()
+        self.seen = Seen()
+
+    async def create(self) -> None:
+        """Create one object. Raises `ApiError`."""
+        name = f"p{self._number}"
+        self._number += 1
+        body: Json = {"metadata": {"name": name}, "spec": {"containers": [_CONTAINER]}}
+        if self._sharepods:
+            gpu = {"request": self._chance.randrange(100, 501, 50) / 1000}
+            body |= {"apiVersion": "sharepod.dev/v1alpha1", "kind": "SharePod"}
+            body["spec"] = {**body["spec"], "gpu": gpu}
+        else:
+            body |= {"apiVersion": "v1", "kind": "Pod"}
+        self.seen.sent[name] = time.monotonic()
+        await self._api.create((SHAREPODS if self._sharepods else PODS).format(self._namespace), body)
+
+    async def at_rate(self, rate: float, count: int) -> None:
+        """Create so many objects at so many a second, however long each takes; return when all Pods are bound."""
+        begun = time.monotonic()
+        creating = []
+        for number in range(count):
+            await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
+            creating.append(asyncio.create_task(self.create()))
+        await asyncio.gather(*creating)
+        await self.all_bound()
+
+    async def in_flight(self, most: int, *, seconds: float = 0.0, count: int = 0) -> float:
+        """Create for so many seconds, or so many objects, with at most `most` that are not bound yet.
+
+        Return the Pods bound per second while it went on.
+        """
+        begun, bound_before, sent_before = time.monotonic(), len(self.seen.bound), self._number
+        ends = begun + (seconds or _SETTLE_S)
+
+        async def creator() -> None:
+            while time.monotonic() < ends and not (count and self._number - sent_before >= count):
+                if self._number - len(self.seen.bound) >= most:
+                    async with self._bound:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(1.0):
+                                await self._bound.wait()
+                    continue
+                await self.create()
+
+        await asyncio.gather(*(creator() for _ in range(_CREATORS)))
+        return (len(self.seen.bound) - bound_before) / (time.monotonic() - begun)
+
+    async def all_bound(self) -> None:
+        """Wait until the Pods of all objects created so far are bound. Raises `TimeoutError`."""
+        async with asyncio.timeout(_SETTLE_S), self._bound:
+            await self._bound.wait_for(lambda: len(self.seen.bound) >= len(self.seen.sent))
+
+    async def delete(self, names: Iterable[str]) -> None:
+        """Delete these SharePods at once."""
+        path = SHAREPODS.format(self._namespace)
+        await asyncio.gather(*(self._api.call("DELETE", f"{path}/{name}", {}) for name in names))
+
+    async def follow(self) -> None:
+        """Note the moments of the namespace's Pods until cancelled."""
+        path = PODS.format(self._namespace)
+        since = "0"
+        while True:
+            try:
+                listed = await self._api.get(path, {"limit": "1"})
+                since = str(listed["metadata"]["resourceVersion"]) if since == "0" else since
+                async for event in self._api.watch(path, {}, since):
+                    since = str(event["object"]["metadata"]["resourceVersion"])
+                    if event["type"] in ("ADDED", "MODIFIED"):
+                        await self._note(event["object"])
+            except ApiError:
+                await asyncio.sleep(0.1)
+
+    async def _note(self, pod: Json) -> None:
+        now, name = time.monotonic(), pod["metadata"]["name"]
+        if name not in self.seen.opened and self._is_open(pod["spec"]):
+            self.seen.opened[name] = now
+        if pod["spec"].get("nodeName") and name not in self.seen.bound:
+            self.seen.bound[name] = now
+            async with self._bound:
+                self._bound.notify_all()
+
+    def _is_open(self, spec: Json) -> bool:
+        return not spec.get("schedulingGates") and (not self._sharepods or "matchFields" in str(spec.get("affinity")))
+
+
+@asynccontextmanager
+async def client(kubeconfig: Path, namespace: str, *, sharepods: bool, seed: int = 1) -> AsyncIterator[LoadClient]:
+    """A client that follows its namespace."""
+    api = await Connection.open(kubeconfig, "benchmark")
+    made = LoadClient(api, namespace, sharepods=sharepods, seed=seed)
+    following = asyncio.create_task(made.follow())
+    try:
+        await asyncio.sleep(0.5)  # the watch is there before the first object
+        yield made
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await api.close()
+
+
+def percentile(values: list[float], percent: int) -> float:
+    """Return a percentile of seconds, in milliseconds."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] * 1000
+
+
+def run(work: Any) -> Any:
+    """Run a coroutine."""
+    return asyncio.run(work)

@@ -1,0 +1,260 @@
+"""The two control planes of the benchmark, one interface.
+
+Guarantees:
+- Nodes are ready, have eight GPUs each and an agent that renews its Lease.
+- Calls are those of the operator alone: by audit log on the real control plane, by user agent on the double.
+- Everything ends with the `with` block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from cluster.fake_agents import FakeAgents
+from harness.api import Api
+from harness.cluster import Cluster, free_ports, wait_until
+from harness.fakes import FakeKubelets
+from harness.installation import NAMESPACE, Installation
+from results import ROOT
+
+GPUS = 8
+"""GPUs of a node: what the common large servers have."""
+_READY_S = 60.0
+_STOP_S = 20.0
+_LEASE_S = 180
+"""Seconds that an agent's Lease holds on the real control plane: one process renews them all, one after the other."""
+_OPERATOR = (
+    "system:serviceaccount",
+    NAMESPACE,
+    "sharepod-operator",
+)
+
+
+class Plane(Protocol):
+    """Control plane with nodes, agents and one operator."""
+
+    name: str
+    kubeconfig: Path
+
+    def start_operator(self, wrapper: list[str] | None = None) -> None:
+        """Start an operator; `wrapper`: the program to run instead of `sharepod-operator`."""
+        ...
+
+    def stop_operator(self) -> None:
+        """End the operator by SIGTERM and wait for it."""
+        ...
+
+    def namespace(self, name: str) -> str:
+        """Create a namespace."""
+        ...
+
+    def calls(self) -> Counter[str]:
+        """Return the operator's calls so far by verb and resource."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Process id of the operator."""
+        ...
+
+    @property
+    def probe(self) -> str:
+        """URL that the operator answers at once."""
+        ...
+
+
+class MemoryPlane:
+    """API server double in a process of its own, with scheduler, kubelets and agents in it."""
+
+    name = "in memory"
+
+    def __init__(self, nodes: int, **settings: str) -> None:
+        self._nodes = nodes
+        self._settings = settings
+        self._stack = ExitStack()
+        self._operator: subprocess.Popen[bytes] | None = None
+        self._ports = (0, 0)
+
+    def __enter__(self) -> Self:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-")))
+        (port,) = free_ports(1)
+        self._url = f"http://127.0.0.1:{port}"
+        self.kubeconfig = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": self._url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+        self.log = folder / "operator.log"
+        arguments = ["--port", str(port), "--nodes", str(self._nodes), "--gpus", str(GPUS)]
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "doubles.apiserver", *arguments], cwd=ROOT, env=_environment()
+        )
+        self._stack.callback(_end, self.server)
+        self._stack.callback(self.stop_operator)
+        wait_until(lambda: self.ask("calls") is not None, what="the API server double", timeout=_READY_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start_operator(self, wrapper: list[str] | None = None) -> None:
+        self._ports = (health, metrics) = tuple(free_ports(2))  # type: ignore[assignment]
+        settings = {
+            "SHAREPOD_KUBECONFIG": str(self.kubeconfig),
+            "SHAREPOD_IDENTITY": "operator",
+            "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
+            "SHAREPOD_HEALTH_PORT": str(health),
+            "SHAREPOD_METRICS_PORT": str(metrics),
+        }
+        program = wrapper or [str(Path(sys.executable).parent / "sharepod-operator")]
+        with self.log.open("ab") as log:
+            self._operator = subprocess.Popen(
+                program, cwd=ROOT, env=_environment() | settings | self._settings, stderr=log, stdout=log
+            )
+
+    def stop_operator(self) -> None:
+        if self._operator is not None:
+            _end(self._operator)
+            self._operator = None
+
+    def namespace(self, name: str) -> str:
+        return name
+
+    def calls(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for key, count in (self.ask("calls") or {}).items():
+            who, _, what = key.partition(" ")
+            if who != "benchmark":
+                found[what] += count
+        return found
+
+    def ask(self, what: str) -> Any:
+        """Ask the double something of its own; None while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/double/{what}", timeout=120) as answer:
+                return json.loads(answer.read())
+        except OSError:
+            return None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the operator a signal."""
+        os.kill(self.pid, number)
+
+    @property
+    def pid(self) -> int:
+        assert self._operator is not None
+        return self._operator.pid
+
+    @property
+    def probe(self) -> str:
+        return f"http://127.0.0.1:{self._ports[1]}/readyz"
+
+
+class RealPlane:
+    """etcd, API server, scheduler and controller manager, with nodes that have nothing behind them.
+
+    `kubelets`: report Pods as running; without, Pods are bound and no more.
+    """
+
+    name = "real"
+
+    def __init__(self, nodes: int, *, kubelets: bool = False, **settings: str) -> None:
+        self._nodes = nodes
+        self._settings = settings
+        self._kubelets = kubelets
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shp-")))
+        policy, self._audit = folder / "audit.yaml", folder / "audit.log"
+        rules = [{"level": "Metadata", "users": [":".join(_OPERATOR)]}, {"level": "None"}]
+        content = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+        policy.write_text(json.dumps(content))
+        flags = [f"--audit-policy-file={policy}", f"--audit-log-path={self._audit}", "--audit-log-mode=batch"]
+        self.cluster = self._stack.enter_context(Cluster(apiserver_args=flags))
+        api: Api = self.cluster.api
+        if self._kubelets:
+            self._stack.enter_context(FakeKubelets(api))
+        agents = self._stack.enter_context(
+            FakeAgents(api, gpus=GPUS, memory=80 << 30, duration=_LEASE_S, renew=_LEASE_S / 3, pace=1.0)
+        )
+        self.kubeconfig = self.cluster.kubeconfig
+        self._installation = Installation(self.cluster)
+        self.cluster.runtime_class()
+        labels = {"sharepod.dev/pool": "dedicated"}
+        nodes = self.cluster.add_fake_nodes(self._nodes, labels=labels, cpu="640", memory="2560Gi", pods=500)
+        self.start_operator()
+        ledgers = "/apis/sharepod.dev/v1alpha1/gpunodes"
+        wait_until(lambda: len(api.get(ledgers)["items"]) == len(nodes), what="all GPUNodes", timeout=_READY_S * 5)
+        agents.start(*nodes)
+        time.sleep(3)  # the operator looks at the agents' Leases each second
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start_operator(self, wrapper: list[str] | None = None) -> None:
+        assert wrapper is None, "the real control plane runs the operator as it is"
+        self._service = self._installation.start_operator(env=self._settings)
+
+    def stop_operator(self) -> None:
+        self._service.signal(signal.SIGTERM)
+        self._service.wait(_STOP_S)
+
+    def namespace(self, name: str) -> str:
+        return self.cluster.namespace(name)
+
+    def calls(self) -> Counter[str]:
+        time.sleep(2)  # the audit log is written in batches
+        found: Counter[str] = Counter()
+        with self._audit.open() as lines:
+            for line in lines:
+                event = json.loads(line)
+                about = event["objectRef"]
+                part = f"/{about['subresource']}" if about.get("subresource") else ""
+                found[f"{event['verb']} {about['resource']}{part}"] += 1
+        return found
+
+    @property
+    def pid(self) -> int:
+        return self._service.pid
+
+    @property
+    def probe(self) -> str:
+        return f"http://127.0.0.1:{self._installation.ports['operator']}/readyz"
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_")}
+    return {**kept, "PYTHONPATH": "tests:benchmarks"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here: SIGTERM, then SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_STOP_S)
