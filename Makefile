@@ -144,8 +144,8 @@ bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
 	@$(BIN)/python benchmarks/burst.py
 
-bench-chaos: shim cluster ## 2,000 SharePods on 1,000 nodes, the operator killed ten times (5 minutes); SEED=
-	@$(BIN)/python benchmarks/chaos.py
+bench-chaos: shim cluster ## 2,000 SharePods on 1,010 nodes, the operator killed ten times, in bad weather (10 minutes); SEED=
+	@$(BIN)/python benchmarks/chaos.py $(CHAOS_ARGS)
 
 bench-weather: shim cluster ## each fault between operator and API server, played once: how long it was blind (10 minutes); WEATHER_ARGS
 	@$(BIN)/python benchmarks/weather.py $(WEATHER_ARGS)

@@ -1,11 +1,15 @@
-"""2,000 SharePods on 1,000 fake nodes while the operator is killed ten times (SIGKILL), on a real API server.
+"""2,000 SharePods on 1,010 fake nodes while the operator is killed and the weather is bad, on a real API server.
 
-    PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1000] [--kills 10] [--seed N]
+    PYTHONPATH=tests:benchmarks python benchmarks/chaos.py [--sharepods 2000] [--nodes 1010] [--kills 10] [--faults 36]
+        [--seed N]
 
-When each kill comes is drawn from the seed, which is printed first; SEED=N in the environment repeats a run. A tenth of
-the SharePods is deleted while the others are placed. The operator has its default settings but for the agents' Leases:
-one process plays all agents. None may be lost, doubled or over-committed, at any moment; ends with status 1 if not.
-Prints a table and writes build/results/chaos.json.
+Ten kills (SIGKILL) and 36 faults between the operator and the API server (silence, errors, late and lost answers,
+outages, restarts of the API server: `tests/cluster/weather/storm.py`) are drawn from the seed, which is printed first;
+SEED=N in the environment repeats a run. A tenth of the SharePods is deleted while the others are placed; the names of
+some Pods are taken; processes of no tenant are on twenty GPUs, which must take nobody. Halfway the store is copied; in
+the end it is put back to that copy. Of what the store holds, none may be lost, doubled or over-committed, at any
+moment; ends with status 1 if not. The operator has its default settings but for the agents' Leases: one process plays
+all agents. Prints a table and writes build/results/chaos.json.
 """
 
 from __future__ import annotations
@@ -16,25 +20,32 @@ import random
 import sys
 
 from cluster.audit import Audit
-from cluster.chaos import Asked, run
-from cluster.operator_world import GIB, a_world
+from cluster.chaos import Asked, Outcome, restored, run
+from cluster.operator_world import GIB
+from cluster.weather.storm import Storm
+from cluster.weather.world import bad_weather
 from results import Row, write
 
+_SECONDS_A_FAULT = 6.0
+"""Seconds that a fault and the pause after it take, about: so long SharePods keep coming."""
 _AGENT_LEASE = 120  # seconds; a thousand agents' Leases are renewed one after the other
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sharepods", type=int, default=2000)
-    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=1010)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--faults", type=int, default=36)
     parser.add_argument(
         "--seed", type=int, default=int(os.environ.get("SEED") or random.SystemRandom().randrange(1 << 31))
     )
     options = parser.parse_args()
-    if options.sharepods > 2 * options.nodes:
+    strangers = options.nodes // 50
+    if options.sharepods > 2 * options.nodes - strangers:
         parser.error(
-            f"--sharepods {options.sharepods} is more than the {2 * options.nodes} GPUs of --nodes: they must fit"
+            f"--sharepods {options.sharepods} is more than the {2 * options.nodes - strangers} GPUs of --nodes without "
+            "a stranger's process: they must fit"
         )
     print(f"chaos: seed {options.seed}", flush=True)
     asked = Asked(
@@ -43,30 +54,40 @@ def main() -> int:
         kills=options.kills,
         seed=options.seed,
         deleted=options.sharepods // 10,
-        timeout=900.0,
+        timeout=1200.0,
+        strangers=strangers,
+        taken=options.sharepods // 100,
+        spread=_SECONDS_A_FAULT * options.faults,
     )
     times = {"SHAREPOD_AGENT_DURATION": str(_AGENT_LEASE)}
     with (
-        a_world(times=times, agent_lease=_AGENT_LEASE, agent_renew=20.0, pace=1.0) as world,
-        Audit(world.api, memory=16 * GIB) as audit,
+        bad_weather(times=times, agent_lease=_AGENT_LEASE, agent_renew=20.0, pace=1.0) as weather,
+        Audit(weather.world.api, memory=16 * GIB) as audit,
     ):
-        outcome = run(world, audit, asked)
-    case = f"{asked.sharepods} SharePods, {asked.nodes} nodes, {outcome.kills} kills, seed {asked.seed}"
-    write(
-        "chaos",
-        [
-            Row(case, "deleted_meanwhile", "count", asked.deleted),
-            Row(case, "running", "count", outcome.running),
-            Row(case, "lost", "count", outcome.lost),
-            Row(case, "doubled", "count", outcome.doubled),
-            Row(case, "gpus_over_committed", "count", outcome.over_committed),
-            Row(case, "left_of_deleted", "count", outcome.left),
-            Row(case, "watch_gaps", "count", outcome.watch_gaps),
-            Row(case, "longest_without_a_reservation", "s", outcome.longest_silence),
-            Row(case, "until_all_run", "s", outcome.seconds),
-        ],
-    )
-    return 1 if outcome.lost or outcome.doubled or outcome.over_committed or outcome.left else 0
+        storm = Storm(weather, seed=options.seed, faults=options.faults, backup=True)
+        outcomes = {"killed, in bad weather": run(weather.world, audit, asked, storm=storm)}
+        if storm.backup is not None:
+            outcomes["store put back"] = restored(weather.world, audit, storm.backup, asked)
+    about = f"{asked.sharepods} SharePods, {asked.nodes} nodes, seed {asked.seed}"
+    rows = [row for name, outcome in outcomes.items() for row in _rows(f"{about}: {name}", outcome)]
+    rows += [Row(f"{about}: faults", kind, "count", count) for kind, count in sorted(storm.played.items())]
+    write("chaos", rows)
+    return 1 if any(one.lost or one.doubled or one.over_committed or one.left for one in outcomes.values()) else 0
+
+
+def _rows(case: str, outcome: Outcome) -> list[Row]:
+    return [
+        Row(case, "running", "count", outcome.running),
+        Row(case, "lost", "count", outcome.lost),
+        Row(case, "doubled", "count", outcome.doubled),
+        Row(case, "gpus_over_committed", "count", outcome.over_committed),
+        Row(case, "left_of_deleted", "count", outcome.left),
+        Row(case, "kills", "count", outcome.kills),
+        Row(case, "operators_ended_themselves", "count", outcome.ended),
+        Row(case, "watch_gaps", "count", outcome.watch_gaps),
+        Row(case, "longest_blindness", "s", outcome.longest_silence),
+        Row(case, "until_all_run", "s", outcome.seconds),
+    ]
 
 
 if __name__ == "__main__":

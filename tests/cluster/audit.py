@@ -5,6 +5,7 @@ watch was never cut (`gaps` counts how often it was). What is found is kept unti
 
 - A GPU is over-committed when the rows of a ledger give away more than 1000 thousandths of its time, or more than its
   memory.
+- So it is when it gives away anything of a GPU that is `forbidden`.
 - A tenant is doubled when two of its Pods were bound to nodes, at the same time or one after the other.
 """
 
@@ -38,6 +39,8 @@ class Audit:
         self._pods: dict[str, Object] = {}  # uid: Pod
         self.over_committed: dict[str, str] = {}
         """GPU: what was given away of it when it was too much."""
+        self.forbidden: set[str] = set()
+        """GPUs that must take nobody: a process of no tenant is on them."""
         self.bound: defaultdict[str, set[str]] = defaultdict(set)
         """Tenant: the Pods of it that were ever bound."""
         self.reserved: set[str] = set()
@@ -82,6 +85,17 @@ class Audit:
         """Return tenants that had more than one bound Pod."""
         with self._lock:
             return sorted(tenant for tenant, pods in self.bound.items() if len(pods) > 1)
+
+    def forget(self) -> None:
+        """Forget what was seen, and list again: the store was put back to an older state."""
+        with self._lock:
+            self.bound.clear()
+            self.reserved.clear()
+            self._rows.clear()
+            self._pods.clear()
+            self._last = time.monotonic()
+        for watch in list(self._watches.values()):
+            watch.close()
 
     # What is seen
 
@@ -142,7 +156,7 @@ class Audit:
                 tenants_of[gpu] += 1
         for gpu, milli in time_of.items():
             self.most[gpu] = max(self.most[gpu], tenants_of[gpu])
-            if milli > 1000 or memory_of[gpu] > self._memory:
+            if milli > 1000 or memory_of[gpu] > self._memory or gpu in self.forbidden:
                 self.over_committed[gpu] = (
                     f"{milli} thousandths and {memory_of[gpu]} bytes to {tenants_of[gpu]} tenants"
                 )

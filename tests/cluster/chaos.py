@@ -1,24 +1,33 @@
-"""Many SharePods while the operator is killed, again and again, at random moments.
+"""Many SharePods while the operator is killed, again and again, at random moments, in bad weather if asked for.
 
 Guarantees: everything random comes from the seed: the requests, which SharePods are deleted while others are still
-placed, how many reservations each kill waits for and how long after that it comes, and whether the successor is the
-same pod started again or another one, which has to wait for the Lease. There are as many GPUs as SharePods, so that in
-the end each SharePod that was not deleted must run.
+placed, how many reservations each kill waits for and how long after that it comes, whether the successor is the same
+pod started again or another one, which has to wait for the Lease, which GPUs have a stranger's process, which names of
+Pods are taken, and the weather. There are as many GPUs without strangers as SharePods, so that in the end each
+SharePod that was not deleted must run.
 """
 
 from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
+from pathlib import Path
 
 from cluster.audit import Audit
+from cluster.fake_agents import gpu_uuid
 from cluster.operator_world import World, wait
+from cluster.weather.objects import foreign_pod
+from cluster.weather.storm import Storm
 from harness.api import Api, ApiError, Object
+from sharepod.api.objects import TENANT_LABEL
 
 REQUESTS = (200, 300, 400, 500, 600, 700, 800, 1000)  # thousandths
 _CLIENTS = 4
@@ -33,13 +42,20 @@ class Asked:
     deleted: int
     """Number of SharePods that are deleted while others are placed."""
     timeout: float
+    strangers: int = 0
+    """Number of GPUs with a process of no tenant, which must take nobody."""
+    taken: int = 0
+    """Number of SharePods whose Pod's name is taken until the weather is fair."""
+    spread: float = 0.0
+    """Seconds over which the SharePods are created; 0: as fast as the API server takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`lost`: SharePods that neither run nor were deleted. `doubled`: those with two rows in the end, or with two
-    Pods that were ever bound. `over_committed`: GPUs that at any moment were promised more than they have.
-    `left`: rows and Pods in the end of SharePods that are gone."""
+    """`lost`: SharePods of the store that neither run nor were deleted. `doubled`: those with two rows in the end, or
+    with two Pods that were ever bound. `over_committed`: GPUs that at any moment were promised more than they have, or
+    promised at all although a stranger's process was on them. `left`: rows and Pods in the end of SharePods that are
+    gone. `ended`: operators that ended without being told to."""
 
     running: int
     lost: int
@@ -47,12 +63,13 @@ class Outcome:
     over_committed: int
     left: int
     kills: int
+    ended: int
     watch_gaps: int
     longest_silence: float
     seconds: float
 
 
-def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos") -> Outcome:
+def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: Storm | None = None) -> Outcome:
     """One run on nodes of its own. The operator of `world` must run; in the end another does."""
     chance = random.Random(asked.seed)
     names = [f"p{number}" for number in range(asked.sharepods)]
@@ -60,37 +77,84 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos") -> Outc
     to_delete = set(chance.sample(names, asked.deleted))
     after = sorted(chance.randrange(1, asked.sharepods - asked.deleted) for _ in range(asked.kills))
     kills = [(count, chance.uniform(0, 0.5), chance.random() < 0.5) for count in after]
+    nodes = [f"{prefix}-{number}" for number in range(asked.nodes)]
+    strangers = {gpu_uuid(node, chance.randrange(2)) for node in chance.sample(nodes, asked.strangers)}
+    taken = chance.sample(sorted(set(names) - to_delete), asked.taken)
 
+    audit.forbidden |= strangers
+    world.agents.strangers(strangers)
     world.nodes(prefix, asked.nodes)
     namespace = world.cluster.namespace(prefix)
+    for name in taken:
+        world.api.create(f"/api/v1/namespaces/{namespace}/pods", foreign_pod(name))
     before, begun = len(audit.reserved), time.monotonic()
     killing = _Killing(world, audit, kills, before)
     clients = [
-        _Client(world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete)
+        _Client(world, namespace, prefix, {name: requests[name] for name in names[first::_CLIENTS]}, to_delete, asked)
         for first in range(_CLIENTS)
     ]
-    threads: list[_Killing | _Client] = [killing, *clients]
+    threads: list[_Killing | _Client | Storm] = [*clients, killing, *([storm] if storm else [])]
     audit.expecting = True
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(asked.timeout)
-        assert not thread.is_alive(), f"{thread.name}: not within {asked.timeout:g} s"
-    audit.expecting = False
+        _join(thread, killing, asked.timeout)
     failures = [failure for thread in threads for failure in thread.failures]
     assert not failures, failures
+    for name in taken:
+        world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
-    staying = set(names) - to_delete
-    with suppress(AssertionError):  # then the outcome tells what is wrong
-        wait(lambda: _settled(world, audit, namespace, staying), what="settled", timeout=asked.timeout, interval=0.5)
-    return _outcome(world, audit, namespace, staying, killing.done, time.monotonic() - begun)
+    _settle(world, audit, namespace, killing, asked.timeout)
+    outcome = _outcome(world, audit, namespace, killing, time.monotonic() - begun)
+    audit.expecting = False
+    return outcome
+
+
+def restored(world: World, audit: Audit, backup: Path, asked: Asked, prefix: str = "chaos") -> Outcome:
+    """Put the cluster's store back to a copy, as from a backup. Return the outcome for what it holds then."""
+    begun = time.monotonic()
+    killing = _Killing(world, audit, [], 0)
+    world.cluster.restore(backup)
+    world.kubelets.forget()
+    audit.forget()
+    audit.expecting = True
+    for pod in world.cluster.pods(prefix, selector=f"!{TENANT_LABEL}"):
+        world.api.delete(f"/api/v1/namespaces/{prefix}/pods/{pod['metadata']['name']}", grace=0)
+    _settle(world, audit, prefix, killing, asked.timeout)
+    outcome = _outcome(world, audit, prefix, killing, time.monotonic() - begun)
+    audit.expecting = False
+    return outcome
+
+
+def _join(thread: threading.Thread, killing: _Killing, timeout: float) -> None:
+    """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does."""
+    deadline = time.monotonic() + timeout
+    while thread.is_alive():
+        assert time.monotonic() < deadline, f"{thread.name}: not within {timeout:g} s"
+        thread.join(0.5)
+        killing.keep()
+
+
+def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, timeout: float) -> None:
+    """Wait until every SharePod of the store runs; without an error if that never is, as the outcome tells then."""
+
+    def settled() -> bool:
+        killing.keep()
+        return _settled(world, audit, namespace)
+
+    with suppress(AssertionError):
+        wait(settled, what="settled", timeout=timeout, interval=0.5)
 
 
 class _Client(threading.Thread):
-    """Creates its SharePods as fast as the API server takes them and deletes those that are to go, a few later."""
+    """Creates its SharePods and deletes those that are to go, a few later."""
 
-    def __init__(self, world: World, namespace: str, on: str, requests: dict[str, int], to_delete: set[str]) -> None:
+    def __init__(
+        self, world: World, namespace: str, on: str, requests: dict[str, int], to_delete: set[str], asked: Asked
+    ) -> None:
         super().__init__(name="client", daemon=True)
+        self._pause = asked.spread / max(1, len(requests))
+        self._deadline = time.monotonic() + asked.timeout
         self._world = world
         self._namespace = namespace
         self._on = on
@@ -102,15 +166,35 @@ class _Client(threading.Thread):
         try:
             doomed: list[str] = []
             for name, milli in self._requests.items():
-                self._world.apply(self._namespace, name, {"request": milli / 1000}, on=self._on)
+                gpu = {"request": milli / 1000}
+                self._surely(partial(self._world.apply, self._namespace, name, gpu, on=self._on))
                 if name in self._to_delete:
                     doomed.append(name)
                 if len(doomed) > 5:
-                    self._world.delete(self._namespace, doomed.pop(0))
+                    self._surely(partial(self._world.delete, self._namespace, doomed.pop(0)))
+                time.sleep(self._pause)
             for name in doomed:
-                self._world.delete(self._namespace, name)
-        except (ApiError, OSError) as error:
-            self.failures.append(str(error))
+                self._surely(partial(self._world.delete, self._namespace, name))
+        except (ApiError, OSError, HTTPException) as error:
+            self.failures.append(repr(error))
+
+    def _surely(self, write: Callable[[], object]) -> None:
+        """Write, again and again while the API server is away; a write whose answer was lost has happened."""
+        again = False
+        while True:
+            try:
+                write()
+                return
+            except ApiError as error:
+                if again and error.code in (404, 409):
+                    return
+                if error.code not in (403, 429, 500, 503) or time.monotonic() > self._deadline:
+                    raise
+            except (OSError, HTTPException):
+                if time.monotonic() > self._deadline:
+                    raise
+            again = True
+            time.sleep(0.2)
 
 
 class _Killing(threading.Thread):
@@ -122,28 +206,51 @@ class _Killing(threading.Thread):
         self._audit = audit
         self._kills = kills
         self._before = before
+        self._lock = threading.Lock()
+        self._name = "operator"
         self.done = 0
+        self.ended = 0
+        """Number of operators that ended without being told to."""
         self.failures: list[str] = []
+
+    def keep(self) -> None:
+        """Start the operator again if it has ended."""
+        with self._lock:
+            operator = self._world.operator
+            if operator is not None and not operator.running():
+                self.ended += 1
+                print(f"chaos: the operator ended\n{operator.log_tail(8)}", file=sys.stderr, flush=True)
+                self._world.start_operator(self._name)
 
     def _has_reserved(self, wanted: int) -> bool:
         return len(self._audit.reserved) >= wanted
 
     def run(self) -> None:
-        name = "operator"
         try:
             for count, later, same_pod in self._kills:
                 wanted = self._before + count
                 wait(partial(self._has_reserved, wanted), what=f"{count} reservations", timeout=300, interval=0.005)
                 time.sleep(later)
-                operator = self._world.operator
-                assert operator is not None
-                operator.signal(signal.SIGKILL)
-                operator.wait(10)
-                self.done += 1
-                name = name if same_pod else f"operator-{self.done}"
-                self._world.start_operator(name)
+                with self._lock:
+                    self._kill(same_pod)
         except Exception as error:
             self.failures.append(repr(error))
+
+    def _kill(self, same_pod: bool) -> None:
+        operator = self._world.operator
+        assert operator is not None
+        if operator.running():
+            operator.signal(signal.SIGKILL)
+            operator.wait(10)
+        self.done += 1
+        self._name = self._name if same_pod else f"operator-{self.done}"
+        self._world.start_operator(self._name)
+
+
+def _names(world: World, namespace: str) -> set[str]:
+    """Return the names of the SharePods that the store holds and nobody deletes."""
+    items = world.api.get(world.path(namespace))["items"]
+    return {item["metadata"]["name"] for item in items if "deletionTimestamp" not in item["metadata"]}
 
 
 def _running(api: Api, path: str) -> dict[str, Object]:
@@ -157,14 +264,16 @@ def _mine(audit: Audit, namespace: str) -> tuple[list[Object], list[Object]]:
     return rows, [pod for pod in audit.pods() if pod["metadata"]["namespace"] == namespace]
 
 
-def _settled(world: World, audit: Audit, namespace: str, staying: set[str]) -> bool:
+def _settled(world: World, audit: Audit, namespace: str) -> bool:
+    staying = _names(world, namespace)
     rows, pods = _mine(audit, namespace)
     if not len(rows) == len(pods) == len(staying) or any(row["state"] != "Reserved" for row in rows):
         return False
     return _running(world.api, world.path(namespace)).keys() == staying
 
 
-def _outcome(world: World, audit: Audit, namespace: str, staying: set[str], kills: int, seconds: float) -> Outcome:
+def _outcome(world: World, audit: Audit, namespace: str, killing: _Killing, seconds: float) -> Outcome:
+    staying = _names(world, namespace)
     running = _running(world.api, world.path(namespace))
     rows, pods = _mine(audit, namespace)
     tenants = [row["id"] for row in rows]
@@ -176,7 +285,8 @@ def _outcome(world: World, audit: Audit, namespace: str, staying: set[str], kill
         doubled=len(tenants) - len(set(tenants)) + len(audit.doubled),
         over_committed=len(audit.over_committed),
         left=len(set(tenants) - uids) + sum(pod["metadata"]["uid"] not in podded for pod in pods),
-        kills=kills,
+        kills=killing.done,
+        ended=killing.ended,
         watch_gaps=audit.gaps,
         longest_silence=audit.longest_silence,
         seconds=seconds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +54,7 @@ class FakeAgents:
         self._namespaces = [NAMESPACE]
         self._left: set[str] = set()
         self._usage: dict[str, Object] = {}
+        self._strangers: set[str] = set()
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watch: Watch | None = None
@@ -105,6 +107,14 @@ class FakeAgents:
         """End what is left of this tenant."""
         with self._lock:
             self._left.discard(tenant)
+            nodes = sorted(self._there)
+        for node in nodes:
+            self._look(node)
+
+    def strangers(self, gpus: Collection[str]) -> None:
+        """A process of no tenant is on these GPUs, so that they cannot be shared."""
+        with self._lock:
+            self._strangers.update(gpus)
             nodes = sorted(self._there)
         for node in nodes:
             self._look(node)
@@ -185,15 +195,11 @@ class FakeAgents:
                 return
             rows = gpunode["spec"].get("tenants") or []
             status = {
-                "gpus": [
-                    {"uuid": gpu_uuid(name, index), "index": index, "model": "Test GPU", "memory": self._memory,
-                     "health": "Healthy", "shareable": True, "reason": "", "links": []}
-                    for index in range(self._gpus)
-                ],
+                "gpus": [self._gpu(gpu_uuid(name, index), index) for index in range(self._gpus)],
                 "tenants": [self._tenant(row) for row in rows],
                 "observedGeneration": gpunode["metadata"]["generation"],
                 "simulated": True,
-            }  # fmt: skip
+            }
             known = gpunode.get("status") or {}
             if all(known.get(key) == value for key, value in status.items()):
                 return
@@ -207,6 +213,19 @@ class FakeAgents:
             except ApiError as error:
                 if error.code != 404:
                     self.failures.append(str(error))
+
+    def _gpu(self, uuid: str, index: int) -> Object:
+        stranger = uuid in self._strangers
+        return {
+            "uuid": uuid,
+            "index": index,
+            "model": "Test GPU",
+            "memory": self._memory,
+            "health": "Healthy",
+            "shareable": not stranger,
+            "reason": "process 7 belongs to no tenant" if stranger else "",
+            "links": [],
+        }
 
     def _tenant(self, row: Object) -> Object:
         seen = {"id": row["id"], "processes": 0, "memory": 0, "heldMilli": 0, "connected": False, "drained": False}

@@ -126,6 +126,12 @@ class FakeKubelets:
         """End a running pod now, in phase Succeeded or Failed; it is written when this returns."""
         self._terminate(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}"), phase, exit_code)
 
+    def forget(self) -> None:
+        """Forget what was done, and look again: the store was put back to an older state."""
+        self._seen.clear()
+        if self._watch is not None:
+            self._watch.close()
+
     # What is seen
 
     def _observe(self) -> None:

@@ -139,13 +139,22 @@ def message(seen: Object, kind: str) -> str:
 
 
 @contextmanager
-def bad_weather(*, times: Mapping[str, str] = TIMES, start: bool = True) -> Iterator[Weather]:
-    """A cluster of its own with SharePod installed and the operator behind a proxy. `start`: whether it is started."""
+def bad_weather(
+    *,
+    times: Mapping[str, str] = TIMES,
+    start: bool = True,
+    agent_lease: int = AGENT_LEASE,
+    agent_renew: float = 1.0,
+    pace: float = 0.0,
+) -> Iterator[Weather]:
+    """A cluster of its own with SharePod installed and the operator behind a proxy. `start`: whether it is started;
+    the others: as `a_world` has them.
+    """
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FaultProxy(cluster) as proxy,
         FakeKubelets(cluster.api) as kubelets,
-        FakeAgents(cluster.api, duration=AGENT_LEASE) as agents,
+        FakeAgents(cluster.api, duration=agent_lease, renew=agent_renew, pace=pace) as agents,
     ):
         world = World(cluster, kubelets, agents, times)
         token = cluster.service_account_token("sharepod-system", "sharepod-operator")
