@@ -7,10 +7,10 @@ from .connection import (
     MERGE_PATCH,
     Connection,
     Json,
-    NoApiServerError,
+    TakeUnreadable,
     backoff,
-    configuration,
 )
+from .credentials import NoApiServerError, configuration
 from .errors import (
     AlreadyExistsError,
     ApiError,
@@ -19,8 +19,11 @@ from .errors import (
     GoneError,
     InvalidError,
     NotFoundError,
+    SilentError,
+    UnauthorizedError,
     UnavailableError,
 )
+from .json_text import Unreadable
 
 __all__ = [
     "APPLY_PATCH",
@@ -37,7 +40,11 @@ __all__ = [
     "Json",
     "NoApiServerError",
     "NotFoundError",
+    "SilentError",
+    "TakeUnreadable",
+    "UnauthorizedError",
     "UnavailableError",
+    "Unreadable",
     "backoff",
     "configuration",
 ]

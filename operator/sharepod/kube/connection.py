@@ -2,30 +2,37 @@
 
 Guarantees:
 - Bodies and answers are plain dicts; every call names its content type.
-- Every call ends within its timeout; a watch ends once it has been silent for `WATCH_SILENCE_S`.
+- Every call ends within its timeout; a watch ends at the latest `WATCH_GRACE_S` after the time that it was asked for.
 - Every failure is an `ApiError`.
-- Tokens are read again as the kubelet rotates them.
+- An object that cannot be read (too deep, too large) costs neither the list nor the watch that brings it.
+- Proxies of the environment are looked up once, when the connection is made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import codecs
 import json
 import random
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
-from urllib.parse import urlencode
+from typing import Any, TypeAlias
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.client import Configuration
+from yarl import URL
 
-from .errors import UnavailableError, refusal
+from .credentials import Rereading, configuration
+from .errors import ApiError, SilentError, UnauthorizedError, UnavailableError, refusal
+from .json_text import OBJECT_LIMIT, ListText, NotAListError, NotAnEventError, Unreadable, parse_event
 
 Json: TypeAlias = dict[str, Any]
+TakeUnreadable: TypeAlias = Callable[[str, Unreadable], None]
+"""Takes the type of an event (ADDED where it is an item of a list) and what can be had of its object."""
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -35,46 +42,27 @@ APPLY_PATCH = "application/apply-patch+yaml"
 CALL_TIMEOUT_S = 10.0
 """Seconds that one call may take, unless the caller says otherwise."""
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds that a connection may take to be made."""
-WATCH_S = (240, 300)
-"""Seconds that a watch is asked to last, at random within these bounds: clients do not all list again together."""
-WATCH_SILENCE_S = 90.0
-"""Seconds of silence after which a watch counts as dead: the API server sends a bookmark about every minute."""
-_LINE_LIMIT = 1 << 22
-"""Longest event of a watch in bytes, 4 MiB: above etcd's limit for an object (1.5 MiB) in its JSON form."""
-_TOKEN_PERIOD_S = 60.0
-"""Seconds between two readings of the kubeconfig and its token: well below a token's lifetime (at least 10 min)."""
-
-
-class NoApiServerError(ConnectionError):
-    """API server that cannot be reached, because nothing readable says how."""
-
-
-async def configuration(kubeconfig: Path | None) -> Configuration:
-    """Return how to reach the API server: from a kubeconfig; without one, from the pod's ServiceAccount.
-
-    Raise `NoApiServerError`, which says what to do, if neither can be read.
-    """
-    config = Configuration()
-    try:
-        if kubeconfig is not None:
-            await _load(kubeconfig, config)
-            config.refresh_api_key_hook = _reread(kubeconfig)
-        else:
-            load_incluster_config(client_configuration=config)
-    except Exception as error:  # the loaders raise exceptions of many kinds
-        source = f"kubeconfig {kubeconfig}" if kubeconfig else "the pod's ServiceAccount (set kubeconfig to use a file)"
-        raise NoApiServerError(f"cannot read from {source} how to reach the API server: {error}") from error
-    return config
+"""Seconds that a connection may take to be made, and a watch to be answered."""
+WATCH_S = (20, 25)
+"""Seconds that a watch is asked to last, at random within these bounds. An API server sends bookmarks only about each
+minute, so that a watch without events shows by its end alone that it still hears the server."""
+WATCH_GRACE_S = 3.0
+"""Seconds after which a watch counts as dead that the server has not ended when it was to."""
+_TURN_S = 0.005
+"""Seconds for which a list is read before other tasks get a turn."""
 
 
 class Connection:
     """Connection to the API server. Every call may raise `ApiError`. Close it at the end."""
 
     def __init__(self, config: Configuration, user_agent: str) -> None:
-        self._api = ApiClient(config)
+        self._config = config
         self._host = str(config.host).rstrip("/")
         self._user_agent = user_agent
+        self._session: aiohttp.ClientSession | None = None
+        self._rejected_since: float | None = None
+        self.answered_at: float | None = None
+        """When the API server last answered anything but "try again later", in monotonic seconds; None: never."""
 
     @classmethod
     async def open(cls, kubeconfig: Path | None, user_agent: str) -> Connection:
@@ -83,7 +71,13 @@ class Connection:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def rejected_for_s(self) -> float:
+        """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
+        return 0.0 if self._rejected_since is None else time.monotonic() - self._rejected_since
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
         """Return the object, or list, at `path`."""
@@ -110,22 +104,70 @@ class Connection:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Json:
         """Make a call; return its answer."""
-        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, CONNECT_TIMEOUT_S))
         call = f"{method} {path}"
         try:
-            response = await self._send(method, path, body, query or {}, content, limits)
-            async with response:
-                answer = await response.read()
+            async with asyncio.timeout(timeout_s):
+                response = await self._send(method, path, body, query or {}, content)
+                async with response:
+                    answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unavailable(call, error) from error
-        if response.status >= 300:
-            raise refusal(call, response.status, answer)
+            raise self._unavailable(call, error) from error
+        self._check(call, response, answer)
         return _parse(call, response.status, answer)
 
-    async def watch(self, path: str, query: Mapping[str, str], since: str) -> AsyncIterator[Json]:
+    async def page(
+        self,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        take: Callable[[Json], None],
+        unreadable: TakeUnreadable,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Json:
+        """Read one page of a list, item by item as it arrives; return the list's metadata."""
+        call = f"LIST {path}"
+        reader, decoder = ListText(), codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._send("GET", path, None, query, JSON)
+                async with response:
+                    if response.status >= 300:
+                        self._check(call, response, await response.read())
+                    self._check(call, response, b"")
+                    turn = time.monotonic() + _TURN_S
+                    async for chunk in response.content.iter_any():
+                        for item in reader.feed(decoder.decode(chunk)):
+                            _hand_over(item, take, unreadable)
+                            if time.monotonic() > turn:
+                                await asyncio.sleep(0)
+                                turn = time.monotonic() + _TURN_S
+            for item in reader.close():
+                _hand_over(item, take, unreadable)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(call, error) from error
+        except NotAListError as error:
+            raise UnavailableError(call, response.status, "NotJson", str(error)) from None
+        return reader.metadata
+
+    async def watch(
+        self,
+        path: str,
+        query: Mapping[str, str],
+        since: str,
+        *,
+        heard: Callable[[], None] = lambda: None,
+        unreadable: TakeUnreadable | None = None,
+    ) -> AsyncIterator[Json]:
         """Yield events (`{"type", "object"}`, bookmarks too) since a resourceVersion, until the server ends the watch.
 
-        Raise `GoneError` if the version is too old, `UnavailableError` after a silence of `WATCH_SILENCE_S`.
+        Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
+
+        Args:
+            path: path of the collection.
+            query: selectors.
+            since: resourceVersion.
+            heard: called when the watch is answered, and with each piece that arrives.
+            unreadable: takes the objects that cannot be read; None: the first one ends the watch (`UnavailableError`).
         """
         lasts = random.randint(*WATCH_S)  # noqa: S311 - spreads load, nothing secret
         asked = {
@@ -135,38 +177,84 @@ class Connection:
             "resourceVersion": since,
             "timeoutSeconds": str(lasts),
         }
-        limits = aiohttp.ClientTimeout(
-            total=lasts + WATCH_SILENCE_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=WATCH_SILENCE_S
-        )
         call = f"WATCH {path}"
+        ends = asyncio.get_running_loop().time() + lasts + WATCH_GRACE_S
         try:
-            response = await self._send("GET", path, None, asked, JSON, limits)
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                response = await self._send("GET", path, None, asked, JSON)
             async with response:
                 if response.status >= 300:
-                    raise refusal(call, response.status, await response.read())
-                async for line in _lines(response):
-                    event = _parse(call, response.status, line)
-                    if event.get("type") == "ERROR":
-                        said = event.get("object") or {}
-                        raise refusal(call, int(said.get("code", 500)), json.dumps(said).encode())
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                        self._check(call, response, await response.read())
+                self._check(call, response, b"")
+                heard()
+                async for line, whole in _lines(response, ends, heard):
+                    event = parse_event(line, whole=whole)
+                    if isinstance(event, tuple):
+                        if unreadable is None:
+                            raise UnavailableError(call, response.status, "Unreadable", event[1].why)
+                        unreadable(*event)
+                        continue
+                    if event["type"] == "ERROR":
+                        said = event["object"]
+                        raise refusal(call, int(said.get("code") or 500), json.dumps(said).encode())
                     yield event
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise _unavailable(call, error) from error
+        except _SilenceError:
+            raise SilentError(call, 0, "Silent", "the server has not ended the watch when it was to") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._unavailable(call, error) from error
+        except NotAnEventError as error:
+            raise UnavailableError(call, 200, "NotJson", str(error)) from None
+
+    def _check(self, call: str, response: aiohttp.ClientResponse, answer: bytes) -> None:
+        """Note that the server has answered. Raise the error of a refusal."""
+        status = response.status
+        if status != 401:
+            self._rejected_since = None
+        if status < 500 and status != 429:
+            self.answered_at = time.monotonic()
+        if status < 300:
+            return
+        error: ApiError = refusal(call, status, answer, response.headers.get("Retry-After"))
+        if isinstance(error, UnauthorizedError):
+            self._rejected()
+        raise error
+
+    def _rejected(self) -> None:
+        """Note that credentials or certificate were rejected, and have them read again."""
+        if self._rejected_since is None:
+            self._rejected_since = time.monotonic()
+        if isinstance(hook := self._config.refresh_api_key_hook, Rereading):
+            hook.expire()
+
+    def _unavailable(self, call: str, error: BaseException) -> UnavailableError:
+        """Return the error of a call without an answer. Timeouts of aiohttp and asyncio have no text of their own."""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            self._rejected()
+        return UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time")
 
     async def _send(
-        self,
-        method: str,
-        path: str,
-        body: Json | list[Json] | None,
-        query: Mapping[str, str],
-        content: str,
-        limits: aiohttp.ClientTimeout,
+        self, method: str, path: str, body: Json | list[Json] | None, query: Mapping[str, str], content: str
     ) -> aiohttp.ClientResponse:
-        headers = {"Accept": JSON, "Content-Type": content, "User-Agent": self._user_agent}
-        await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        headers = {
+            "Accept": JSON,
+            "Accept-Encoding": "identity",  # in a cluster, packing costs more than it saves
+            "Content-Type": content,
+            "User-Agent": self._user_agent,
+        }
+        token = await self._config.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token
+        if self._session is None:
+            self._session = _session(self._config)
+        options: dict[str, Any] = (
+            {"server_hostname": self._config.tls_server_name} if self._config.tls_server_name else {}
+        )
+        if self._config.proxy:
+            options |= {"proxy": self._config.proxy, "proxy_headers": self._config.proxy_headers}
         url = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
-        answer = await self._api.call_api(method, url, header_params=headers, body=body, _request_timeout=limits)
-        return cast(aiohttp.ClientResponse, answer.response)
+        sent = json.dumps(body) if body is not None else None
+        return await self._session.request(method, URL(url, encoded=True), data=sent, headers=headers, **options)
 
 
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:
@@ -176,50 +264,75 @@ async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.
     await asyncio.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, nothing secret
 
 
-async def _load(kubeconfig: Path, config: Configuration) -> None:
-    await load_kube_config(config_file=str(kubeconfig), client_configuration=config, persist_config=False)
+def _session(config: Configuration) -> aiohttp.ClientSession:
+    context = ssl.create_default_context(cafile=config.ssl_ca_cert, cadata=config.ca_cert_data)
+    if config.cert_file:
+        context.load_cert_chain(config.cert_file, keyfile=config.key_file)
+    if not config.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if config.disable_strict_ssl_verification:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=context, limit=config.connection_pool_maxsize),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        trust_env=config.proxy is None and _proxy_of_environment(str(config.host)),
+        read_bufsize=1 << 20,
+    )
 
 
-def _reread(kubeconfig: Path) -> Callable[[Any], Awaitable[None]]:
-    """Return a hook that reads the kubeconfig, and its token file, again at most each `_TOKEN_PERIOD_S`.
+def _proxy_of_environment(url: str) -> bool:
+    """Return whether the environment has a proxy for this URL. aiohttp would look that up for every call anew."""
+    parts = urlsplit(url)
+    return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
 
-    If that fails, the credentials stay as they are.
+
+def _hand_over(item: Json | Unreadable, take: Callable[[Json], None], unreadable: TakeUnreadable) -> None:
+    if isinstance(item, Unreadable):
+        unreadable("ADDED", item)
+    else:
+        take(item)
+
+
+class _SilenceError(Exception):
+    """The server has not ended a watch when it was to."""
+
+
+async def _lines(
+    response: aiohttp.ClientResponse, ends: float, heard: Callable[[], None]
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """Yield the lines of a response, and whether each is whole: of one longer than `OBJECT_LIMIT`, its beginning.
+
+    Raise `_SilenceError` if the response has not ended at `ends`, on the clock of the event loop.
     """
-    read_at = time.monotonic()
-
-    async def reread(config: Any) -> None:
-        nonlocal read_at
-        if time.monotonic() - read_at < _TOKEN_PERIOD_S:
+    parts: list[bytes] = []
+    length = 0
+    while True:
+        try:
+            async with asyncio.timeout_at(ends):
+                chunk = await response.content.readany()
+        except TimeoutError:
+            raise _SilenceError from None
+        if not chunk:
             return
-        read_at = time.monotonic()
-        with contextlib.suppress(Exception):  # for instance a file half written
-            await _load(kubeconfig, config)
-
-    return reread
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines of a response. A line may be longer than the reader's buffer, up to `_LINE_LIMIT`."""
-    rest = b""
-    async for chunk in response.content.iter_any():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            if line:
-                yield line
-        if len(rest) > _LINE_LIMIT:
-            raise ValueError(f"a watch event of more than {_LINE_LIMIT} bytes")
+        heard()
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            parts.append(line)
+            length += len(line)
+            if length:
+                yield b"".join(parts), length <= OBJECT_LIMIT
+            parts, length = [], 0
+        length += len(rest)
+        if length <= OBJECT_LIMIT or not parts:
+            parts.append(rest)
 
 
 def _parse(call: str, status: int, text: bytes) -> Json:
     try:
         parsed = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnavailableError(call, status, "NotJson", str(error)) from None
     if not isinstance(parsed, dict):
         raise UnavailableError(call, status, "NotJson", "the answer is not an object")
     return parsed
-
-
-def _unavailable(call: str, error: BaseException) -> UnavailableError:
-    """Return the error of a call without an answer. Timeouts of aiohttp and asyncio have no text of their own."""
-    return UnavailableError(call, 0, type(error).__name__, str(error) or "no answer in time")

@@ -8,7 +8,9 @@ import json
 class ApiError(Exception):
     """Call that the API server did not carry out, or whose outcome is unknown."""
 
-    def __init__(self, call: str, status: int, reason: str, message: str) -> None:
+    def __init__(
+        self, call: str, status: int, reason: str, message: str, *, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(f"{call}: {status} {reason}: {message}")
         self.status = status
         """HTTP status; 0 without an answer."""
@@ -16,6 +18,17 @@ class ApiError(Exception):
         """Reason of the server's Status object; without an answer, the name of the exception."""
         self.message = message
         """The server's own words."""
+        self.retry_after_s = retry_after_s
+        """Seconds that the server asks to wait before the call is made again; None if it asks for none."""
+
+    @property
+    def was_not_begun(self) -> bool:
+        """True if the server has not begun the call and says when to make it again: a write has had no effect."""
+        return self.retry_after_s is not None and self.status in (429, 503)
+
+
+class UnauthorizedError(ApiError):
+    """401: the credentials are missing, wrong, or have expired. They are read again before the next call."""
 
 
 class ForbiddenError(ApiError):
@@ -46,15 +59,28 @@ class UnavailableError(ApiError):
     """No answer, or one that says to try again later. The outcome of a write is unknown."""
 
 
-def refusal(call: str, status: int, answer: bytes) -> ApiError:
-    """Return the error for an answer with this HTTP status."""
+class SilentError(UnavailableError):
+    """Watch that the server was to end and did not: its connection is half open."""
+
+
+LONGEST_MESSAGE = 1024
+"""Longest message of the server that is kept, in characters: it may quote an object of a user."""
+
+
+def refusal(call: str, status: int, answer: bytes, retry_after: str | None = None) -> ApiError:
+    """Return the error for an answer with this HTTP status and this header Retry-After."""
+    details: object = None
     try:
         said = json.loads(answer)
         reason, message = str(said.get("reason", "")), str(said.get("message", ""))
-    except (ValueError, AttributeError):
-        reason, message = "", answer[:500].decode(errors="replace").strip()
+        details = said.get("details")
+    except (ValueError, AttributeError, RecursionError):
+        reason, message = "", answer[:LONGEST_MESSAGE].decode(errors="replace").strip()
+    if retry_after is None and isinstance(details, dict) and details.get("retryAfterSeconds"):
+        retry_after = str(details["retryAfterSeconds"])
     kinds: dict[int, type[ApiError]] = {
         400: InvalidError,
+        401: UnauthorizedError,
         403: ForbiddenError,
         404: NotFoundError,
         409: AlreadyExistsError if reason == "AlreadyExists" else ConflictError,
@@ -63,4 +89,10 @@ def refusal(call: str, status: int, answer: bytes) -> ApiError:
         415: InvalidError,
         422: InvalidError,
     }
-    return kinds.get(status, UnavailableError)(call, status, reason, message)
+    kind = kinds.get(status, UnavailableError)
+    return kind(call, status, reason, message[:LONGEST_MESSAGE], retry_after_s=_seconds(retry_after))
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Return the seconds of a header Retry-After. Its other form, a date, would need clocks that agree: ignored."""
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() and len(retry_after) < 6 else None

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from sharepod.kube import (
     JSON_PATCH,
+    ApiError,
     Connection,
     ForbiddenError,
+    GoneError,
     NoApiServerError,
     NotFoundError,
+    SilentError,
+    UnauthorizedError,
     UnavailableError,
     connection,
+    credentials,
 )
 from unit.scripted_server import Scripted, kubeconfig
 
@@ -42,7 +48,7 @@ async def test_a_rotated_token_is_read_again(
         await connected.get("/x")
         (tmp_path / "token").write_text("second")
         await connected.get("/x")
-        monkeypatch.setattr(connection, "_TOKEN_PERIOD_S", 0.0)
+        monkeypatch.setattr(credentials, "_PERIOD_S", 0.0)
         await connected.get("/x")
         (tmp_path / "token").unlink()
         await connected.get("/x")
@@ -97,6 +103,146 @@ async def test_no_call_outlasts_its_timeout(scripted: Scripted, api: Connection)
     with pytest.raises(UnavailableError):
         await api.patch("/x", {}, JSON_PATCH, timeout_s=0.1)
     never.set()
+
+
+async def test_credentials_that_are_rejected_are_read_again_at_once_though_a_clock_was_set_back(
+    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "_AFTER_REJECTION_S", 0.0)
+    (tmp_path / "token").write_text("first")
+    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, tokenFile="token"), "test")
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        accepted = request.headers["Authorization"] == "Bearer second"
+        return web.json_response({}, status=200 if accepted else 401)
+
+    scripted.respond = respond
+    try:
+        assert connected.rejected_for_s == 0
+        with pytest.raises(UnauthorizedError):
+            await connected.get("/x")
+        (tmp_path / "token").write_text("second")
+        began = connected.rejected_for_s
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: 0.0)
+            assert connected.rejected_for_s >= began
+            await connected.get("/x")
+        assert connected.rejected_for_s == 0
+    finally:
+        await connected.close()
+
+
+async def test_a_refusal_says_when_the_server_wants_to_be_asked_again(scripted: Scripted, api: Connection) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return web.json_response(
+            {"message": "later"}, status=int(request.query["status"]), headers={"Retry-After": "7"}
+        )
+
+    scripted.respond = respond
+    for status, not_begun in ((429, True), (503, True), (500, False)):
+        with pytest.raises(UnavailableError) as refused:
+            await api.get("/x", {"status": str(status)})
+        assert (refused.value.retry_after_s, refused.value.was_not_begun) == (7.0, not_begun)
+    scripted.answers({"details": {"retryAfterSeconds": 3}}, 429)
+    with pytest.raises(UnavailableError) as refused:
+        await api.get("/x")
+    assert refused.value.retry_after_s == 3.0
+
+
+async def test_a_proxy_of_the_environment_is_used_and_without_one_the_environment_is_not_looked_at(
+    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    connected = await Connection.open(kubeconfig(tmp_path, scripted.url, token="t"), "test")
+    await connected.get("/straight")
+    assert connected._session is not None
+    assert not connected._session.trust_env
+    await connected.close()
+    monkeypatch.setenv("http_proxy", scripted.url)
+    connected = await Connection.open(kubeconfig(tmp_path, "http://api.invalid", token="t"), "test")
+    await connected.get("/proxied")
+    await connected.close()
+    assert [str(request.url.host) for request in scripted.asked] == ["127.0.0.1", "api.invalid"]
+
+
+DEEP = '{"a":' * 50_000 + "1" + "}" * 50_000
+BAD = f'{{"metadata":{{"name":"bad","uid":"u"}},"spec":{DEEP}}}'
+
+
+async def test_a_page_is_read_item_by_item_and_one_that_cannot_be_read_costs_itself_alone(
+    scripted: Scripted, api: Connection
+) -> None:
+    good: list[str] = []
+    bad: list[tuple[str, str]] = []
+    scripted.answers(
+        f'{{"items":[{{"metadata":{{"name":"a"}}}},{BAD},{{"metadata":{{"name":"b"}}}}],"metadata":{{"x":"y"}}}}'
+    )
+    metadata = await api.page(
+        "/x",
+        {},
+        take=lambda item: good.append(item["metadata"]["name"]),
+        unreadable=lambda kind, item: bad.append((kind, item.metadata["name"])),
+    )
+    assert (good, bad, metadata) == (["a", "b"], [("ADDED", "bad")], {"x": "y"})
+    for nonsense in ("oops", '{"items":[{}'):
+        scripted.answers(nonsense)
+        with pytest.raises(UnavailableError):
+            await api.page("/x", {}, take=lambda _: None, unreadable=lambda *_: None)
+    scripted.answers({"message": "too old"}, 410)
+    with pytest.raises(GoneError):
+        await api.page("/x", {}, take=lambda _: None, unreadable=lambda *_: None)
+
+
+async def test_an_event_that_cannot_be_read_does_not_end_the_watch(scripted: Scripted, api: Connection) -> None:
+    large = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "large"}, "spec": "x" * (5 << 20)}})
+    lines = [f'{{"type":"MODIFIED","object":{BAD}}}', large, json.dumps({"type": "ADDED", "object": {"metadata": {}}})]
+    scripted.answers("\n".join(lines) + "\n")
+    bad: list[tuple[str, str]] = []
+    seen = [
+        event["type"]
+        async for event in api.watch(
+            "/x", {}, "1", unreadable=lambda kind, item: bad.append((kind, item.metadata["name"]))
+        )
+    ]
+    assert seen == ["ADDED"]
+    assert bad == [("MODIFIED", "bad"), ("ADDED", "large")]
+    with pytest.raises(UnavailableError, match="too deep"):
+        async for _ in api.watch("/x", {}, "1"):
+            pass
+
+
+async def test_a_watch_that_the_server_does_not_end_is_silent_and_each_sound_of_it_is_heard(
+    scripted: Scripted, api: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "WATCH_S", (0, 0))
+    monkeypatch.setattr(connection, "WATCH_GRACE_S", 0.5)
+    never = asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b'{"type":"ADDED","object":{"metadata":{}}}\n')
+        await never.wait()
+        return stream
+
+    scripted.respond = respond
+    sounds: list[int] = []
+    with pytest.raises(SilentError):
+        async for _ in api.watch("/x", {}, "1", heard=lambda: sounds.append(1)):
+            pass
+    assert len(sounds) == 2
+    never.set()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(410, GoneError), (500, UnavailableError)])
+async def test_an_error_event_ends_the_watch_with_its_kind(
+    scripted: Scripted, api: Connection, code: int, kind: type[ApiError]
+) -> None:
+    scripted.answers(json.dumps({"type": "ERROR", "object": {"code": code, "message": "the words"}}) + "\n")
+    with pytest.raises(kind, match="the words"):
+        async for _ in api.watch("/x", {}, "1"):
+            pass
 
 
 async def test_a_refused_connection_is_unavailable(tmp_path: Path) -> None:

@@ -117,14 +117,15 @@ async def test_a_watch_goes_on_where_the_last_one_ended(scripted: Scripted, api:
     watched = [request.query for request in scripted.asked if "watch" in request.query]
     assert [query["resourceVersion"] for query in watched[:2]] == ["5", "40"]
     assert {query["fieldSelector"] for query in watched} == {"metadata.name=node-1"}
-    assert all(240 <= int(query["timeoutSeconds"]) <= 300 for query in watched)
+    assert all(20 <= int(query["timeoutSeconds"]) <= 25 for query in watched)
     assert len([request for request in scripted.asked if "watch" not in request.query]) == 1
 
 
 async def test_a_watch_that_fell_silent_is_given_up(
     scripted: Scripted, api: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "WATCH_SILENCE_S", 0.1)
+    monkeypatch.setattr(connection, "WATCH_S", (0, 0))
+    monkeypatch.setattr(connection, "WATCH_GRACE_S", 0.1)
     silent = asyncio.Event()
     versions = iter([5, 6, 7, 8, 9])
 

@@ -23,6 +23,7 @@ from sharepod.kube import (
     InvalidError,
     Json,
     NotFoundError,
+    UnauthorizedError,
     UnavailableError,
 )
 
@@ -51,7 +52,7 @@ async def serving(handler: Handler, **options: Any) -> AsyncIterator[Client]:
     ("status", "reason", "kind"),
     [
         (400, "BadRequest", InvalidError),
-        (401, "Unauthorized", UnavailableError),
+        (401, "Unauthorized", UnauthorizedError),
         (403, "Forbidden", ForbiddenError),
         (404, "NotFound", NotFoundError),
         (409, "Conflict", ConflictError),

@@ -1,0 +1,299 @@
+"""JSON of the API server as text: read piece by piece, whatever a user has put into it.
+
+Guarantees:
+- An object that cannot be read (nested too deep, too large, a number too long) costs that object alone: an `Unreadable`
+  stands for it, and the objects around it are read.
+- Of a list no more text is held than one object takes, and what has just arrived.
+- The work is linear in the length of the text: a part of an object is parsed at most twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+OBJECT_LIMIT = 1 << 22
+"""Longest object that is read, in characters of JSON, 4 MiB: etcd stores at most 1.5 MiB. Parsing it takes 40 ms."""
+_HEAD = 1 << 20
+"""Characters of an unreadable object in which its metadata is looked for, 1 MiB: it stands before spec and status."""
+_TRY_AGAIN = 1 << 16
+"""Characters of an unfinished object from which on it is parsed again only once it has doubled."""
+_IDENTITY = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
+    "labels", "annotations", "ownerReferences",
+)  # fmt: skip
+"""Fields of the metadata that are read of an unreadable object; managedFields nest as deep as the object does."""
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+_NUMBER = re.compile(r"[-+0-9.eE]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Object of which only the metadata can be read, and perhaps not even that. `why`: for its owner."""
+
+    metadata: dict[str, Any]
+    why: str
+
+
+class NotAListError(ValueError):
+    """Answer that is not a list, or ends in the middle of one."""
+
+
+class NotAnEventError(ValueError):
+    """Line that is not an event of a watch."""
+
+
+class ListText:
+    """Incremental reader of one page of a list: `feed` it with text, then `close` it.
+
+    The metadata of the list may stand before its items (built-in kinds) or behind them (custom resources).
+    """
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+        """Metadata of the list: complete after `close`."""
+        self._text = ""
+        self._at = 0
+        self._try_at = 0
+        self._next: Callable[[], dict[str, Any] | Unreadable | None] = self._open
+        self._skipped: _Skipped | None = None
+
+    def feed(self, text: str) -> Iterator[dict[str, Any] | Unreadable]:
+        """Take in text; yield the items that are complete now. Raise `NotAListError`."""
+        self._text += text
+        if self._skipped is None and len(self._text) < self._try_at:
+            return
+        yield from self._read(last=False)
+
+    def close(self) -> Iterator[dict[str, Any] | Unreadable]:
+        """Yield the items that are left. Raise `NotAListError`."""
+        yield from self._read(last=True)
+        if self._next != self._done:
+            raise NotAListError("the list ends in the middle")
+
+    def _read(self, *, last: bool) -> Iterator[dict[str, Any] | Unreadable]:
+        while True:
+            self._at = _blank(self._text, self._at)
+            if self._at == len(self._text) or self._next == self._done:
+                break
+            before = self._at
+            try:
+                found = self._next()
+            except _Incomplete:
+                self._at = before
+                if last:
+                    raise NotAListError("the list ends in the middle") from None
+                break
+            if found is not None:
+                yield found
+        self._text, self._at = self._text[self._at :], 0
+        self._try_at = min(2 * len(self._text), OBJECT_LIMIT + 1) if len(self._text) > _TRY_AGAIN else 0
+
+    # Steps: each reads one thing at `_at` and sets `_next`. `_Incomplete`: more text is needed.
+
+    def _open(self) -> None:
+        self._expect("{")
+        self._next = self._member
+
+    def _member(self) -> None:
+        if self._text[self._at] == "}":
+            self._at += 1
+            self._next = self._done
+            return
+        if self._text[self._at] == ",":
+            self._at = _blank(self._text, self._at + 1)
+        key, at = _decode(self._text, self._at)
+        at = _colon(self._text, at)
+        if key == "items" and self._text.startswith("[", at):
+            self._at = at + 1
+            self._next = self._item
+            return
+        value, self._at = _decode(self._text, at)
+        if key == "metadata" and isinstance(value, dict):
+            self.metadata = value
+
+    def _item(self) -> dict[str, Any] | Unreadable | None:
+        if self._skipped is not None:
+            return self._skip()
+        first = self._text[self._at]
+        if first == "]":
+            self._at += 1
+            self._next = self._member
+            return None
+        if first == ",":
+            self._at += 1
+            return None
+        try:
+            item, at = _decode(self._text, self._at)
+        except _Incomplete:
+            if len(self._text) - self._at <= OBJECT_LIMIT:
+                raise
+            self._skipped = _Skipped(f"it is larger than {OBJECT_LIMIT >> 20} MiB")
+            return self._skip()
+        except (RecursionError, ValueError) as error:
+            self._skipped = _Skipped(_why(error))
+            return self._skip()
+        self._at = at
+        return item if isinstance(item, dict) else Unreadable({}, "it is not an object")
+
+    def _skip(self) -> Unreadable | None:
+        assert self._skipped is not None
+        self._at, ended = self._skipped.feed(self._text, self._at)
+        if not ended:
+            return None
+        found = Unreadable(item_metadata(self._skipped.head), self._skipped.why)
+        self._skipped = None
+        return found
+
+    def _done(self) -> None:
+        raise AssertionError("nothing is read after the end")
+
+    def _expect(self, character: str) -> None:
+        if self._text[self._at] != character:
+            raise NotAListError(f"the answer is not a list: it begins with {self._text[self._at : self._at + 20]!r}")
+        self._at += 1
+
+
+def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[str, Unreadable]:
+    """Return an event of a watch; for one whose object cannot be read, its type and what can be had of the object.
+
+    `whole`: False if `line` is only the beginning of an event that is too large. Raise `NotAnEventError`.
+    """
+    try:
+        if not whole:
+            raise RecursionError
+        event = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise NotAnEventError(str(error)) from None
+    except (RecursionError, ValueError) as error:
+        why = _why(error) if whole else f"it is larger than {OBJECT_LIMIT >> 20} MiB"
+        text = line[:_HEAD].decode(errors="replace")
+        kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
+        at = next((at for key, at in _positions(text, 0) if key == "object"), None)
+        return str(kind), Unreadable({} if at is None else item_metadata(text[at:]), why)
+    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+        raise NotAnEventError("not an event of a watch")
+    return event
+
+
+def item_metadata(text: str) -> dict[str, Any]:
+    """Return what can be read of the metadata of an object whose text begins here, and may be cut off."""
+    for key, at in _positions(text, 0):
+        if key == "metadata":
+            return dict(_members(text, at, only=_IDENTITY))
+    return {}
+
+
+class _Incomplete(Exception):  # noqa: N818 - no fault: more text is needed
+    """The text ends within a value."""
+
+
+class _Skipped:
+    """Value that is passed over, however deep and long it is; its beginning is kept."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        self.head = ""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str, at: int) -> tuple[int, bool]:
+        """Pass over the value from `at` on; return where it, or the text, ends, and whether it was the value."""
+        begin = at
+        if number := _NUMBER.match(text, at):
+            return number.end(), True
+        end, ended = self._end(text, at)
+        if len(self.head) < _HEAD:
+            self.head += text[begin:end][: _HEAD - len(self.head)]
+        return end, ended
+
+    def _end(self, text: str, at: int) -> tuple[int, bool]:
+        if self._escaped:
+            at, self._escaped = at + 1, False
+        while (found := _STRUCTURE.search(text, at)) is not None:
+            character, at = found[0], found.end()
+            if self._in_string:
+                if character == "\\":
+                    self._escaped = at == len(text)  # then the next text begins with what is escaped
+                    at += 1
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+            if self._depth == 0 and not self._in_string:
+                return at, True
+        return len(text), False
+
+
+def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:
+    """Yield the members of the object at `at`: key and where its value begins. Ends where the text does."""
+    at = _blank(text, at)
+    if not text.startswith("{", at):
+        return
+    at += 1
+    try:
+        while True:
+            at = _blank(text, at)
+            if text.startswith(",", at):
+                at = _blank(text, at + 1)
+            if not text.startswith('"', at):
+                return
+            key, at = _decode(text, at)
+            at = _colon(text, at)
+            yield str(key), at
+            try:
+                _, at = _decode(text, at)
+            except (RecursionError, ValueError):
+                at, ended = _Skipped("").feed(text, at)
+                if not ended:
+                    return
+    except (_Incomplete, ValueError):
+        return
+
+
+def _members(text: str, at: int, *, only: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield those of these members of the object at `at` that can be read."""
+    for key, begin in _positions(text, at):
+        if key in only:
+            try:
+                yield key, _decode(text, begin)[0]
+            except (_Incomplete, RecursionError, ValueError):
+                continue
+
+
+def _blank(text: str, at: int) -> int:
+    """Return where the next character that is no space stands, or the text ends."""
+    found = _SPACE.match(text, at)
+    return found.end() if found is not None else at
+
+
+def _decode(text: str, at: int) -> tuple[Any, int]:
+    """Return the value at `at` and where it ends. Raise `_Incomplete`, `RecursionError`, `ValueError` (long number)."""
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError:
+        raise _Incomplete from None
+
+
+def _colon(text: str, at: int) -> int:
+    """Return where the value of a member begins whose key ends at `at`."""
+    at = _blank(text, at)
+    at = _blank(text, at + 1)
+    if at >= len(text):
+        raise _Incomplete
+    return at
+
+
+def _why(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else f"it is not readable: {error}"

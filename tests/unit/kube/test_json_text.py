@@ -1,0 +1,123 @@
+"""Lists and events as text: cut anywhere, in either order of fields, with objects that nobody can read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.kube import Unreadable, json_text
+from sharepod.kube.json_text import ListText, NotAListError, NotAnEventError, item_metadata, parse_event
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ITEMS = st.lists(st.dictionaries(st.text(max_size=6), VALUES, max_size=4), max_size=6)
+
+
+def read(text: str, cuts: list[int]) -> tuple[list[Any], dict[str, Any]]:
+    """Everything of a list whose text arrives in pieces that are cut there."""
+    found: list[Any] = []
+    reader, last = ListText(), 0
+    for cut in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
+        found += reader.feed(text[last:cut])
+        last = cut
+    found += reader.close()
+    return found, reader.metadata
+
+
+def deep(levels: int) -> str:
+    return '{"a":' * levels + '"}]\\\\\\"{["' + "}" * levels
+
+
+def item(spec: str, name: str = "bad", fields: str = "") -> str:
+    """An object as the API server writes it; its managedFields nest as its spec does, unless told otherwise."""
+    metadata = (
+        f'{{"managedFields":[{{"fieldsV1":{fields or spec}}}],"name":"{name}","uid":"u-{name}","labels":{{"a":"b"}}}}'
+    )
+    return f'{{"apiVersion":"v1","kind":"K","metadata":{metadata},"spec":{spec}}}'
+
+
+@given(items=ITEMS, first=st.booleans(), indent=st.sampled_from([None, 2]), cuts=st.lists(st.integers(0, 400)))
+def test_a_list_is_read_wherever_it_is_cut(
+    items: list[dict[str, Any]], first: bool, indent: int | None, cuts: list[int]
+) -> None:
+    metadata = {"resourceVersion": "7", "continue": "x"}
+    fields: dict[str, Any] = {"kind": "L", "metadata": metadata, "items": items}
+    if not first:
+        fields = {"items": items, "kind": "L", "metadata": metadata}
+    assert read(json.dumps(fields, indent=indent), cuts) == (items, metadata)
+
+
+@pytest.mark.parametrize("step", [1 << 20, 9_999, 97])
+def test_an_object_that_is_nested_too_deep_costs_itself_alone(step: int) -> None:
+    items = f'{{"metadata":{{"name":"one"}}}},{item(deep(50_000))},{{"b":2}}'
+    text = f'{{"items":[{items}],"metadata":{{"resourceVersion":"3"}}}}'
+    found, metadata = read(text, list(range(0, len(text), step)))
+    assert found[0] == {"metadata": {"name": "one"}}
+    assert found[2] == {"b": 2}
+    assert isinstance(found[1], Unreadable)
+    assert found[1].why == "it is nested too deep"
+    assert found[1].metadata == {"name": "bad", "uid": "u-bad", "labels": {"a": "b"}}
+    assert metadata == {"resourceVersion": "3"}
+
+
+def test_an_object_that_is_too_large_is_passed_over_and_no_more_of_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "OBJECT_LIMIT", 1 << 20)
+    reader = ListText()
+    large = item(json.dumps('x\\"{' * 1_000_000), "large", "{}")
+    text = f'{{"items":[{large},{{"b":2}}],"metadata":{{}}}}'
+    found: list[Any] = []
+    held = 0
+    for at in range(0, len(text), 50_000):
+        found += reader.feed(text[at : at + 50_000])
+        held = max(held, len(reader._text))
+    found += reader.close()
+    assert [getattr(each, "metadata", each) for each in found] == [
+        {"name": "large", "uid": "u-large", "labels": {"a": "b"}},
+        {"b": 2},
+    ]
+    assert held < 1_200_000
+
+
+def test_a_number_that_is_too_long_costs_its_object_alone() -> None:
+    found, _ = read(f'{{"items":[{item("9" * 5000)},{{"b":2}}],"metadata":{{}}}}', [])
+    assert isinstance(found[0], Unreadable)
+    assert found[0].metadata["name"] == "bad"
+    assert found[1] == {"b": 2}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"items":[{"a":1}', '{"items":[{"a":1},oops],"metadata":{}}', "<html>"])
+def test_anything_else_is_no_list(text: str) -> None:
+    with pytest.raises(NotAListError):
+        read(text, [])
+
+
+@pytest.mark.parametrize("spec", [deep(50_000), "9" * 5000])
+def test_an_event_that_cannot_be_read_names_its_object(spec: str) -> None:
+    event = parse_event(f'{{"type":"ADDED","object":{item(spec)}}}'.encode())
+    assert isinstance(event, tuple)
+    assert event[0] == "ADDED"
+    assert event[1].metadata["uid"] == "u-bad"
+
+
+def test_of_an_event_that_is_too_large_its_beginning_is_enough() -> None:
+    line = f'{{"type":"DELETED","object":{item(deep(20))}}}'.encode()
+    event = parse_event(line[: line.index(b'"spec"') + 9], whole=False)
+    assert isinstance(event, tuple)
+    assert (event[0], event[1].metadata["name"]) == ("DELETED", "bad")
+
+
+@pytest.mark.parametrize("line", [b"oops", b"[]", b'{"type":"ADDED","object":1}', b'{"type":"ADDED"'])
+def test_anything_else_is_no_event(line: bytes) -> None:
+    with pytest.raises(NotAnEventError):
+        parse_event(line)
+
+
+@given(text=st.text(alphabet='{}[]",:\\ametadata1 '))
+def test_metadata_of_any_text_is_a_dict(text: str) -> None:
+    assert isinstance(item_metadata('{"metadata":' + text), dict)
