@@ -75,7 +75,7 @@ def page() -> str:
     lines += ["Environment: `SHAREPOD_AGENT_` and the name in capitals.", "", *_table(AgentSettings), ""]
     lines += ["## Metrics of the operator", "", "Served under `/metrics` on `metrics_port`. The agent's metrics are in"]
     lines += ["[reference.md](reference.md#metrics-of-the-agent).", "", "| metric | type | meaning |", "|---|---|---|"]
-    found = sorted(metrics.REGISTRY.collect(), key=lambda metric: str(metric.name))
+    found = sorted([*metrics.REGISTRY.collect(), *metrics.LEADERS.collect()], key=lambda metric: str(metric.name))
     lines += [f"| `{_full_name(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,10 @@
 """Accounts of the operator's processor time, by part: the operator with some of its functions timed.
 
-    python -m operatorkit.accounting --out FILE [--without kopf]     in place of sharepod-operator
+    python -m operatorkit.accounting --out FILE     in place of sharepod-operator
 
 Guarantees:
 - A synchronous function is timed by the thread's processor time, less that of timed functions that it calls.
 - Each step of the event loop counts for the task that it belongs to, so that the parts add up to the whole.
-- With `--without`, a part is switched off, so that two runs show what takes its place.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "parse JSON": ("json:loads",),
     "write JSON": ("json:dumps",),
-    "look for a proxy (trust_env)": ("aiohttp.client:get_env_proxy_for_url",),
 }
 """Functions that are timed, by part."""
 TASKS = (
@@ -66,9 +64,7 @@ TASKS = (
     ("node ", "node workers"),
     ("events", "Events: calls and the rest"),
     ("placement", "placement loop, other"),
-    ("other pods", "reflector of other Pods"),
-    ("agent leases", "reflector of Leases"),
-    ("reflector", "reflectors in place of Kopf"),
+    ("watch of ", "watches"),
     ("tick", "tick"),
     ("lease", "own Lease"),
 )
@@ -79,8 +75,6 @@ OTHER_TASKS = "other tasks"
 SOCKETS = "sockets: read, write, HTTP parser"
 LOOP = "event loop, other"
 _CALLS = "calls of "
-WITHOUT = ("nothing", "kopf", "trust_env")
-"""Parts that can be switched off."""
 _RATE = 40.0
 """SharePods a second: well below what the operator holds, so that nothing waits."""
 _COUNT = 600
@@ -89,26 +83,24 @@ _WARM = 50
 
 
 def ablation(nodes: int) -> list[Row]:
-    """Run the operator as it is and with each part switched off; return ms per SharePod by part."""
+    """Run the operator with accounts; return ms per SharePod by part."""
     rows: list[Row] = []
-    for without in WITHOUT:
-        used, parts = asyncio.run(_one(nodes, without))
-        case = "all parts" if without == "nothing" else f"without {without}"
-        counted = sum(value for part, value in parts.items() if not part.startswith(_CALLS))
-        found = {"processor time of the process": used, "sum of the parts": counted}
-        found |= {part: value for part, value in parts.items() if not part.startswith(_CALLS)}
-        for part, value in sorted(found.items(), key=lambda item: -item[1]):
-            times = f" ({parts[_CALLS + part]:.1f} times)" if _CALLS + part in parts else ""
-            rows.append(Row(f"{case}: {part}{times}", "operator_cpu", "ms per SharePod", value))
-            print(f"{rows[-1].case}: {value:.3f}", flush=True)
+    used, parts = asyncio.run(_one(nodes))
+    counted = sum(value for part, value in parts.items() if not part.startswith(_CALLS))
+    found = {"processor time of the process": used, "sum of the parts": counted}
+    found |= {part: value for part, value in parts.items() if not part.startswith(_CALLS)}
+    for part, value in sorted(found.items(), key=lambda item: -item[1]):
+        times = f" ({parts[_CALLS + part]:.1f} times)" if _CALLS + part in parts else ""
+        rows.append(Row(f"all parts: {part}{times}", "operator_cpu", "ms per SharePod", value))
+        print(f"{rows[-1].case}: {value:.3f}", flush=True)
     return rows
 
 
-async def _one(nodes: int, without: str) -> tuple[float, dict[str, float]]:
+async def _one(nodes: int) -> tuple[float, dict[str, float]]:
     """Return the operator's ms per SharePod until it runs, in all and by part."""
     with MemoryPlane(nodes) as plane:
         out = plane.kubeconfig.parent / "accounts.json"
-        arguments = ["--out", str(out), "--without", without]
+        arguments = ["--out", str(out)]
         plane.start_operator([sys.executable, "-m", "operatorkit.accounting", *arguments])
         async with client(plane.kubeconfig, "warm", sharepods=True) as load:
             await load.in_flight(8, count=_WARM)
@@ -193,50 +185,6 @@ def _replace(where: str, new: Callable[[Any], Any]) -> None:
     setattr(owner, name, new(getattr(owner, name)))
 
 
-def _leave_out(part: str) -> None:
-    """Switch a part off in this process."""
-    if part == "trust_env":
-        _replace("aiohttp.client:get_env_proxy_for_url", lambda _: _no_proxy)
-        _replace("aiohttp.client:ClientSession.__init__", _without_environment)
-    elif part == "kopf":
-        _replace(f"{CONTROLLER}.main:Operator._watch", lambda _: _reflect)
-
-
-def _no_proxy(_url: Any) -> Any:
-    raise LookupError
-
-
-def _without_environment(init: Callable[..., None]) -> Callable[..., None]:
-    def made(self: Any, *args: Any, **named: Any) -> None:
-        init(self, *args, **{**named, "trust_env": False})
-
-    return made
-
-
-async def _reflect(self: Any, stop: asyncio.Event, ready: asyncio.Event) -> None:
-    """Follow by the operator's own reflector what Kopf watches."""
-    from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
-    from sharepod.controller.apiserver.client import GPUNODES, NODES, PODS, SHAREPODS
-    from sharepod.controller.apiserver.reflector import Reflector
-
-    state = self.state
-    followed = (
-        (SHAREPODS, state.put_sharepod, state.drop_sharepod, ""),
-        (GPUNODES, state.put_gpunode, state.drop_gpunode, ""),
-        (NODES, state.put_node, state.drop_node, POOL_LABEL),
-        (PODS, state.put_pod, state.drop_pod, TENANT_LABEL),
-    )
-    tasks = [
-        asyncio.create_task(Reflector(self.client, kind, put=put, drop=drop, labels=labels).run(), name="reflector")
-        for kind, put, drop, labels in followed
-    ]
-    ready.set()
-    await stop.wait()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _timed() -> Iterator[tuple[str, str]]:
     for part, functions in PARTS.items():
         for function in functions:
@@ -247,11 +195,9 @@ def main() -> None:
     """Run the operator with accounts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--without", choices=WITHOUT, default="nothing")
     options = parser.parse_args()
     accounts = Accounts(options.out)
     program = importlib.import_module(f"{CONTROLLER}.main")
-    _leave_out(options.without)
     for part, function in _timed():
         _replace(function, functools.partial(accounts.time, part))
     _replace("asyncio.events:Handle._run", accounts.step)

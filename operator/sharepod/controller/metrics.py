@@ -1,62 +1,133 @@
-"""Metrics of the operator, for Prometheus, under `/metrics`."""
+"""Metrics of the operator, for Prometheus, under `/metrics`.
+
+Guarantees:
+- `REGISTRY` has what each process has for itself: its watches, its calls, its CPU and memory.
+- `LEADERS` has what only the leader counts: a process that stands by does not show it.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 REGISTRY = CollectorRegistry()
+"""Metrics of this process."""
+LEADERS = CollectorRegistry()
+"""Metrics of the leader."""
+
+ProcessCollector(registry=REGISTRY)
+BUILD_INFO = Gauge(
+    "sharepod_operator_build_info", "1; the label is the operator's version.", ["version"], registry=REGISTRY
+)
+try:
+    BUILD_INFO.labels(version("sharepod")).set(1)
+except PackageNotFoundError:  # run from a tree that is not installed
+    BUILD_INFO.labels("unknown").set(1)
 
 LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease and acts, else 0.", registry=REGISTRY)
-SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=REGISTRY)
-WAITING = Gauge("sharepod_operator_waiting", "SharePods that wait to be placed.", registry=REGISTRY)
-DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=REGISTRY)
+SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=LEADERS)
+WAITING = Gauge("sharepod_operator_waiting", "SharePods that wait to be placed.", registry=LEADERS)
+DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=LEADERS)
 DECISION_SECONDS = Histogram(
     "sharepod_operator_decision_seconds",
     "Duration of one placement decision.",
     buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-    registry=REGISTRY,
+    registry=LEADERS,
 )
 LEDGER_WRITES = Counter(
-    "sharepod_operator_ledger_writes", "Writes to GPUNode.spec by outcome.", ["outcome"], registry=REGISTRY
+    "sharepod_operator_ledger_writes", "Writes to GPUNode.spec by outcome.", ["outcome"], registry=LEADERS
 )
 LEDGER_CHANGES = Counter(
-    "sharepod_operator_ledger_changes", "Rows added, changed or removed by ledger writes.", registry=REGISTRY
+    "sharepod_operator_ledger_changes", "Rows added, changed or removed by ledger writes.", registry=LEADERS
 )
-PODS_CREATED = Counter("sharepod_operator_pods_created", "Pods created for SharePods.", registry=REGISTRY)
+PODS_CREATED = Counter("sharepod_operator_pods_created", "Pods created for SharePods.", registry=LEADERS)
 PODS_TAKEN_BACK = Counter(
     "sharepod_operator_pods_taken_back",
     "Pods deleted because kube-scheduler did not bind them within bind_timeout.",
-    registry=REGISTRY,
+    registry=LEADERS,
 )
 RELEASES = Counter(
     "sharepod_operator_releases",
     "Reservations given away, by what confirmed that nothing was left.",
     ["confirmed"],
-    registry=REGISTRY,
+    registry=LEADERS,
 )
 SWEPT = Counter(
     "sharepod_operator_swept", "Objects found gone by a list, of which no watch had told.", ["kind"], registry=REGISTRY
 )
+UNREADABLE = Counter(
+    "sharepod_operator_unreadable",
+    "Readings of objects that could not be read (nested too deep, too large); each costs its object alone.",
+    ["kind"],
+    registry=REGISTRY,
+)
+REPLACED = Counter(
+    "sharepod_operator_replaced",
+    "Times that all objects of a kind were replaced because the API server's versions had gone back.",
+    ["kind"],
+    registry=REGISTRY,
+)
+API_SECONDS = Histogram(
+    "sharepod_operator_api_seconds",
+    "Duration of one call of the API server, by verb. Watches are left out.",
+    ["verb"],
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+    registry=REGISTRY,
+)
+API_ERRORS = Counter(
+    "sharepod_operator_api_errors",
+    "Calls that the API server refused or did not answer, by verb and HTTP status; status `none`: no answer.",
+    ["verb", "code"],
+    registry=REGISTRY,
+)
+API_RETRIES = Counter(
+    "sharepod_operator_api_retries",
+    "Calls made again because the API server asked for it (Retry-After), by verb and HTTP status.",
+    ["verb", "code"],
+    registry=REGISTRY,
+)
 FAILURES = Counter(
-    "sharepod_operator_failures", "Failures of work that is tried again, by queue.", ["queue"], registry=REGISTRY
+    "sharepod_operator_failures", "Failures of work that is tried again, by queue.", ["queue"], registry=LEADERS
 )
 OVERCOMMITS = Gauge(
-    "sharepod_operator_overcommits", "GPUs of which a ledger promises more than the GPU has.", registry=REGISTRY
+    "sharepod_operator_overcommits", "GPUs of which a ledger promises more than the GPU has.", registry=LEADERS
 )
 UNENFORCED = Gauge(
     "sharepod_operator_unenforced",
     "SharePods whose share is not enforced, by their agents' reports.",
-    registry=REGISTRY,
+    registry=LEADERS,
 )
 EVICTIONS = Counter(
     "sharepod_operator_evictions",
     "Pods evicted because their share is not enforced, by how; `refused`: tries that a disruption budget forbade.",
     ["how"],
-    registry=REGISTRY,
+    registry=LEADERS,
 )
 AGENTS_AWAY = Gauge(
-    "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=REGISTRY
+    "sharepod_operator_agents_away", "Nodes of the pool whose agent does not renew its Lease.", registry=LEADERS
 )
 EVENTS_DROPPED = Counter(
-    "sharepod_operator_events_dropped", "Events dropped because there were too many.", registry=REGISTRY
+    "sharepod_operator_events_dropped", "Events dropped because there were too many.", registry=LEADERS
+)
+WATCH_AGE_SECONDS = Gauge(
+    "sharepod_operator_watch_age_seconds",
+    "Time since the last byte of the watch of a kind, or its last opening; nothing is placed above 30.",
+    ["kind"],
+    registry=REGISTRY,
+)
+QUEUE_DEPTH = Gauge(
+    "sharepod_operator_queue_depth", "Keys that wait in a work queue, or are worked on.", ["queue"], registry=LEADERS
+)
+QUEUE_AGE_SECONDS = Gauge(
+    "sharepod_operator_queue_age_seconds",
+    "Time for which the oldest key of a work queue has waited; 0 if none waits.",
+    ["queue"],
+    registry=LEADERS,
+)
+APPLY_TO_POD_SECONDS = Histogram(
+    "sharepod_operator_apply_to_pod_seconds",
+    "Time from a SharePod's arrival by the watch until the watch shows its Pod; waiting for room included.",
+    buckets=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
+    registry=LEADERS,
 )

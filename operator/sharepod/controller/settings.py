@@ -75,8 +75,8 @@ class OperatorSettings(BaseSettings):
     when the leading operator first saw the SharePod wait.
     """
 
-    resync_interval: Seconds = 120
-    """Period of full lists, by which objects are found that vanished unseen by the watches."""
+    resync_interval: Seconds = 600
+    """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 
     usage_interval: Seconds = 30
     """Least time between two writes of `status.usage` of one SharePod."""
@@ -125,10 +125,10 @@ class OperatorSettings(BaseSettings):
     """Address that health and metrics listen on."""
 
     health_port: Port = 8080
-    """Port of `/healthz`: the event loop and the watches run. 0 turns it off."""
+    """Port of `/healthz`: the event loop runs, and no watch is blind while the API server answers. 0 turns it off."""
 
     metrics_port: Port = 9090
-    """Port of `/metrics` (Prometheus) and `/readyz` (everything was listed once). 0 turns it off."""
+    """Port of `/metrics` (Prometheus) and `/readyz` (every kind is listed). 0 turns it off."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""

@@ -17,7 +17,7 @@ import random
 import ssl
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlencode, urlsplit
@@ -27,7 +27,7 @@ from kubernetes.aio.client import Configuration
 from yarl import URL
 
 from .credentials import Rereading, configuration
-from .errors import ApiError, SilentError, UnauthorizedError, UnavailableError, refusal
+from .errors import ApiError, ErrorEventError, GoneError, SilentError, UnauthorizedError, UnavailableError, refusal
 from .json_text import OBJECT_LIMIT, ListText, NotAListError, NotAnEventError, Unreadable, parse_event
 
 Json: TypeAlias = dict[str, Any]
@@ -157,7 +157,7 @@ class Connection:
         *,
         heard: Callable[[], None] = lambda: None,
         unreadable: TakeUnreadable | None = None,
-    ) -> AsyncIterator[Json]:
+    ) -> AsyncGenerator[Json, None]:
         """Yield events (`{"type", "object"}`, bookmarks too) since a resourceVersion, until the server ends the watch.
 
         Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
@@ -196,8 +196,7 @@ class Connection:
                         unreadable(*event)
                         continue
                     if event["type"] == "ERROR":
-                        said = event["object"]
-                        raise refusal(call, int(said.get("code") or 500), json.dumps(said).encode())
+                        raise _of_event(call, event["object"])
                     yield event
         except _SilenceError:
             raise SilentError(call, 0, "Silent", "the server has not ended the watch when it was to") from None
@@ -265,6 +264,16 @@ async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.
 
 
 def _session(config: Configuration) -> aiohttp.ClientSession:
+    secure = urlsplit(str(config.host)).scheme == "https"
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=_trust(config) if secure else True, limit=config.connection_pool_maxsize),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        trust_env=config.proxy is None and _proxy_of_environment(str(config.host)),
+        read_bufsize=1 << 20,
+    )
+
+
+def _trust(config: Configuration) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=config.ssl_ca_cert, cadata=config.ca_cert_data)
     if config.cert_file:
         context.load_cert_chain(config.cert_file, keyfile=config.key_file)
@@ -273,12 +282,7 @@ def _session(config: Configuration) -> aiohttp.ClientSession:
         context.verify_mode = ssl.CERT_NONE
     if config.disable_strict_ssl_verification:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context, limit=config.connection_pool_maxsize),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-        trust_env=config.proxy is None and _proxy_of_environment(str(config.host)),
-        read_bufsize=1 << 20,
-    )
+    return context
 
 
 def _proxy_of_environment(url: str) -> bool:
@@ -326,6 +330,15 @@ async def _lines(
         length += len(rest)
         if length <= OBJECT_LIMIT or not parts:
             parts.append(rest)
+
+
+def _of_event(call: str, said: Json) -> ApiError:
+    """Return the error of an ERROR event."""
+    code = said.get("code")
+    error = refusal(call, code if isinstance(code, int) else 500, json.dumps(said).encode())
+    if isinstance(error, GoneError):
+        return error
+    return ErrorEventError(call, error.status, error.reason, error.message, retry_after_s=error.retry_after_s)
 
 
 def _parse(call: str, status: int, text: bytes) -> Json:

@@ -59,6 +59,10 @@ class UnavailableError(ApiError):
     """No answer, or one that says to try again later. The outcome of a write is unknown."""
 
 
+class ErrorEventError(UnavailableError):
+    """ERROR event of a watch, other than 410: the API server can send no more of it."""
+
+
 class SilentError(UnavailableError):
     """Watch that the server was to end and did not: its connection is half open."""
 

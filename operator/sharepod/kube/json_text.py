@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"[-+0-9.eE]+")
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Object of which only the metadata can be read, and perhaps not even that. `why`: for its owner."""
+    """Object of which only the metadata can be read, or not even that. `why`: for its owner, after "the object"."""
 
     metadata: dict[str, Any]
     why: str
@@ -134,13 +134,13 @@ class ListText:
         except _Incomplete:
             if len(self._text) - self._at <= OBJECT_LIMIT:
                 raise
-            self._skipped = _Skipped(f"it is larger than {OBJECT_LIMIT >> 20} MiB")
+            self._skipped = _Skipped(f"is larger than {OBJECT_LIMIT >> 20} MiB")
             return self._skip()
         except (RecursionError, ValueError) as error:
             self._skipped = _Skipped(_why(error))
             return self._skip()
         self._at = at
-        return item if isinstance(item, dict) else Unreadable({}, "it is not an object")
+        return item if isinstance(item, dict) else Unreadable({}, "is not an object")
 
     def _skip(self) -> Unreadable | None:
         assert self._skipped is not None
@@ -172,7 +172,7 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
     except json.JSONDecodeError as error:
         raise NotAnEventError(str(error)) from None
     except (RecursionError, ValueError) as error:
-        why = _why(error) if whole else f"it is larger than {OBJECT_LIMIT >> 20} MiB"
+        why = _why(error) if whole else f"is larger than {OBJECT_LIMIT >> 20} MiB"
         text = line[:_HEAD].decode(errors="replace")
         kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
         at = next((at for key, at in _positions(text, 0) if key == "object"), None)
@@ -296,4 +296,4 @@ def _colon(text: str, at: int) -> int:
 
 
 def _why(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else f"it is not readable: {error}"
+    return "is nested too deep" if isinstance(error, RecursionError) else f"is not readable: {error}"

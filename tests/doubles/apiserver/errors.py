@@ -8,11 +8,12 @@ from .kinds import Json
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
     """A request that is answered with a Status instead of an object."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
+        self.retry_after = retry_after
 
     def status(self) -> Json:
         """The body of the answer."""

@@ -64,6 +64,7 @@ class Watching:
     since: int
     news: asyncio.Event = field(default_factory=asyncio.Event)
     cut: bool = False
+    error: Refused | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +80,10 @@ class ApiServer:
     faults: list[Fault] = field(default_factory=list)
     disrupted: set[tuple[str, str]] = field(default_factory=set)
     """Pods (namespace, name) whose eviction a PodDisruptionBudget forbids."""
+    unserved: set[str] = field(default_factory=set)
+    """Plurals of resources that are not served: their CRD is not applied."""
+    silent: set[str] = field(default_factory=set)
+    """Plurals of resources whose open watches send nothing more, and do not end: half-open connections."""
     _watches: set[Watching] = field(default_factory=set)
     _pages: dict[str, list[Json]] = field(default_factory=dict)
     """What is left to be read of lists, by their token."""
@@ -103,11 +108,12 @@ class ApiServer:
         self.faults.append(made)
         return made
 
-    def cut_watches(self) -> None:
-        """End all watches, as a server does that restarts."""
+    def cut_watches(self, plural: str | None = None, *, error: Refused | None = None) -> None:
+        """End all watches, or those of one resource, as a restarting server does; with `error`, by an ERROR event."""
         for watch in self._watches:
-            watch.cut = True
-            watch.news.set()
+            if plural in (None, watch.kind.plural):
+                watch.cut, watch.error = True, error
+                watch.news.set()
 
     def made(self, verb: str, plural: str) -> list[Call]:
         """The calls of this verb to this resource so far."""
@@ -121,6 +127,8 @@ class ApiServer:
             if call is None:
                 return web.json_response(self.discovered(request.path))
             self.calls.append(call)
+            if call.kind.plural in self.unserved:
+                raise Refused(404, "NotFound", "the server could not find the requested resource")
             fault = self._fault(call)
             if fault is not None and fault.hold is not None:
                 await fault.hold.wait()
@@ -134,7 +142,8 @@ class ApiServer:
                 request.transport.close()
             return web.Response(body=answer, status=code, content_type="application/json")
         except Refused as refused:
-            return web.json_response(refused.status(), status=refused.code)
+            headers = {"Retry-After": str(refused.retry_after)} if refused.retry_after is not None else None
+            return web.json_response(refused.status(), status=refused.code, headers=headers)
 
     def discovered(self, path: str) -> Json | None:
         """Return the answer to a question of API discovery; None if it is none."""
@@ -284,6 +293,9 @@ class ApiServer:
             yield b""
             while not watching.cut:
                 watching.news.clear()
+                if kind.plural in self.silent:
+                    await watching.news.wait()
+                    continue
                 try:
                     events = self.storage.changes(kind, call.namespace, watching.since, *_selectors(query))
                 except Refused as refused:
@@ -299,7 +311,11 @@ class ApiServer:
                     yield b"".join(lines)
                 until = min(ends, marked + self.bookmark_s) if self.bookmark_s else ends
                 if not await _within(watching.news, until - loop.time()) and loop.time() >= ends:
+                    if kind.plural in self.silent:
+                        continue
                     return
+            if watching.error is not None:
+                yield _line("ERROR", json.dumps(watching.error.status()).encode())
         finally:
             self._watches.discard(watching)
 

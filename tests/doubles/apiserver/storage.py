@@ -42,6 +42,14 @@ class Change:
     last: Json
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """All objects at a version."""
+
+    version: int
+    objects: dict[str, dict[tuple[str, str], Json]]
+
+
 class Storage:
     """All objects. `admit(kind, before, after)` may refuse a write by raising `Refused`.
 
@@ -56,6 +64,8 @@ class Storage:
         self._objects: defaultdict[str, dict[tuple[str, str], Json]] = defaultdict(dict)
         self._sorted: dict[str, list[Json]] = {}
         """By kind: its objects by namespace and name, as of now."""
+        self._spoiled: dict[str, bytes] = {}
+        """By uid: the spec as text, of objects that a reader may choke on."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
         """Objects and their texts by resourceVersion."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
@@ -90,6 +100,9 @@ class Storage:
 
     def text(self, item: Json) -> bytes:
         """An object as JSON; that of a stored one is kept."""
+        if (spec := self._spoiled.get(str(item["metadata"].get("uid")))) is not None:
+            head = {"apiVersion": item.get("apiVersion"), "kind": item.get("kind"), "metadata": item["metadata"]}
+            return b'%s,"spec":%s}' % (json.dumps(head)[:-1].encode(), spec)
         version = str(item["metadata"].get("resourceVersion"))
         known = self._texts.get(version)
         if known is not None and known[0] is item:
@@ -172,6 +185,22 @@ class Storage:
     def finish_deletion(self, kind: Kind, namespace: str, name: str) -> None:
         """Remove an object that is marked, as the kubelet does with a Pod once its containers have ended."""
         self._remove(kind, self._find(kind, namespace, name))
+
+    def spoil(self, item: Json, spec: bytes) -> None:
+        """Show an object with this text as its spec: one that is too deep or too large for a reader."""
+        self._spoiled[item["metadata"]["uid"]] = spec
+
+    def backup(self) -> Backup:
+        """Return a backup of all objects."""
+        return Backup(self._version, {plural: dict(items) for plural, items in self._objects.items()})
+
+    def restore(self, backup: Backup) -> None:
+        """Go back to a backup, its version included. What was written since has never been."""
+        self._version = backup.version
+        self._objects = defaultdict(dict, {plural: dict(items) for plural, items in backup.objects.items()})
+        self.history = [change for change in self.history if change.version <= backup.version]
+        self._sorted.clear()
+        self._texts.clear()
 
     def compact(self) -> None:
         """Forget all changes up to now: a watch from an earlier version gets 410."""

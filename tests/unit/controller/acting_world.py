@@ -18,7 +18,7 @@ from kubernetes.aio.client import Configuration
 from sharepod.api.objects import POOL_LABEL
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.apiserver.resync import Resync
+from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.nodes import NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
@@ -48,7 +48,14 @@ class World:
         self.state = ClusterState(PODS, AgentLeases(self.settings.agent_duration, self._clock))
         self.memos = TenantMemos()
         self.events = Events(self.client, "operator", self._clock)
-        self.resync = Resync(self.state, self.client)
+        self.watches = Watches(
+            self.state,
+            self.client,
+            namespace="system",
+            on_lease=lambda _: None,
+            on_replaced=lambda: None,
+            clock=self._clock,
+        )
         self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
         pod_control = PodControl(self.state, self.client, self.events, PODS)
         self.tenants = TenantReconciler(
@@ -65,7 +72,7 @@ class World:
         )
         self.answered: set[str] = set()
         self.tenants.loop = self.loop
-        self.tenants.read_priorities = self.resync.read_priorities
+        self.tenants.read_priorities = self.watches.read_priorities
         self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
         self.ledger.on_refused = self.tenants.back_off_from_node
         self.state.on_room_changed = self.loop.room_changed
@@ -77,14 +84,20 @@ class World:
 
     # The operator's turns
 
+    async def relist(self) -> None:
+        """Take in everything but Leases, as the watches do at their start."""
+        watches = self.watches
+        for reflector in (watches.priorities, watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
+            await reflector.list_all()
+
     async def look(self, tenant: str = "") -> None:
         """Take in everything, then reconcile one tenant once."""
-        await self.resync.relist()
+        await self.relist()
         await self.tenants.reconcile(tenant or self.tenant)
 
     async def look_at_node(self, name: str = "node-a") -> None:
         """Take in everything, then reconcile one node once."""
-        await self.resync.relist()
+        await self.relist()
         await self.nodes.reconcile(name)
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -110,6 +123,11 @@ class World:
     def memo(self) -> TenantMemo:
         """The memo of the SharePod `one`."""
         return self.memos.of(self.tenant)
+
+    def loses_sight_of_the_pod(self) -> None:
+        """The watch says that the Pod is gone, as it does of one that only lost its label."""
+        metadata = (self.read("pods") or {})["metadata"]
+        self.state.drop_pod(metadata["uid"], version=int(metadata["resourceVersion"]))
 
     # Objects
 

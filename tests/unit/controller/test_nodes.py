@@ -53,11 +53,11 @@ async def test_a_node_of_no_pool_gets_none(world: World, labels: dict[str, str])
 
 async def test_a_gpunode_of_another_operator_is_taken_in(world: World) -> None:
     world.node()
-    await world.resync.relist()
+    await world.relist()
     known = world.state.gpunodes.named("node-a")
     assert known is not None
     world.state.drop_gpunode(known.uid)
-    world.state.gpunodes.revive(known.uid)
+    world.state.gpunodes._ended.clear()  # the end was never seen
     await world.nodes.reconcile("node-a")
     assert world.state.gpunodes.named("node-a") == known
 
@@ -83,7 +83,7 @@ async def test_a_gpunode_goes_with_its_node_once_its_ledger_is_empty(world: Worl
 async def test_a_gpunode_that_has_changed_meanwhile_is_not_deleted(world: World) -> None:
     world.node()
     world.server.storage.delete(world.kind("nodes"), "", "node-a")
-    await world.resync.relist()
+    await world.relist()
     world.report()
     await world.nodes.reconcile("node-a")
     assert world.read("gpunodes", "node-a") is not None
@@ -178,7 +178,7 @@ async def test_force_release_of_ended_tenants_waits_for_their_rows_then_the_anno
 async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world: World) -> None:
     world.node()
     force(world, "nobody")
-    await world.resync.relist()
+    await world.relist()
     force(world, "somebody")
     await world.nodes.reconcile("node-a")
     assert (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"][FORCE_RELEASE_ANNOTATION] == "somebody"
@@ -228,7 +228,7 @@ async def test_the_condition_of_the_operator_leaves_the_agents_report_alone(worl
 async def test_agents_that_come_or_go_bring_their_nodes_to_the_queue(world: World) -> None:
     world.node()
     world.node("node-b", alive=False)
-    await world.resync.relist()
+    await world.relist()
     world.nodes.check_agents()
     assert world.due_in("node-a", world.nodes.queue) == 0
     assert world.due_in("node-b", world.nodes.queue) is None
@@ -246,7 +246,7 @@ async def test_agents_that_come_or_go_bring_their_nodes_to_the_queue(world: Worl
 
 async def test_a_gpunode_is_created_once_by_two_operators(world: World) -> None:
     world.node()
-    await world.resync.relist()
+    await world.relist()
     known = world.state.gpunodes.named("node-a")
     assert known is not None
     world.state.drop_gpunode(known.uid)

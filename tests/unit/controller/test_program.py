@@ -98,7 +98,7 @@ async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[_Pro
 async def test_it_acts_until_it_is_told_to_end_then_gives_its_lease_up(tmp_path: Path) -> None:
     async with api_server() as api, _running(tmp_path, api.url) as program:
         acting = await program.says("acting")
-        assert acting["logger"] == "sharepod.controller.main"
+        assert acting["logger"] == "sharepod.controller.operator"
         assert (acting["sharepods"], acting["nodes"]) == (0, 0)
         lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
         assert lease["spec"]["holderIdentity"] == "operator-0"

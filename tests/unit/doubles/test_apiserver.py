@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[Client]:
-    made = Client(Configuration(host=server.url), read_timeout=2, write_timeout=2, page_size=10)
+    made = Client(Configuration(host=server.url), read_timeout=10, write_timeout=10, page_size=10)
     yield made
     await made.close()
 
@@ -242,14 +242,28 @@ async def test_an_eviction_marks_the_pod_and_a_budget_forbids_it(client: Client,
     assert gone["status"]["conditions"][0]["type"] == "DisruptionTarget"
 
 
+def unread(*_: object) -> None:
+    raise AssertionError("an object that cannot be read")
+
+
+async def list_all(client: Client, *, labels: str = "", fields: str = "") -> tuple[list[Json], str]:
+    """All pods, page by page, and the version of the list."""
+    items: list[Json] = []
+    token = ""
+    while True:
+        page = await client.page(PODS, token=token, take=items.append, unreadable=unread, labels=labels, fields=fields)
+        if not (token := page.get("continue", "")):
+            return items, page["resourceVersion"]
+
+
 async def test_pages_make_one_list_and_their_token_expires(client: Client, server: ApiServer) -> None:
     for number in range(25):
         await client.create(PODS, pod(f"p{number:02}", labels={"odd": str(number % 2)}), "n")
-    items, since = await client.list_all(PODS)
+    items, since = await list_all(client)
     assert [item["metadata"]["name"] for item in items] == [f"p{number:02}" for number in range(25)]
     assert since == items[-1]["metadata"]["resourceVersion"]
     assert len(server.made("list", "pods")) == 3
-    odd, _ = await client.list_all(PODS, labels="odd=1")
+    odd, _ = await list_all(client, labels="odd=1")
     assert len(odd) == 12
     second = server.made("list", "pods")[1]
     server.storage.delete(server.kind("pods"), "n", "p00")
@@ -274,13 +288,15 @@ async def test_pages_make_one_list_and_their_token_expires(client: Client, serve
 async def test_selectors(client: Client, labels: str, fields: str, found: list[str]) -> None:
     await client.create(PODS, pod("x", labels={"a": "1"}, node="node-a"), "n")
     await client.create(PODS, pod("y", labels={"b": "1"}), "n")
-    items, _ = await client.list_all(PODS, labels=labels, fields=fields)
+    items, _ = await list_all(client, labels=labels, fields=fields)
     assert [item["metadata"]["name"] for item in items] == found
 
 
-async def watched(client: Client, since: str, count: int, **selectors: str) -> list[tuple[str, str]]:
+async def watched(client: Client, since: str, count: int, labels: str = "", fields: str = "") -> list[tuple[str, str]]:
     events: list[tuple[str, str]] = []
-    async for event in client.watch(PODS, since=since, **selectors):
+    async for event in client.watch(
+        PODS, since=since, heard=lambda: None, unreadable=unread, labels=labels, fields=fields
+    ):
         if event["type"] != "BOOKMARK":
             events.append((event["type"], event["object"]["metadata"]["name"]))
         if len(events) == count:

@@ -61,7 +61,7 @@ def test_an_object_that_is_nested_too_deep_costs_itself_alone(step: int) -> None
     assert found[0] == {"metadata": {"name": "one"}}
     assert found[2] == {"b": 2}
     assert isinstance(found[1], Unreadable)
-    assert found[1].why == "it is nested too deep"
+    assert found[1].why == "is nested too deep"
     assert found[1].metadata == {"name": "bad", "uid": "u-bad", "labels": {"a": "b"}}
     assert metadata == {"resourceVersion": "3"}
 

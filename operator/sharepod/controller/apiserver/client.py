@@ -1,20 +1,34 @@
 """Client of the API server: typed calls by resource, and writes only while this process leads.
 
 Guarantees, besides those of `kube`:
-- A write raises `NotLeadingError` before it leaves this process once `may_write` says no.
+- A write raises `NotLeadingError` before it leaves this process once `may_write` says no; so does each try of it.
+- A call that the API server has not begun (429, or 503 with Retry-After) is made again when the server says, and a
+  little later at random. An eviction is not: there, 429 is the answer of a PodDisruptionBudget.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from kubernetes.aio.client import Configuration
 
 from sharepod.api import gpunode, objects, sharepod
-from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, Connection, GoneError, Json
+from sharepod.controller import metrics
+from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, ApiError, Connection, Json, TakeUnreadable
+
+T = TypeVar("T")
+
+_TRIES = 4
+"""Tries of a call that the API server asks to make again; then whoever made the call decides."""
+_LONGEST_WAIT_S = 30.0
+"""Longest pause that a call takes because the server asks for it; a longer one is left to whoever made the call."""
 
 
 class NotLeadingError(Exception):
@@ -59,6 +73,7 @@ class Client:
         write_timeout: Seconds for one write.
         page_size: Objects in one page of a list.
         may_write: Asked before each write.
+        tries: Tries of a call that the server has not begun.
     """
 
     def __init__(
@@ -69,12 +84,14 @@ class Client:
         write_timeout: float,
         page_size: int = 500,
         may_write: Callable[[], bool] = lambda: True,
+        tries: int = _TRIES,
     ) -> None:
         self._api = Connection(config, "sharepod-operator")
         self._read_timeout = read_timeout
         self._write_timeout = write_timeout
         self._page_size = page_size
         self._may_write = may_write
+        self._tries = tries
 
     async def close(self) -> None:
         """Close all connections."""
@@ -84,24 +101,49 @@ class Client:
         """Return one object, read live."""
         return await self._call("GET", resource.path(name, namespace))
 
-    async def list_all(
-        self, resource: Resource, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> tuple[list[Json], str]:
-        """Return all objects, read page by page, and the version to watch from. A list that expires starts again."""
-        for last in (False, False, True):
-            items: list[Json] = []
-            query = {"limit": str(self._page_size), **_selectors(labels, fields)}
-            try:
-                while True:
-                    page = await self._call("GET", resource.path(namespace=namespace), query=query)
-                    items += page.get("items") or ()
-                    if not page["metadata"].get("continue"):
-                        return items, page["metadata"].get("resourceVersion", "")
-                    query["continue"] = page["metadata"]["continue"]
-            except GoneError:
-                if last:
-                    raise
-        raise AssertionError("unreachable")
+    @property
+    def answered_s(self) -> float | None:
+        """Seconds since the API server has answered anything but "try again later"; None if it never has."""
+        return None if self._api.answered_at is None else time.monotonic() - self._api.answered_at
+
+    @property
+    def rejected_for_s(self) -> float:
+        """Seconds for which the API server has accepted neither credentials nor certificate; 0 if it accepts them."""
+        return self._api.rejected_for_s
+
+    async def page(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        limit: int | None = None,
+        token: str = "",
+        timeout_s: float | None = None,
+        take: Callable[[Json], None],
+        unreadable: TakeUnreadable,
+    ) -> Json:
+        """Read one page of a list, item by item as it arrives; return the list's metadata.
+
+        Args:
+            resource: The resource.
+            namespace: None: all.
+            labels: Label selector.
+            fields: Field selector.
+            limit: Most objects; None: the size of a page.
+            token: Where the page begins: `continue` of the page before.
+            timeout_s: Seconds; None: the timeout of reads.
+            take: Takes each object.
+            unreadable: Takes what can be had of each object that cannot be read.
+        """
+        query = {"limit": str(limit or self._page_size), **_selectors(labels, fields)}
+        if token:
+            query["continue"] = token
+        path, within = resource.path(namespace=namespace), timeout_s or self._read_timeout
+        return await self._made(
+            "list", lambda: self._api.page(path, query, take=take, unreadable=unreadable, timeout_s=within)
+        )
 
     async def create(
         self, resource: Resource, body: Json, namespace: str | None = None, *, strict: bool = False
@@ -156,18 +198,35 @@ class Client:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": {"preconditions": {"uid": uid}},
         }
-        await self._call("POST", PODS.path(name, namespace, "eviction"), body)
+        await self._call("POST", PODS.path(name, namespace, "eviction"), body, verb="evict")
 
     async def watch(
-        self, resource: Resource, namespace: str | None = None, *, since: str, labels: str = "", fields: str = ""
-    ) -> AsyncIterator[Json]:
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        since: str,
+        labels: str = "",
+        fields: str = "",
+        heard: Callable[[], None],
+        unreadable: TakeUnreadable,
+    ) -> AsyncGenerator[Json, None]:
         """Yield events (`{"type", "object"}`, bookmarks included) from a version on until the server ends the watch.
 
-        Raises `GoneError` if the version is too old, `UnavailableError` after a silence longer than the server's
-        bookmarks take.
+        Raise `GoneError` if the version is too old, `SilentError` if the server does not end the watch in time.
+        `heard` is called when the watch is answered, and with each piece that arrives; `unreadable` takes the objects
+        that cannot be read.
         """
-        async for event in self._api.watch(resource.path(namespace=namespace), _selectors(labels, fields), since):
-            yield event
+        events = self._api.watch(
+            resource.path(namespace=namespace), _selectors(labels, fields), since, heard=heard, unreadable=unreadable
+        )
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    yield event
+        except ApiError as error:
+            _count("watch", error)
+            raise
 
     async def _call(
         self,
@@ -175,13 +234,48 @@ class Client:
         path: str,
         body: Any = None,
         *,
+        verb: str | None = None,
         query: Mapping[str, str] | None = None,
         content: str = JSON,
     ) -> Json:
-        if method != "GET" and not self._may_write():
-            raise NotLeadingError(f"{method} {path}: not the leader")
         within = self._read_timeout if method == "GET" else self._write_timeout
-        return await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+
+        async def call() -> Json:
+            if method != "GET" and not self._may_write():
+                raise NotLeadingError(f"{method} {path}: not the leader")
+            return await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+
+        return await self._made(verb or _VERBS[method], call)
+
+    async def _made(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call, again as often as the server asks for it; measure it."""
+        tries = 1 if verb == "evict" else self._tries
+        while True:
+            began = time.perf_counter()
+            try:
+                return await call()
+            except ApiError as error:
+                _count(verb, error)
+                tries -= 1
+                wait = error.retry_after_s
+                if not tries or not error.was_not_begun or wait is None or wait > _LONGEST_WAIT_S:
+                    raise
+                metrics.API_RETRIES.labels(verb, str(error.status)).inc()
+            finally:
+                metrics.API_SECONDS.labels(verb).observe(time.perf_counter() - began)
+            await asyncio.sleep(jittered(wait))
+
+
+_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "PUT": "update", "DELETE": "delete"}
+
+
+def jittered(seconds: float) -> float:
+    """Return a little more than the server asked for: clients do not all come back together."""
+    return seconds * random.uniform(1.0, 1.2)  # noqa: S311 - spreads load, nothing secret
+
+
+def _count(verb: str, error: ApiError) -> None:
+    metrics.API_ERRORS.labels(verb, str(error.status) if error.status else "none").inc()
 
 
 def _selectors(labels: str, fields: str) -> dict[str, str]:

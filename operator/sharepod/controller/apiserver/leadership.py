@@ -1,8 +1,9 @@
 """Leader election by a Lease of `coordination.k8s.io`.
 
 Guarantees:
-- At most one process acts at a time, whatever the clocks of the machines say: every time is read from the monotonic
-  clock of this process.
+- At most one process acts at a time, whatever the clocks of the machines say: every time is read from this machine's
+  own clock, which goes on while the machine is suspended.
+- A Lease that is given up is taken as soon as the watch shows it; one whose holder has died, as soon as it has ended.
 - The Lease of another process counts as ended once it was not seen to change for its own duration.
 - This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
   false on its own: no task has to run for that.
@@ -12,6 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +28,15 @@ from .client import LEASES, Client
 NAME = "sharepod-operator"
 """Name of the operator's Lease."""
 
+_END_S = 0.02
+"""Seconds after the end of another's Lease until it is tried for."""
+
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedLease:
-    """Lease of another process as last seen to change: its resourceVersion, and when, in monotonic seconds."""
+    """Lease of another process as last seen to change: its resourceVersion, and when, in seconds of the clock."""
 
     version: str
     at: float
@@ -49,7 +54,7 @@ class Leadership:
         retry_period: Seconds between two tries.
         on_gained: Called each time this process becomes the leader.
         on_lost: Called each time it ceases to be.
-        clock: Monotonic seconds.
+        clock: Seconds since the machine started, time asleep included.
     """
 
     def __init__(
@@ -78,6 +83,9 @@ class Leadership:
         """When the last successful renewal began."""
         self._led = False
         self._observed: ObservedLease | None = None
+        self._ends: float | None = None
+        """When the Lease of another process ends, unless it changes; None: not known."""
+        self._wake = asyncio.Event()
 
     def acting(self) -> bool:
         """True if this process may write now."""
@@ -88,9 +96,33 @@ class Leadership:
         try:
             while True:
                 await self.step()
-                await asyncio.sleep(self._retry_period)
+                await self._wait()
         finally:
             await self._give_up()
+
+    def noticed(self, lease: Json) -> None:
+        """Take in a Lease as the watch brought it: one that is free, or another's, is looked at now."""
+        if str(lease["metadata"].get("name")) != NAME:
+            return
+        holder = (lease.get("spec") or {}).get("holderIdentity") or ""
+        if holder == self.identity:
+            return
+        if self._led or not holder:
+            self._wake.set()
+        else:
+            self._observe(str(lease["metadata"].get("resourceVersion")), later=True)
+
+    async def _wait(self) -> None:
+        """Wait until the next try, or until the watch shows that the Lease is free, or was taken."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), self.wait_s())
+        self._wake.clear()
+
+    def wait_s(self) -> float:
+        """Return the seconds until the next try: the period, or less if another's Lease ends earlier."""
+        if self._led or self._ends is None:
+            return self._retry_period
+        return min(self._retry_period, max(0.0, self._ends - self._clock()) + _END_S)
 
     async def step(self) -> None:
         """Try once to take or to renew the Lease."""
@@ -139,11 +171,17 @@ class Leadership:
 
     def _ended(self, lease: Json, spec: Json) -> bool:
         """True if the Lease of another process was not seen to change for its own duration."""
-        version = str(lease["metadata"]["resourceVersion"])
-        if self._observed is None or self._observed.version != version:
-            self._observed = ObservedLease(version, self._clock())
-            return False
-        return self._clock() > self._observed.at + float(spec.get("leaseDurationSeconds") or self._duration)
+        observed = self._observe(str(lease["metadata"]["resourceVersion"]))
+        self._ends = observed.at + float(spec.get("leaseDurationSeconds") or self._duration)
+        return self._clock() > self._ends
+
+    def _observe(self, version: str, *, later: bool = False) -> ObservedLease:
+        """Note a version of another's Lease; `later`: only if it is later than the known one."""
+        known = self._observed
+        if known is None or (_is_later(version, known.version) if later else version != known.version):
+            known = self._observed = ObservedLease(version, self._clock())
+            self._ends = None
+        return known
 
     def _lease(self, current: Json | None) -> Json:
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -174,3 +212,8 @@ class Leadership:
                 await self._client.replace(LEASES, NAME, lease, self._namespace)
         except ApiError as error:
             log.warning("cannot give up the Lease", lease=f"{self._namespace}/{NAME}", error=str(error))
+
+
+def _is_later(version: str, known: str) -> bool:
+    """Return whether a version is later than a known one. Versions are numbers; others are never later."""
+    return version.isdecimal() and known.isdecimal() and int(version) > int(known)

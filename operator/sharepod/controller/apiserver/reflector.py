@@ -1,110 +1,371 @@
-"""Reflector: list and watch of many objects of which little is kept (other pods' requests, agents' Leases).
+"""Reflector: list and watch of one kind of object, which keep a store up to date.
 
 Guarantees:
-- `put` and `drop` see every object that matches, in the API server's order.
-- After a gap (410, connection cut, server away) everything is listed again, and objects that are gone are dropped.
-- `listed` is set once the first list was taken in.
+- After a list the store holds each object that existed when the list began and still does, and none that was gone.
+- A watch that ends with 410 or an ERROR event, or falls silent, is followed by a list; one that breaks off goes on.
+- Before a watch goes on, a list of one object says whether the API server's versions have gone back (etcd restored from
+  a backup). If they have, everything is listed again and the store replaced.
+- An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
+- Objects are taken in one by one as they arrive: no page is held.
+- A resource that is not served yet is asked for each `_NOT_SERVED_S`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import structlog
 
-from sharepod.kube import ApiError, GoneError, Json
+from sharepod.controller import metrics
+from sharepod.kube import ApiError, ErrorEventError, GoneError, Json, NotFoundError, SilentError, Unreadable
 
-from .client import Client, Resource
+from .client import Client, Resource, jittered
+from .sights import Sight
 
-_PAUSE_S = 0.2
-"""Seconds between two watches, and before the first retry after a failure; doubles with each further failure."""
-_LONGEST_PAUSE_S = 10.0
-"""Longest of these pauses: how much later than necessary an API server that is back is noticed."""
+_FIRST_PAUSE_S = 0.25
+"""Seconds before the first retry after a failure; doubles with each further failure."""
+_LONGEST_PAUSE_S = 3.0
+"""Longest of these pauses: an API server that is back is noticed within it."""
+_NOT_SERVED_S = 2.0
+"""Seconds between two tries while the resource is not served: its CRD may be applied any time."""
+_TURN_S = 0.005
+"""Seconds for which events are taken in before other tasks get a turn."""
+_STEADY_S = 5.0
+"""Seconds that a watch must have lasted for the next failure to count as the first: longer than the pauses."""
+_CHECK_TIMEOUT_S = 5.0
+"""Timeout of the list of one object that comes before a watch: as long as a watch may take to be answered."""
+_LOG_S = 10.0
+"""Least seconds between two log lines of the same kind: a user can make thousands of objects that cannot be read."""
+_LONGEST_WHY = 300
+"""Longest reason that is kept of an object that cannot be read, in characters: an exception may quote the object."""
 
 log = structlog.get_logger(__name__)
 
 
+class Mirror(Protocol):
+    """Store of one kind of object that a reflector keeps up to date."""
+
+    def put(self, raw: Json, /) -> None:
+        """Take in an object; an older version than the known one is ignored."""
+
+    def put_unreadable(self, metadata: Json, why: str, /) -> None:
+        """Take in an object of which only this metadata can be read."""
+
+    def drop(self, uid: str, version: int, last: Json | None, /) -> None:
+        """Take out an object that was gone at a version; `last`: as the watch showed it last."""
+
+    def versions(self) -> Mapping[str, int]:
+        """Return the version of each known object by uid."""
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest: the API server's versions have gone back."""
+
+
 class Reflector:
-    """Reflector of one resource; keeps nothing of the objects but their uids.
+    """Reflector of one kind.
 
     Args:
         client: The API server.
         resource: What is listed and watched.
-        put: Called with each object that is there.
-        drop: Called with the uid of each object that is gone.
+        mirror: What is kept up to date.
+        kind: Name of the kind in logs and metrics.
         namespace: None: all.
         labels: Label selector.
         fields: Field selector.
+        needed: Placement depends on it.
+        on_replaced: Called before the store is replaced because the API server's versions have gone back.
+        clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         client: Client,
         resource: Resource,
+        mirror: Mirror,
         *,
-        put: Callable[[Json], None],
-        drop: Callable[[str], None],
+        kind: str,
         namespace: str | None = None,
         labels: str = "",
         fields: str = "",
+        needed: bool = True,
+        on_replaced: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._resource = resource
-        self._put = put
-        self._drop = drop
+        self._mirror = mirror
+        self.kind = kind
         self._namespace = namespace
         self._labels = labels
         self._fields = fields
-        self._known: set[str] = set()
-        self.listed = asyncio.Event()
+        self._needed = needed
+        self._on_replaced = on_replaced
+        self._clock = clock
+        self._since: str | None = None
+        """Version that the watch goes on from; None: everything is to be listed."""
+        self._seen = 0
+        """Highest version of a list or an event."""
+        self._heard_at = clock()
+        self._opened_at: float | None = None
+        """When the watch that is open, or was last, was answered."""
+        self._failures = 0
+        self._failure: ApiError | None = None
+        self._failed_at = self._told_at = clock()
+        self._logged_at: float | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._reopening = False
+        self.listed = False
+        """True once everything was listed, and while the store is worth believing."""
+
+    def sight(self) -> Sight:
+        """Return what is seen now."""
+        now = self._clock()
+        return Sight(
+            self.kind,
+            self.listed,
+            now - self._heard_at,
+            self._failure,
+            now - self._failed_at,
+            self._needed,
+        )
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        pause = _PAUSE_S
         while True:
             try:
-                since = await self._list()
-                pause = _PAUSE_S
-                while True:
-                    since = await self._follow(since)
-            except GoneError:
-                log.debug("watch expired; listing again", resource=self._resource.plural)
+                if self._since is not None and not await self._continues():
+                    self._distrust()
+                if self._since is None:
+                    await self.list_all()
+                if await self._follow():
+                    continue
+                pause = 0.0
+            except (GoneError, ErrorEventError, SilentError) as error:
+                log.info("watch is lost; listing again", kind=self.kind, error=str(error))
+                self._since = None
+                pause = 0.0
+            except NotFoundError as error:
+                self._since, self.listed = None, False
+                self._note("not served yet; trying again", error)
+                pause = _NOT_SERVED_S
             except ApiError as error:
-                log.warning(
-                    "watch failed; trying again", resource=self._resource.plural, error=str(error), retry_s=pause
-                )
-                await asyncio.sleep(pause)
-                pause = min(_LONGEST_PAUSE_S, pause * 2)
+                self._note("watch failed; trying again", error)
+                pause = 0.0 if error.retry_after_s is None else jittered(error.retry_after_s)
+            await asyncio.sleep(pause or self._pause())
 
-    async def _list(self) -> str:
-        items, since = await self._client.list_all(
-            self._resource, self._namespace, labels=self._labels, fields=self._fields
+    def _pause(self) -> float:
+        """Return how long to wait before the next try: not at all after a watch that was steady."""
+        if self._opened_at is not None and self._clock() >= self._opened_at + _STEADY_S:
+            self._failures = 0
+            if self._failure is None and self._since is not None:
+                return 0.0
+        self._opened_at = None
+        self._failures += 1
+        longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, nothing secret
+
+    def reopen(self) -> None:
+        """Open the watch anew, where it is: the API server then sends at once what has happened since."""
+        if self._watching is not None:
+            self._reopening = True
+            self._watching.cancel()
+
+    async def list_all(self) -> None:
+        """List everything, and drop what is gone. Raise `ApiError`."""
+        if self._seen and not await self._continues():
+            self._distrust()
+        version = await self._pages()
+        if version < self._seen:
+            self._distrust()
+            version = await self._pages()
+        self._seen = version
+        self._since = str(version)
+        self.listed = True
+        log.debug("listed", kind=self.kind, version=version)
+
+    async def _pages(self) -> int:
+        """List page by page, once more if the list expires on the way; return its version."""
+        for last in (False, False, True):
+            present: set[str] = set()
+            try:
+                version = await self._read_pages(present)
+                break
+            except GoneError:
+                if last:
+                    raise
+        for uid, known in self._mirror.versions().items():
+            if uid not in present and known <= version:
+                if self.listed:
+                    log.info("object is gone, and no watch said so", kind=self.kind, uid=uid)
+                    metrics.SWEPT.labels(self.kind).inc()
+                self._mirror.drop(uid, version, None)
+        return version
+
+    async def _read_pages(self, present: set[str]) -> int:
+        def take(raw: Json) -> None:
+            present.add(_uid(raw.get("metadata")))
+            self._put(raw)
+
+        def unreadable(_: str, item: Unreadable) -> None:
+            present.add(_uid(item.metadata))
+            self._pass_over(item)
+
+        version, token = 0, ""
+        while True:
+            page = await self._client.page(
+                self._resource,
+                self._namespace,
+                labels=self._labels,
+                fields=self._fields,
+                token=token,
+                take=take,
+                unreadable=unreadable,
+            )
+            self._heard()
+            version = version or _number(page.get("resourceVersion"))
+            token = str(page.get("continue") or "")
+            if not token:
+                return version
+
+    async def _continues(self) -> bool:
+        """Return whether the API server's versions have gone on since the last that was seen. Raise `ApiError`."""
+        page = await self._client.page(
+            self._resource,
+            self._namespace,
+            limit=1,
+            timeout_s=_CHECK_TIMEOUT_S,
+            take=lambda _: None,
+            unreadable=lambda *_: None,
         )
-        present = {str(item["metadata"]["uid"]) for item in items}
-        for uid in self._known - present:
-            self._drop(uid)
-        self._known = present
-        for item in items:
-            self._put(item)
-        self.listed.set()
-        return since
+        return _number(page.get("resourceVersion")) >= self._seen
 
-    async def _follow(self, since: str) -> str:
-        """Watch from `since` until the server ends the watch; return the version to go on from."""
-        async for event in self._client.watch(
-            self._resource, self._namespace, since=since, labels=self._labels, fields=self._fields
-        ):
-            item = event["object"]
-            since = str(item["metadata"]["resourceVersion"])
-            if event["type"] == "BOOKMARK":
-                continue
-            uid = str(item["metadata"]["uid"])
-            if event["type"] == "DELETED":
-                self._known.discard(uid)
-                self._drop(uid)
-            else:
-                self._known.add(uid)
-                self._put(item)
-        await asyncio.sleep(_PAUSE_S)
-        return since
+    def _distrust(self) -> None:
+        log.error("the API server's versions have gone back: replacing what is known", kind=self.kind, seen=self._seen)
+        metrics.REPLACED.labels(self.kind).inc()
+        self._since, self._seen, self.listed = None, 0, False
+        self._on_replaced()
+        self._mirror.distrust()
+
+    async def _follow(self) -> bool:
+        """Watch until the server ends the watch, or `reopen` does; return whether it was `reopen`."""
+        self._watching = asyncio.create_task(self._watch(), name=f"watch of {self.kind}")
+        try:
+            await self._watching
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._reopening or (task is not None and task.cancelling()):
+                raise
+            return True
+        finally:
+            self._reopening, self._watching = False, None
+        return False
+
+    async def _watch(self) -> None:
+        assert self._since is not None
+        self._opened_at = None
+        turn = self._clock() + _TURN_S
+        events = self._client.watch(
+            self._resource,
+            self._namespace,
+            since=self._since,
+            labels=self._labels,
+            fields=self._fields,
+            heard=self._hear_watch,
+            unreadable=self._take_unreadable,
+        )
+        async with contextlib.aclosing(events):
+            async for event in events:
+                metadata = event["object"].get("metadata")
+                if not self._moves(metadata):
+                    return
+                if event["type"] == "DELETED":
+                    self._drop(metadata, event["object"])
+                elif event["type"] != "BOOKMARK":
+                    self._put(event["object"])
+                if self._clock() > turn:
+                    await asyncio.sleep(0)
+                    turn = self._clock() + _TURN_S
+
+    def _hear_watch(self) -> None:
+        if self._opened_at is None:
+            self._opened_at = self._clock()
+        self._heard()
+
+    def _moves(self, metadata: object) -> bool:
+        """Take over the version of an event; return False, and have everything listed, if the versions go back."""
+        if self._since is None:
+            return False
+        version = _number(metadata.get("resourceVersion")) if isinstance(metadata, dict) else 0
+        if 0 < version < self._seen:
+            self._distrust()
+            return False
+        if version:
+            self._since, self._seen = str(version), version
+        return True
+
+    def _take_unreadable(self, kind: str, item: Unreadable) -> None:
+        if not self._moves(item.metadata):
+            return
+        if kind == "DELETED":
+            self._drop(item.metadata, None)
+        else:
+            self._pass_over(item)
+
+    def _drop(self, metadata: object, last: Json | None) -> None:
+        try:
+            self._mirror.drop(_uid(metadata), self._seen, last)
+        except Exception as error:  # its last state cannot be read
+            log.warning(
+                "last state cannot be read", kind=self.kind, uid=_uid(metadata), error=repr(error)[:_LONGEST_WHY]
+            )
+            self._mirror.drop(_uid(metadata), self._seen, None)
+
+    def _put(self, raw: Json) -> None:
+        try:
+            self._mirror.put(raw)
+        except Exception as error:  # whatever a user has put into it
+            metadata = raw.get("metadata")
+            why = f"is not readable: {type(error).__name__}: {error}"
+            self._pass_over(Unreadable(metadata if isinstance(metadata, dict) else {}, why))
+
+    def _pass_over(self, item: Unreadable) -> None:
+        metrics.UNREADABLE.labels(self.kind).inc()
+        why = item.why[:_LONGEST_WHY]
+        if self._logged_at is None or self._clock() >= self._logged_at + _LOG_S:
+            self._logged_at = self._clock()
+            named = {key: str(item.metadata.get(key) or "")[:_LONGEST_WHY] for key in ("namespace", "name", "uid")}
+            log.warning("object cannot be read", kind=self.kind, why=why, **named)
+        if not _uid(item.metadata):
+            return
+        try:
+            self._mirror.put_unreadable(item.metadata, why)
+        except Exception as error:
+            log.warning(
+                "object is passed over", kind=self.kind, uid=_uid(item.metadata), error=repr(error)[:_LONGEST_WHY]
+            )
+
+    def _note(self, event: str, error: ApiError) -> None:
+        """Note a failure; log it if it is another one than the last, or that is long ago."""
+        now = self._clock()
+        if self._failure is None or str(self._failure) != str(error) or now >= self._told_at + _LOG_S:
+            self._told_at = now
+            log.warning(event, kind=self.kind, error=str(error))
+        self._failure, self._failed_at = error, now
+
+    def _heard(self) -> None:
+        self._heard_at = self._clock()
+        self._failure = None
+
+
+def _number(version: object) -> int:
+    """Return a resourceVersion as the number that it is in Kubernetes; 0 if it is none."""
+    return int(version) if isinstance(version, str) and version.isdecimal() and len(version) < 20 else 0
+
+
+def _uid(metadata: object) -> str:
+    return str(metadata.get("uid") or "") if isinstance(metadata, dict) else ""

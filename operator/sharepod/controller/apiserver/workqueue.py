@@ -11,6 +11,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -40,8 +41,8 @@ class WorkQueue(Generic[Key]):
         self._name = name
         self._work = work
         self._workers = workers
-        self._waiting: dict[Key, None] = {}
-        """Keys with news, in order of arrival."""
+        self._waiting: dict[Key, float] = {}
+        """Keys with news, in order of arrival, and since when they wait, in monotonic seconds."""
         self._resyncs: dict[Key, None] = {}
         """Keys of a resync, in order of arrival; none of them is in `_waiting`."""
         self._turns = 0
@@ -54,6 +55,11 @@ class WorkQueue(Generic[Key]):
     def __len__(self) -> int:
         return len(self._waiting) + len(self._resyncs) + len(self._running)
 
+    def oldest_s(self) -> float:
+        """Return the seconds for which the oldest key with news has waited; 0 if none waits."""
+        since = next(iter(self._waiting.values()), None)
+        return 0.0 if since is None else time.monotonic() - since
+
     def add(self, key: Key) -> None:
         """Enqueue a key with news: it is worked on as soon as a worker is free."""
         if (timer := self._timers.pop(key, None)) is not None:
@@ -62,7 +68,7 @@ class WorkQueue(Generic[Key]):
             self._again.add(key)
         else:
             self._resyncs.pop(key, None)
-            self._waiting[key] = None
+            self._waiting.setdefault(key, time.monotonic())
             self._ready.set()
 
     def add_resync(self, key: Key) -> None:

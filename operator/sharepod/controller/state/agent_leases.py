@@ -1,7 +1,8 @@
 """Liveness of the agents, by their Leases.
 
 Guarantees:
-- An agent counts as alive for `duration` after its Lease was last seen to *change*, by this process's monotonic clock.
+- An agent counts as alive for `duration` after its Lease was last seen to *change*, by this machine's own clock.
+- A machine that was suspended has seen no Lease change meanwhile: the clock goes on while it sleeps.
 - The machines' clocks decide one thing only: a Lease seen for the first time counts as just changed if its renewTime is
   about now. So an agent that died long ago is not taken for alive when the operator starts.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 PREFIX = "sharepod-agent-"
@@ -23,6 +24,7 @@ class _Lease:
     renewed: str
     changed: float | None
     duration: float
+    version: int
 
 
 class AgentLeases:
@@ -30,7 +32,7 @@ class AgentLeases:
 
     Args:
         duration: Seconds for which a Lease holds that names no duration itself.
-        clock: Monotonic seconds.
+        clock: Seconds since the machine started, time asleep included.
         now: Time of day, in UTC.
     """
 
@@ -53,10 +55,13 @@ class AgentLeases:
         if not name.startswith(PREFIX):
             return
         node, uid = name.removeprefix(PREFIX), str(raw["metadata"]["uid"])
+        version = int(raw["metadata"].get("resourceVersion") or 0)
         spec = raw.get("spec") or {}
         renewed = str(spec.get("renewTime") or "") if spec.get("holderIdentity") else ""
         duration = float(spec.get("leaseDurationSeconds") or self._duration)
         before = self._leases.get(node)
+        if before is not None and version < before.version:
+            return
         changed: float | None
         if not renewed:
             changed = None
@@ -64,7 +69,7 @@ class AgentLeases:
             changed = self._clock() if self._recent(renewed, duration) else None
         else:
             changed = self._clock() if before.renewed != renewed else before.changed
-        self._leases[node] = _Lease(uid, renewed, changed, duration)
+        self._leases[node] = _Lease(uid, renewed, changed, duration, version)
         self._names[uid] = node
 
     def drop(self, uid: str) -> None:
@@ -72,6 +77,14 @@ class AgentLeases:
         node = self._names.pop(uid, None)
         if node is not None and self._leases[node].uid == uid:
             del self._leases[node]
+
+    def versions(self) -> dict[str, int]:
+        """Return the version of each Lease by uid."""
+        return {lease.uid: lease.version for lease in self._leases.values()}
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest: the API server's versions have gone back."""
+        self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 
     def alive(self, node: str) -> bool:
         """True if the agent of a node renews its Lease."""

@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ from .facts import (
     other_pod,
     pod_facts,
     sharepod_facts,
+    unreadable_sharepod,
 )
 from .store import Store
 
@@ -84,6 +86,7 @@ class ClusterState:
         """Value by name of PriorityClass."""
         self.default_priority = 0
         """Value of the PriorityClass that is the global default."""
+        self._other_pods: dict[str, int] = {}
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
         self.on_tenant_changed: Callable[[str], None] = _nobody
@@ -92,20 +95,28 @@ class ClusterState:
 
     # SharePods
 
-    def put_sharepod(self, raw: Json) -> None:
-        """Take in a SharePod as it was read."""
-        if self.sharepods.knows(*_version(raw)):
-            return
-        item = sharepod_facts(raw, self._settings)
-        taken, _, replaced = self.sharepods.put(item)
+    def put_sharepod(self, raw: Json, *, sure: bool = False) -> None:
+        """Take in a SharePod as it was read. `sure`: by a GET just now."""
+        if not self.sharepods.knows(*_version(raw), sure=sure):
+            self._take_sharepod(sharepod_facts(raw, self._settings), sure=sure)
+
+    def put_unreadable_sharepod(self, metadata: Json, why: str) -> None:
+        """Take in a SharePod of which only the metadata can be read: its owner is told why."""
+        item, known = unreadable_sharepod(metadata, why), self.sharepods.get(str(metadata["uid"]))
+        if known is not None:
+            item = replace(item, status=known.status, raw_status=known.raw_status, raw=known.raw)
+        self._take_sharepod(item)
+
+    def _take_sharepod(self, item: SharePodFacts, *, sure: bool = False) -> None:
+        taken, _, replaced = self.sharepods.put(item, sure=sure)
         if replaced is not None:
             self.on_tenant_changed(replaced.uid)
         if taken:
             self.on_tenant_changed(item.uid)
 
-    def drop_sharepod(self, uid: str) -> None:
-        """Take out a SharePod that is gone."""
-        self.sharepods.drop(uid)
+    def drop_sharepod(self, uid: str, version: float = math.inf) -> None:
+        """Take out a SharePod that is gone, as of `version` if that is known."""
+        self.sharepods.drop(uid, version)
         self.on_tenant_changed(uid)
 
     def priority(self, sharepod: SharePodFacts) -> int:
@@ -133,15 +144,12 @@ class ClusterState:
     def put_pod(self, raw: Json, *, sure: bool = False) -> None:
         """Take in a Pod as it was read.
 
-        `sure`: it was read by a GET just now, so it is there, whatever the watch said (a watch also says "deleted" of a
-        Pod that lost the label).
+        `sure`: it was read by a GET just now. A watch also says "deleted" of a Pod that only lost the label.
         """
-        if sure:
-            self.pods.revive(str(raw["metadata"]["uid"]))
-        if self.pods.knows(*_version(raw)):
+        if self.pods.knows(*_version(raw), sure=sure):
             return
         item = pod_facts(raw)
-        taken, before, replaced = self.pods.put(item)
+        taken, before, replaced = self.pods.put(item, sure=sure)
         if replaced is not None:
             self._pod_gone(replaced)
         if not taken:
@@ -155,11 +163,11 @@ class ClusterState:
         if item.tenant is not None and (before is None or replace(before, version=item.version) != item):
             self.on_tenant_changed(item.tenant)
 
-    def drop_pod(self, uid: str, last: Json | None = None) -> None:
-        """Take out a Pod that is gone. `last`: its last state, if the watch brought it."""
+    def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
+        """Take out a Pod that is gone, as of `version` if that is known. `last`: as the watch showed it last."""
         if last is not None:
             self.pods.put(pod_facts(last))
-        pod = self.pods.drop(uid)
+        pod = self.pods.drop(uid, version)
         if pod is not None:
             self._pod_gone(pod)
 
@@ -195,24 +203,43 @@ class ClusterState:
 
     def put_other_pod(self, raw: Json) -> None:
         """Count the requests of a pod without the tenant label on its node."""
+        uid, version = _version(raw)
+        if version < self._other_pods.get(uid, 0):
+            return
         node, needs = other_pod(raw)
+        self._other_pods[uid] = version
         if node:
             before = self.cluster.room_version
-            self.cluster.set_pod_usage(node, str(raw["metadata"]["uid"]), needs)
+            self.cluster.set_pod_usage(node, uid, needs)
             self._room_since(before)
 
     def drop_other_pod(self, uid: str) -> None:
         """Count a pod without the tenant label no longer."""
-        self.cluster.remove_pod(uid)
-        self.on_room_changed()
+        self._other_pods.pop(uid, None)
+        if self.pods.get(uid) is None:  # else it has got the label
+            self.cluster.remove_pod(uid)
+            self.on_room_changed()
+
+    def other_pods(self) -> Mapping[str, int]:
+        """Return the versions of the pods without the tenant label by uid. A live view."""
+        return self._other_pods
+
+    def distrust_other_pods(self) -> None:
+        """Count each known version of a pod without the tenant label as the oldest."""
+        self._other_pods = dict.fromkeys(self._other_pods, 0)
 
     # Nodes
 
     def put_node(self, raw: Json) -> None:
         """Take in a Node of the pool as it was read."""
-        if self.nodes.knows(*_version(raw)):
-            return
-        item = node_facts(raw)
+        if not self.nodes.knows(*_version(raw)):
+            self._take_node(node_facts(raw))
+
+    def put_unreadable_node(self, metadata: Json, why: str) -> None:
+        """Take in a Node of which only the metadata can be read: it takes no SharePods."""
+        self._take_node(replace(node_facts({"metadata": metadata}), error=f"cannot be read: the object {why}"))
+
+    def _take_node(self, item: NodeFacts) -> None:
         taken, before, _ = self.nodes.put(item)
         if taken:
             self._say_unreadable("Node", item.name, item.error)
@@ -238,7 +265,7 @@ class ClusterState:
         for row in self.cluster.reservations(node):
             self.on_tenant_changed(row.tenant)
 
-    def drop_node(self, uid: str, version: int = 0) -> None:
+    def drop_node(self, uid: str, version: float = math.inf) -> None:
         """Take out a Node that is gone, or has left the pool as of `version`: with a later version it is back."""
         item = self.nodes.drop(uid, version)
         if item is not None:
@@ -285,13 +312,28 @@ class ClusterState:
         """Return how many tenants run, by their agents' reports, without their share being enforced."""
         return sum(seen.enforced is False for item in self.gpunodes for seen in item.status.tenants)
 
-    def drop_gpunode(self, uid: str) -> None:
-        """Take out a GPUNode that is gone, with its ledger."""
-        item = self.gpunodes.drop(uid)
+    def put_unreadable_gpunode(self, metadata: Json, why: str) -> None:
+        """Keep the ledger of a GPUNode that cannot be read any more, and place nothing there until it can be."""
+        known = self.gpunodes.get(str(metadata["uid"]))
+        if known is not None:
+            error = f"has a GPUNode that cannot be read: the object {why}"
+            version = int(metadata.get("resourceVersion") or 0)
+            taken, _, _ = self.gpunodes.put(replace(known, version=version, error=error, ledger_error=error))
+            if taken:
+                self.refresh_node(known.name)
+
+    def drop_gpunode(self, uid: str, version: float = math.inf) -> None:
+        """Take out a GPUNode that is gone, as of `version` if that is known, with its ledger."""
+        item = self.gpunodes.drop(uid, version)
         if item is not None:
             self._ledger_gone(item)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
+
+    def distrust_gpunodes(self) -> None:
+        """Count each known version and generation of a GPUNode as the oldest."""
+        self.gpunodes.distrust()
+        self.cluster.distrust_ledgers()
 
     def _ledger_gone(self, item: GpuNodeFacts) -> None:
         tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}

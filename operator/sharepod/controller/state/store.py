@@ -2,14 +2,17 @@
 
 Guarantees:
 - Facts older than the known ones are not taken.
-- An object that is known to be gone does not come back by a list that was begun before.
+- An object that is known to be gone does not come back by a list or a read that was begun before: each end has the
+  version at which it was seen.
 - Of two objects of one name the newer is there.
+- After `distrust` every version is newer than what is known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from .facts import ObjectFacts
@@ -47,24 +50,28 @@ class Store(Generic[F]):
         """Return the uids of all objects."""
         return set(self._items)
 
-    def knows(self, uid: str, version: int) -> bool:
-        """True if this version of an object, a later one, or its end is known."""
+    def versions(self) -> dict[str, int]:
+        """Return the version of each object by uid."""
+        return {uid: item.version for uid, item in self._items.items()}
+
+    def knows(self, uid: str, version: int, *, sure: bool = False) -> bool:
+        """True if this version of an object, a later one, or its end is known.
+
+        `sure`: a read has just shown this version. An object that has only left what is selected is there in the very
+        version in which it left; one that was deleted is never read in the version of its end.
+        """
         known = self._items.get(uid)
-        return version <= self._ended.get(uid, -1) or (known is not None and known.version >= version)
+        ended = self._ended.get(uid, -1)
+        return version < ended or (version == ended and not sure) or (known is not None and known.version >= version)
 
-    def revive(self, uid: str) -> None:
-        """Forget that an object ended: the API server says that it is there."""
-        self._ended.pop(uid, None)
-
-    def put(self, item: F) -> tuple[bool, F | None, F | None]:
-        """Take in an object.
+    def put(self, item: F, *, sure: bool = False) -> tuple[bool, F | None, F | None]:
+        """Take in an object. `sure`: see `knows`.
 
         Return whether it was taken, what was known of it before, and the object of the same name that it replaces.
         """
         known = self._items.get(item.uid)
-        if self.knows(item.uid, item.version):
+        if self.knows(item.uid, item.version, sure=sure):
             return False, known, None
-        self._ended.pop(item.uid, None)
         key = (item.namespace, item.name)
         other = self._items.get(self._names.get(key, ""))
         replaced = other if other is not None and other.uid != item.uid else None
@@ -72,6 +79,7 @@ class Store(Generic[F]):
             if replaced.version > item.version:
                 return False, known, None
             self.drop(replaced.uid)
+        self._ended.pop(item.uid, None)
         self._items[item.uid] = item
         self._names[key] = item.uid
         return True, known, replaced
@@ -79,14 +87,21 @@ class Store(Generic[F]):
     def drop(self, uid: str, version: float = math.inf) -> F | None:
         """Take out an object that is gone; return what was known of it.
 
-        With `version`, the object may only have left what is selected, as of that version: a later version brings it
-        back.
+        With `version`, it was gone, or had left what is selected, as of that version: a later version brings it back.
+        If a later version is known, it stays.
         """
         known = self._items.get(uid)
-        self._ended[uid] = max(version, known.version if known is not None else 0, self._ended.get(uid, 0))
+        if known is not None and known.version > version:
+            return None
+        self._ended[uid] = max(version, self._ended.get(uid, 0))
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
         item = self._items.pop(uid, None)
         if item is not None and self._names.get((item.namespace, item.name)) == uid:
             del self._names[(item.namespace, item.name)]
         return item
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest, and forget which objects ended: the versions have gone back."""
+        self._ended.clear()
+        self._items = {uid: replace(item, version=0) for uid, item in self._items.items()}

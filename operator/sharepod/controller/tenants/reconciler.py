@@ -124,9 +124,8 @@ class TenantReconciler:
             return True
         if str(raw["metadata"]["uid"]) != tenant:
             return True
-        self._state.sharepods.revive(tenant)
-        self._state.put_sharepod(raw)
-        return False
+        self._state.put_sharepod(raw, sure=True)
+        return self._state.sharepods.get(tenant) is None  # then the answer is older than its end
 
     @staticmethod
     def _name(snapshot: TenantSnapshot) -> tuple[str, str]:

@@ -226,6 +226,11 @@ class Cluster:
                 self._put(account, tenant, Row(wanted, written, since=row if on_its_way else None))
         return self.overcommits(node)
 
+    def distrust_ledgers(self) -> None:
+        """Count each generation as the oldest: the next reading of each GPUNode is taken over, whatever it says."""
+        for account in self._nodes.values():
+            account.generation = 0
+
     def drop_ledger(self, node: str) -> None:
         """Drop all rows of a GPUNode that is gone, decided ones included, and its count of generations."""
         account = self._nodes.get(node)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from sharepod.controller.apiserver import client as client_module
 from sharepod.controller.apiserver.client import PODS, Client, NotLeadingError
-from sharepod.controller.apiserver.reflector import Reflector
 from sharepod.kube import (
     AlreadyExistsError,
     ApiError,
@@ -133,61 +133,58 @@ async def test_what_is_sent_is_what_the_api_server_expects() -> None:
     assert seen[3][3]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
 
 
-async def test_a_list_is_read_page_by_page_and_begins_anew_when_it_expires() -> None:
-    calls: list[str] = []
+async def test_a_call_that_was_not_begun_is_made_again_when_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    refusals: list[tuple[int, str | None]] = []
 
-    async def pages(request: web.Request) -> web.Response:
-        token = request.query.get("continue", "")
-        calls.append(token)
-        if token == "two" and calls.count("two") == 1:
-            return web.json_response({"reason": "Expired"}, status=410)
-        following = {"": "two", "two": ""}[token]
-        metadata = {"continue": following, "resourceVersion": "9"}
-        return web.json_response({"metadata": metadata, "items": [{"page": token}]})
+    def note(seconds: float) -> float:
+        pauses.append(seconds)
+        return 0.0
 
-    async with serving(pages) as client:
-        items, version = await client.list_all(PODS)
-    assert [item["page"] for item in items] == ["", "two"]
-    assert version == "9"
-    assert calls == ["", "two", "", "two"]
+    monkeypatch.setattr(client_module, "jittered", note)
+
+    async def answer(_: web.Request) -> web.Response:
+        if not refusals:
+            return web.json_response({"ok": True})
+        status, after = refusals.pop(0)
+        return web.json_response({}, status=status, headers={"Retry-After": after} if after is not None else None)
+
+    async with serving(answer) as client:
+        refusals[:] = [(429, "7"), (503, "2")]
+        assert await client.create(PODS, {}, "n") == {"ok": True}
+        assert pauses == [7.0, 2.0]
+        many: list[list[tuple[int, str | None]]]
+        many = [[(429, None)], [(503, None)], [(500, "1")], [(429, "31")], [(429, "1")] * 4]
+        for said in many:
+            refusals[:] = said
+            with pytest.raises(UnavailableError):
+                await client.patch_json(PODS, "p", [], "n")
+            assert not refusals
+        refusals[:] = [(429, "1"), (200, None)]
+        with pytest.raises(UnavailableError):
+            await client.evict("p", "n", uid="u")
+        assert len(refusals) == 1
 
 
-async def test_after_a_gap_the_slim_watch_drops_what_vanished_unseen() -> None:
-    def pod(name: str, version: int) -> Json:
-        return {"metadata": {"name": name, "uid": name, "resourceVersion": str(version)}}
+async def test_a_write_is_not_made_again_by_who_leads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    leads = True
+    calls = 0
+    monkeypatch.setattr(client_module, "jittered", lambda _: 0.0)
 
-    lists = iter([["a", "b"], ["b", "c"]])
-    last = asyncio.Event()
+    async def answer(_: web.Request) -> web.Response:
+        nonlocal leads, calls
+        calls += 1
+        leads = False
+        return web.json_response({}, status=429, headers={"Retry-After": "1"})
 
-    async def serve(request: web.Request) -> web.StreamResponse:
-        if "watch" not in request.query:
-            names = next(lists)
-            return web.json_response({"metadata": {"resourceVersion": "5"}, "items": [pod(name, 1) for name in names]})
-        answer = web.StreamResponse()
-        await answer.prepare(request)
-        if request.query["resourceVersion"] == "5" and not last.is_set():
-            # One event cut in two, one that is large, then the version is too old.
-            line = json.dumps({"type": "ADDED", "object": {**pod("d", 6), "filler": "x" * 300_000}}).encode() + b"\n"
-            await answer.write(line[:1000])
-            await answer.write(line[1000:])
-            gone = {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}
-            await answer.write(json.dumps(gone).encode() + b"\n")
-            last.set()
-        else:
-            await asyncio.sleep(30)
-        return answer
+    async with serving(answer, may_write=lambda: leads) as client:
+        with pytest.raises(NotLeadingError):
+            await client.create(PODS, {}, "n")
+    assert calls == 1
 
-    put: list[str] = []
-    dropped: list[str] = []
-    async with serving(serve) as client:
-        watch = Reflector(client, PODS, put=lambda item: put.append(item["metadata"]["uid"]), drop=dropped.append)
-        task = asyncio.create_task(watch.run())
-        try:
-            async with asyncio.timeout(10):
-                while "c" not in put:  # noqa: ASYNC110  in steps of the event loop
-                    await asyncio.sleep(0.01)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    assert put == ["a", "b", "d", "b", "c"]
-    assert sorted(dropped) == ["a", "d"]
+
+def test_clients_do_not_come_back_together_nor_earlier_than_asked() -> None:
+    waits = [client_module.jittered(5.0) for _ in range(50)]
+    assert len(set(waits)) > 1
+    assert min(waits) >= 5.0
+    assert max(waits) <= 6.0

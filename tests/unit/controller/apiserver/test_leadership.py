@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from typing import Any, cast
 
 import pytest
+from sharepod.controller.apiserver import leadership
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.leadership import Leadership
+from sharepod.kube import Json
 from unit.controller.fakes import FakeServer, unavailable
 
 DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
@@ -23,14 +26,14 @@ class World:
         self.gained: list[str] = []
         self.lost: list[str] = []
 
-    def process(self, identity: str, offset: float = 0.0) -> Leadership:
+    def process(self, identity: str, offset: float = 0.0, retry_period: float = RETRY) -> Leadership:
         return Leadership(
             cast(Client, self.server),
             namespace="n",
             identity=identity,
             duration=DURATION,
             renew_deadline=DEADLINE,
-            retry_period=RETRY,
+            retry_period=retry_period,
             on_gained=lambda: self.gained.append(identity),
             on_lost=lambda: self.lost.append(identity),
             clock=lambda: self.now + offset,
@@ -144,3 +147,58 @@ async def test_the_lease_says_who_holds_it_and_how_often_it_changed_hands() -> N
     assert spec["holderIdentity"] == "two"
     assert spec["leaseTransitions"] == 1
     assert spec["leaseDurationSeconds"] == 15
+
+
+def seen(world: World) -> Json:
+    """The Lease as a watch brings it."""
+    return world.server.objects[("leases", "n", "sharepod-operator")]
+
+
+async def test_a_lease_that_is_given_up_is_taken_as_soon_as_the_watch_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leadership, "_END_S", 60.0)
+    world = World()
+    one, two = world.process("one"), world.process("two", retry_period=60.0)
+    await one.step()
+    standing_by = asyncio.create_task(two.run())
+    leading = asyncio.create_task(one.run())
+    world.server.on_write = lambda _, item: two.noticed(item)
+    try:
+        async with asyncio.timeout(30):
+            while two._observed is None:  # noqa: ASYNC110  in steps of the event loop
+                await asyncio.sleep(0)
+            leading.cancel()
+            while not two.acting():  # noqa: ASYNC110  in steps of the event loop
+                await asyncio.sleep(0)
+    finally:
+        standing_by.cancel()
+        leading.cancel()
+        await asyncio.gather(standing_by, leading, return_exceptions=True)
+    assert world.gained == ["one", "two"]
+
+
+async def test_a_lease_whose_holder_has_died_is_tried_for_as_soon_as_it_has_ended() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two", retry_period=60.0)
+    await one.step()
+    two.noticed(seen(world))
+    world.now += DURATION - 1.0
+    await two.step()
+    assert two.wait_s() == pytest.approx(1.0, abs=0.1)
+    world.now += 1.1
+    await two.step()
+    assert two.acting()
+
+
+async def test_the_watch_tells_a_leader_that_its_lease_was_taken_and_nothing_of_other_leases() -> None:
+    world = World()
+    one = world.process("one")
+    await one.step()
+    one.noticed(seen(world))
+    one.noticed({"metadata": {"name": "sharepod-agent-a"}, "spec": {}})
+    assert not one._wake.is_set()
+    other = copy.deepcopy(seen(world))
+    other["spec"]["holderIdentity"] = "two"
+    one.noticed(other)
+    assert one._wake.is_set()

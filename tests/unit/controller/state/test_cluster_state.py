@@ -128,11 +128,22 @@ def test_what_was_last_seen_of_a_pod_is_kept_once_it_is_gone() -> None:
 def test_a_pod_that_only_lost_our_label_is_there_again_once_it_was_read() -> None:
     state = new_state()
     state.put_pod(pod_object())
-    state.drop_pod("pod-1")
-    state.put_pod(pod_object(version=3))
+    state.drop_pod("pod-1", version=4)
+    state.put_pod(pod_object(version=4))
     assert state.pod_of(TENANT) is None
     state.put_pod(pod_object(version=4), sure=True)
     assert state.pod_of(TENANT) is not None
+
+
+def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() -> None:
+    state = new_state()
+    state.put_pod(pod_object())
+    state.drop_pod("pod-1", pod_object(version=5), version=5)
+    state.put_pod(pod_object(version=4), sure=True)
+    state.drop_pod("never-seen", version=7)
+    state.put_pod(pod_object(uid="never-seen", version=6), sure=True)
+    assert state.pod_of(TENANT) is None
+    assert len(state.pods) == 0
 
 
 @pytest.mark.parametrize(

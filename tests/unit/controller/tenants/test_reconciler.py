@@ -127,8 +127,8 @@ async def test_a_release_does_not_begin_under_a_pod_that_only_the_api_server_kno
     world.node()
     await world.running()
     world.delete("sharepods")
-    await world.resync.relist()
-    world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
+    await world.relist()
+    world.loses_sight_of_the_pod()
     await world.tenants.reconcile(world.tenant)
     assert world.looks_again(1.0)
     assert world.rows()[world.tenant]["state"] == "Reserved"
@@ -138,7 +138,7 @@ async def test_a_release_does_not_begin_under_a_pod_that_only_the_api_server_kno
 async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -> None:
     world.node()
     await world.running()
-    world.state.drop_sharepod(world.tenant)
+    world.state.drop_sharepod(world.tenant, int((world.read("sharepods") or {})["metadata"]["resourceVersion"]))
     await world.tenants.reconcile(world.tenant)
     assert world.state.sharepods.get(world.tenant) is not None
     assert world.server.made("delete", "pods") == []
@@ -191,14 +191,14 @@ async def test_a_pod_that_was_created_with_its_answer_lost_is_adopted(world: Wor
 async def test_a_pod_of_another_operator_is_adopted_not_created_twice(world: World) -> None:
     world.node()
     await world.placed()
-    await world.resync.relist()
+    await world.relist()
     memo, sharepod = world.memo, world.state.sharepods.get(world.tenant)
     assert sharepod is not None
     row = world.state.gpunodes.named("node-a")
     assert row is not None
     await world.tenants._pod_control.create(sharepod, "node-a", row.rows[world.tenant], memo, world.now)
     world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
-    world.state.pods.revive((world.read("pods") or {})["metadata"]["uid"])
+    world.state.pods._ended.clear()  # the end was never seen
     world.state.lost_pods.clear()
     await world.tenants.reconcile(world.tenant)
     assert len(world.server.made("create", "pods")) == 2
@@ -314,7 +314,7 @@ async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) ->
     world.change("pods", "one", lambda item: item.update(status={"conditions": [UNSCHEDULABLE]}), status=True)
     await world.look()
     world.now += world.settings.bind_timeout
-    await world.resync.relist()
+    await world.relist()
     world.change("pods", "one", lambda item: item["spec"].update(nodeName="node-a"))
     await world.tenants.reconcile(world.tenant)
     found = world.read("pods")
@@ -326,7 +326,7 @@ async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) ->
 
 async def test_a_priority_class_that_no_list_has_shown_is_looked_up_once(world: World) -> None:
     world.node()
-    await world.resync.relist()
+    await world.relist()
     priority = {"metadata": {"name": "high"}, "value": 7}
     world.server.storage.create(world.kind("priorityclasses"), "", priority)
     world.sharepod(priorityClassName="high")
@@ -381,7 +381,7 @@ async def test_a_pod_without_its_row_ends_only_after_a_live_read_misses_it_too(w
     await world.running()
     kept = (world.read("gpunodes", "node-a") or {})["spec"]["tenants"]
     world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=[]))
-    await world.resync.relist()
+    await world.relist()
     world.change("gpunodes", "node-a", lambda item: item["spec"].update(tenants=kept))
     await world.tenants.reconcile(world.tenant)
     assert world.status()["phase"] == "Running"
@@ -395,7 +395,7 @@ async def test_a_pod_without_its_row_ends_only_after_a_live_read_misses_it_too(w
 async def test_a_pod_that_vanished_ends_its_sharepod_only_if_the_api_server_misses_it_too(world: World) -> None:
     world.node()
     await world.running()
-    world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
+    world.loses_sight_of_the_pod()
     await world.tenants.reconcile(world.tenant)
     assert world.status()["phase"] == "Running"
     world.delete("pods")
@@ -427,7 +427,7 @@ async def test_a_share_on_a_node_that_came_back_is_not_given_away(world: World) 
     world.pod_gone()
     await world.look()
     await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
-    await world.resync.relist()
+    await world.relist()
     node = world.state.nodes.named("node-a")
     assert node is not None
     world.state.drop_node(node.uid, node.version)
@@ -448,7 +448,7 @@ async def test_a_row_is_removed_by_one_write_however_often_it_is_looked_at(world
     await world.look()
     await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
     before = len(world.server.made("patch", "gpunodes"))
-    await world.resync.relist()
+    await world.relist()
     for _ in range(3):
         await world.tenants.reconcile(world.tenant)
     await world.until(lambda: world.tenant not in world.rows())

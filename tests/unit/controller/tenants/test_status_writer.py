@@ -63,7 +63,7 @@ async def test_usage_is_written_once_an_interval_and_the_last_figure_is_not_lost
 
 async def test_a_status_is_not_written_over_a_sharepod_that_has_changed(world: World) -> None:
     world.pod_phase("Succeeded")
-    await world.resync.relist()
+    await world.relist()
     world.change("sharepods", "one", lambda item: item["metadata"].update(labels={"novel": "1"}))
     await world.tenants.reconcile(world.tenant)
     assert world.status()["phase"] == "Running"
@@ -75,7 +75,7 @@ async def test_a_status_is_not_written_over_a_sharepod_that_has_changed(world: W
 
 async def test_a_sharepod_that_went_before_its_status_was_written_is_dropped(world: World) -> None:
     world.pod_phase("Succeeded")
-    await world.resync.relist()
+    await world.relist()
     world.delete("sharepods")
     await world.tenants.reconcile(world.tenant)
     assert world.state.sharepods.get(world.tenant) is None

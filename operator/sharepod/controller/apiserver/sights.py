@@ -1,0 +1,65 @@
+"""Sight of the kinds that are watched: whether it is good enough to place by, to be ready, to be healthy. Pure.
+
+Guarantees:
+- Nothing is placed on a belief older than `BELIEF_S`.
+- A process is called unhealthy only where a restart can help: not while the API server is away, does not serve the kind
+  yet, or refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sharepod.kube import ApiError, ForbiddenError, NotFoundError, UnauthorizedError
+
+BELIEF_S = 30.0
+"""Age in seconds up to which the last word of a watch is believed: a watch that works is heard each 25 s."""
+BLIND_S = 60.0
+"""Seconds without a word of a watch after which the health probe fails: twice `BELIEF_S`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Sight of one kind at a moment. Times are seconds before it."""
+
+    kind: str
+    listed: bool
+    """Everything was listed, and the store is worth believing."""
+    silent_s: float
+    """Since the last byte of the watch, its last opening, or the last page of a list; at first: since the start."""
+    failure: ApiError | None = None
+    """Error of the last try, if it failed."""
+    failed_s: float = 0.0
+    """Since the last try that failed."""
+    needed: bool = True
+    """Placement depends on the kind."""
+
+
+def unready(sights: Iterable[Sight]) -> str | None:
+    """Return which kinds have not been listed; None if all have."""
+    missing = [_unlisted(sight) for sight in sights if sight.needed and not sight.listed]
+    return f"not listed: {'; '.join(missing)}" if missing else None
+
+
+def stale(sights: Iterable[Sight]) -> list[str]:
+    """Return the kinds, of those that placement depends on, whose last word is too old to place by."""
+    return [sight.kind for sight in sights if sight.needed and (not sight.listed or sight.silent_s > BELIEF_S)]
+
+
+def blind(sights: Iterable[Sight], answered_s: float | None) -> str | None:
+    """Return why the process sees nothing of a kind although a restart could help; None if it is healthy.
+
+    `answered_s`: seconds since the API server has answered any call; None if it never has.
+    """
+    away = answered_s is None or answered_s > BELIEF_S
+    for sight in sights:
+        trying = sight.failure is not None and sight.failed_s < BLIND_S
+        refused = isinstance(sight.failure, NotFoundError | ForbiddenError | UnauthorizedError)
+        if sight.silent_s > BLIND_S and not (trying and (refused or away)):
+            return f"the watch of {sight.kind} has been silent for {sight.silent_s:.0f} s"
+    return None
+
+
+def _unlisted(sight: Sight) -> str:
+    return sight.kind if sight.failure is None else f"{sight.kind} ({sight.failure})"

@@ -1,0 +1,302 @@
+"""Watches of the operator: one reflector for each kind, and what they bring into the cluster state.
+
+Guarantees:
+- Each kind is listed and watched once in this process, whether it leads or stands by.
+- What the watches saw is told by kind: `unready`, `stale`, `blind`.
+- A SharePod that comes by the watch and its Pod are timed, for the metric apply_to_pod_seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
+from sharepod.controller import metrics
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.kube import ForbiddenError, Json, Unreadable
+
+from . import sights
+from .client import GPUNODES, LEASES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, Resource
+from .reflector import Reflector
+from .sights import Sight
+
+_OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that take room of a node."""
+_REPLAY_S = 0.1
+"""Seconds from the opening of a watch until the events since its version count as taken in: they come at once."""
+_POLL_S = 0.02
+"""Period at which it is looked whether all watches are open."""
+_COLLECT_AFTER = 20_000
+"""New Python objects between two collections of the youngest generation. Python's 700 is some ten decisions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """Mirror made of functions: the cluster state keeps several kinds."""
+
+    put: Callable[[Json], None]
+    drop: Callable[[str, int, Json | None], None]
+    versions: Callable[[], Mapping[str, int]]
+    distrust: Callable[[], None]
+    put_unreadable: Callable[[Json, str], None] = lambda _metadata, _why: None
+
+
+class Priorities:
+    """PriorityClasses, as the cluster state needs them: values by name."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._known: dict[str, tuple[str, int, bool, int]] = {}
+        """By uid: name, value, whether it is the global default, version."""
+
+    def put(self, raw: Json) -> None:
+        """Take in a PriorityClass."""
+        metadata = raw["metadata"]
+        uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
+        if version >= self._known.get(uid, ("", 0, False, 0))[3]:
+            value = int(raw.get("value") or 0)
+            self._known[uid] = (str(metadata["name"]), value, bool(raw.get("globalDefault")), version)
+            self._tell()
+
+    def put_unreadable(self, _metadata: Json, _why: str) -> None:
+        """Keep what is known of a PriorityClass that cannot be read any more."""
+
+    def drop(self, uid: str, _version: int, _last: Json | None) -> None:
+        """Take out a PriorityClass that is gone."""
+        self._known.pop(uid, None)
+        self._tell()
+
+    def versions(self) -> dict[str, int]:
+        """Return the version of each by uid."""
+        return {uid: known[3] for uid, known in self._known.items()}
+
+    def distrust(self) -> None:
+        """Count each known version as the oldest."""
+        self._known = {uid: (*known[:3], 0) for uid, known in self._known.items()}
+
+    def _tell(self) -> None:
+        self._state.priorities = {name: value for name, value, _, _ in self._known.values()}
+        self._state.default_priority = max(
+            (value for _, value, default, _ in self._known.values() if default), default=0
+        )
+
+
+class Watches:
+    """Reflectors of all kinds.
+
+    Args:
+        state: What they keep up to date.
+        client: The API server.
+        namespace: Namespace of the Leases.
+        on_lease: Called with each Lease of that namespace.
+        on_replaced: Called before a kind is replaced because the API server's versions have gone back.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        *,
+        namespace: str,
+        on_lease: Callable[[Json], None],
+        on_replaced: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._client = client
+        self._clock = clock
+        self._arrived: dict[str, float] = {}
+        """SharePods that the watch brought and that have no Pod yet: when, by uid."""
+        self._frozen = False
+        self._believed_until = -math.inf
+        """Time until which the watches are believed, whatever happens; they may be believed longer."""
+        self._priorities = Priorities(state)
+
+        def put_lease(raw: Json) -> None:
+            state.agents.put(raw)
+            on_lease(raw)
+
+        def replaced() -> None:
+            self._believed_until = -math.inf
+            on_replaced()
+
+        def reflector(
+            kind: str,
+            resource: Resource,
+            feed: _Feed | Priorities,
+            *,
+            within: str | None = None,
+            labels: str = "",
+            fields: str = "",
+            needed: bool = True,
+        ) -> Reflector:
+            return Reflector(
+                client,
+                resource,
+                feed,
+                kind=kind,
+                namespace=within,
+                labels=labels,
+                fields=fields,
+                needed=needed,
+                on_replaced=replaced,
+                clock=clock,
+            )
+
+        self.nodes = reflector(
+            "nodes",
+            NODES,
+            _Feed(
+                state.put_node,
+                lambda uid, version, _: state.drop_node(uid, version),
+                state.nodes.versions,
+                state.nodes.distrust,
+                state.put_unreadable_node,
+            ),
+            labels=POOL_LABEL,
+        )
+        self.gpunodes = reflector(
+            "gpunodes",
+            GPUNODES,
+            _Feed(
+                state.put_gpunode,
+                lambda uid, version, _: state.drop_gpunode(uid, version),
+                state.gpunodes.versions,
+                state.distrust_gpunodes,
+                state.put_unreadable_gpunode,
+            ),
+        )
+        self.sharepods = reflector(
+            "sharepods",
+            SHAREPODS,
+            _Feed(
+                self._put_sharepod,
+                self._drop_sharepod,
+                state.sharepods.versions,
+                state.sharepods.distrust,
+                state.put_unreadable_sharepod,
+            ),
+        )
+        self.pods = reflector(
+            "pods",
+            PODS,
+            _Feed(
+                self._put_pod,
+                lambda uid, version, last: state.drop_pod(uid, last, version),
+                state.pods.versions,
+                state.pods.distrust,
+            ),
+            labels=TENANT_LABEL,
+        )
+        self.other_pods = reflector(
+            "other_pods",
+            PODS,
+            _Feed(
+                state.put_other_pod,
+                lambda uid, _version, _last: state.drop_other_pod(uid),
+                state.other_pods,
+                state.distrust_other_pods,
+            ),
+            labels=f"!{TENANT_LABEL}",
+            fields=_OTHER_PODS,
+        )
+        self.leases = reflector(
+            "leases",
+            LEASES,
+            _Feed(
+                put_lease,
+                lambda uid, _version, _last: state.agents.drop(uid),
+                state.agents.versions,
+                state.agents.distrust,
+            ),
+            within=namespace,
+        )
+        self.priorities = reflector("priorityclasses", PRIORITY_CLASSES, self._priorities, needed=False)
+        self.all = (
+            self.nodes,
+            self.gpunodes,
+            self.sharepods,
+            self.pods,
+            self.other_pods,
+            self.leases,
+            self.priorities,
+        )
+
+    def sights(self) -> list[Sight]:
+        """Return what is seen of each kind now."""
+        return [reflector.sight() for reflector in self.all]
+
+    def unready(self) -> str | None:
+        """Return which kinds have not been listed; None if all have."""
+        return sights.unready(self.sights())
+
+    def stale(self) -> list[str]:
+        """Return the kinds whose last word is too old to place by."""
+        return sights.stale(self.sights())
+
+    def believed(self) -> bool:
+        """Return whether the last word of each kind is young enough to place by."""
+        now = self._clock()
+        if now >= self._believed_until:
+            seen = [sight for sight in self.sights() if sight.needed]
+            if not all(sight.listed for sight in seen):
+                return False
+            self._believed_until = now + sights.BELIEF_S - max(sight.silent_s for sight in seen)
+        return now < self._believed_until
+
+    def blind(self) -> str | None:
+        """Return why the process is unhealthy; None if it is not."""
+        return sights.blind(self.sights(), self._client.answered_s)
+
+    async def catch_up(self) -> None:
+        """Wait until each kind is listed, and its watch was opened after this call and has said what happened since."""
+        asked = self._clock()
+        for reflector in self.all:
+            reflector.reopen()
+        while not self._heard_since(asked):  # noqa: ASYNC110 - seven watches, and of each only a time
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_REPLAY_S)
+        if not self._frozen:
+            # The facts stay alive: a collection that walks all of them takes 0.1 s at 10,000 GPUs.
+            self._frozen = True
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(_COLLECT_AFTER)
+
+    def _heard_since(self, asked: float) -> bool:
+        now = self._clock()
+        return all(sight.listed and sight.silent_s <= now - asked for sight in self.sights() if sight.needed)
+
+    async def read_priorities(self) -> None:
+        """Read the PriorityClasses now: one may be younger than the watch has said. Raise `ApiError`."""
+
+        def pass_over(_: str, _item: Unreadable) -> None:
+            return None
+
+        try:
+            await self._client.page(PRIORITY_CLASSES, take=self._priorities.put, unreadable=pass_over)
+        except ForbiddenError:
+            return
+
+    def _put_sharepod(self, raw: Json) -> None:
+        uid = str(raw["metadata"]["uid"])
+        if self.sharepods.listed and uid not in self._arrived and self._state.sharepods.get(uid) is None:
+            self._arrived[uid] = self._clock()
+        self._state.put_sharepod(raw)
+
+    def _drop_sharepod(self, uid: str, version: int, _last: Json | None) -> None:
+        self._arrived.pop(uid, None)
+        self._state.drop_sharepod(uid, version)
+
+    def _put_pod(self, raw: Json) -> None:
+        self._state.put_pod(raw)
+        if self._arrived:
+            pod = self._state.pods.get(str(raw["metadata"]["uid"]))
+            arrived = self._arrived.pop(pod.tenant, None) if pod is not None and pod.tenant is not None else None
+            if arrived is not None:
+                metrics.APPLY_TO_POD_SECONDS.observe(self._clock() - arrived)

@@ -1,0 +1,111 @@
+"""Kopf's handlers of the operator, at module level: `kopf run -m sharepod.controller.handlers` runs it.
+
+Kopf starts and stops the operator, asks for its credentials and its health. It watches no objects: see
+docs/decisions/0021-kopf-without-watches.md.
+
+Guarantees:
+- The operator starts with Kopf and has ended, with its Lease given up, before Kopf ends.
+- A part of the operator that fails ends Kopf, and the exit status says so.
+- Kopf waits for an API server that is away as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+import structlog
+from kubernetes.aio.client import Configuration
+
+from sharepod.kube import configuration
+
+from .operator import Operator
+from .settings import load
+
+_EXIT_S = 30
+"""Seconds after which Kopf ends a process that does not stop: more than the pod's grace period."""
+
+log = structlog.get_logger(__name__)
+
+
+class _Backoffs:
+    """Pauses between tries of Kopf's own calls, in seconds, without end."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.5, 1.0, 2.0)
+        while True:
+            yield 3.0
+
+
+@kopf.on.startup()  # type: ignore[untyped-decorator]
+async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
+    """Start the operator as a task of its own."""
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    settings.networking.request_timeout = 60
+    settings.networking.connect_timeout = 10
+    settings.networking.error_backoffs = _Backoffs()
+    settings.process.ultimate_exiting_timeout = _EXIT_S
+    try:
+        chosen = load()
+        memo.config = await configuration(chosen.kubeconfig)
+        memo.operator = Operator(chosen, memo.config)
+    except Exception as error:
+        memo.failure = error
+        raise kopf.PermanentError(str(error)) from error
+    memo.ending = asyncio.Event()
+    memo.running = asyncio.create_task(memo.operator.run(memo.ending), name="operator")
+    memo.running.add_done_callback(lambda task: _ended(task, memo))
+
+
+@kopf.on.cleanup()  # type: ignore[untyped-decorator]
+async def stop(memo: Any, **_: Any) -> None:
+    """Stop the operator. Under `kopf run`, raise `kopf.PermanentError` if it has failed: that is the exit status."""
+    memo.ending.set()
+    await asyncio.wait([memo.running])
+    if (failure := memo.get("failure")) is not None and "stop" not in memo:
+        raise kopf.PermanentError(str(failure)) from failure
+
+
+@kopf.on.login()  # type: ignore[untyped-decorator]
+async def log_in(memo: Any, **_: Any) -> kopf.ConnectionInfo:
+    """Return the operator's credentials; asked for again whenever the API server rejects the former ones."""
+    config: Configuration = memo.config
+    header = await config.get_api_key_with_prefix("BearerToken", alias="authorization")
+    scheme, _space, token = (header or "").partition(" ")
+    return kopf.ConnectionInfo(
+        server=config.host,
+        ca_path=config.ssl_ca_cert,
+        insecure=not config.verify_ssl,
+        scheme=scheme if token else None,
+        token=token or scheme or None,
+        certificate_path=config.cert_file,
+        private_key_path=config.key_file,
+    )
+
+
+@kopf.on.probe(id="operator")  # type: ignore[untyped-decorator]
+async def probe(memo: Any, **_: Any) -> str:
+    """Return whether the operator leads or stands by. Raise `kopf.PermanentError` if a restart can help."""
+    try:
+        return str(memo.operator.healthy())
+    except RuntimeError as error:
+        log.error("unhealthy", why=str(error))
+        raise kopf.PermanentError(str(error)) from error
+
+
+def _ended(task: asyncio.Task[None], memo: Any) -> None:
+    """Note how the operator has ended, and end Kopf if it has not asked for that."""
+    if task.cancelled() or memo.ending.is_set():
+        memo.failure = None if task.cancelled() else task.exception()
+        return
+    memo.failure = task.exception()
+    if (stopping := memo.get("stop")) is not None:
+        stopping.set()
+    elif threading.current_thread() is threading.main_thread():
+        signal.raise_signal(signal.SIGTERM)

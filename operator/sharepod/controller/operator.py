@@ -1,0 +1,274 @@
+"""Operator: all parts of it, wired to each other, from the start of the process to its end.
+
+Guarantees:
+- It acts only while it leads, and only after each watch has said what happened before it began to lead.
+- It places nothing on a belief older than `sights.BELIEF_S`.
+- A part that fails ends `run` with its name.
+- On its way out it stops acting first, then gives up its Lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from sharepod.api.pod import PodSettings
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.leadership import Leadership
+from sharepod.controller.apiserver.watches import Watches
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemos
+from sharepod.controller.tenants.pods import PodControl
+from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.tasks import Supervisor
+
+from . import metrics
+from .exposition import serve
+from .nodes import NodeReconciler
+from .settings import OperatorSettings
+
+_TICK_S = 1.0
+"""Period of the checks of agents, watches, credentials and gauges."""
+_STALLED_S = 30.0
+"""Seconds without a tick after which the health probe fails: longer than any step that works takes."""
+_REJECTED_S = 60.0
+"""Seconds for which credentials or certificate may be rejected before the process ends: the kubelet rotates a token
+long before it expires, and a process that starts anew reads everything again."""
+
+log = structlog.get_logger(__name__)
+
+
+class RejectedError(Exception):
+    """API server that has rejected this process's credentials, or shown another certificate, for too long."""
+
+
+def boot_seconds() -> float:
+    """Return the seconds since this machine started, the time that it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Operator:
+    """Operator: all parts, wired to each other."""
+
+    def __init__(self, settings: OperatorSettings, config: Any) -> None:
+        clock = boot_seconds
+        self._clock = clock
+        self._settings = settings
+        self._active = False
+        self._believed = True
+        self._ticked = clock()
+        self._term = 0
+        """Counts the times that leadership was gained or lost, or everything was replaced."""
+        self._term_begun = asyncio.Event()
+        pods = PodSettings(
+            runtime_class=settings.runtime_class or "",
+            tolerations=tuple(toleration.manifest() for toleration in settings.tolerations),
+        )
+        timeout = settings.write_timeout
+        self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)
+        self.leadership = Leadership(
+            self.lease_client,
+            namespace=settings.namespace,
+            identity=settings.identity,
+            duration=settings.lease_duration,
+            renew_deadline=settings.renew_deadline,
+            retry_period=settings.retry_period,
+            on_gained=self._gained,
+            on_lost=self._lost,
+            clock=clock,
+        )
+        self.client = Client(
+            config,
+            read_timeout=settings.read_timeout,
+            write_timeout=settings.write_timeout,
+            page_size=settings.page_size,
+            may_write=self.leadership.acting,
+        )
+        self.state = ClusterState(pods, AgentLeases(settings.agent_duration, clock))
+        self.watches = Watches(
+            self.state,
+            self.client,
+            namespace=settings.namespace,
+            on_lease=self.leadership.noticed,
+            on_replaced=self._replaced,
+            clock=clock,
+        )
+        self.memos = TenantMemos()
+        self.events = Events(self.client, settings.identity, clock)
+        self.ledger = LedgerWriter(self.state, self.client, self.events, settings.writers)
+        pod_control = PodControl(self.state, self.client, self.events, pods)
+        self.tenant_reconciler = TenantReconciler(
+            self.state, self.client, self.ledger, pod_control, self.events, self.memos, settings, clock
+        )
+        self.loop = PlacementLoop(
+            self.state,
+            self.memos,
+            may_act=lambda: self._active and self.leadership.acting() and self.watches.believed(),
+            on_decided=lambda _tenant, node: self.ledger.add(node),
+            on_answered=self._enqueue_tenant,
+            clock=clock,
+            head_reservation_after=settings.keep_after,
+        )
+        self.tenant_reconciler.loop = self.loop
+        self.tenant_reconciler.read_priorities = self.watches.read_priorities
+        self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
+        self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
+        self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
+        self.state.on_tenant_changed = self._enqueue_tenant
+        self.state.on_node_changed = self._enqueue_node
+        self.state.on_room_changed = self.loop.room_changed
+
+    # Enqueueing
+
+    def _enqueue_tenant(self, tenant: str) -> None:
+        if self._active:
+            self.tenant_reconciler.queue.add(tenant)
+
+    def _enqueue_node(self, name: str) -> None:
+        if self._active:
+            self.node_reconciler.queue.add(name)
+
+    def _enqueue_all(self) -> None:
+        for tenant in self.state.tenants():
+            self.tenant_reconciler.queue.add_resync(tenant)
+        for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
+            self.node_reconciler.queue.add_resync(name)
+        self.loop.room_changed()
+
+    # Leadership
+
+    def _gained(self) -> None:
+        self._term += 1
+        self._term_begun.set()
+
+    def _lost(self) -> None:
+        self._term += 1
+        self._active = False
+        self.tenant_reconciler.queue.clear()
+        self.node_reconciler.queue.clear()
+        self.loop.clear()
+        self.ledger.abandon()
+        self.memos.clear()
+
+    def _replaced(self) -> None:
+        """Begin anew: what was concluded from objects of a history that no longer exists is worth nothing."""
+        if self.leadership.acting():
+            self._lost()
+            self._gained()
+
+    async def _activate(self) -> None:
+        """Begin to act each time that leadership was gained: once the watches have caught up, look at everything."""
+        while True:
+            await self._term_begun.wait()
+            self._term_begun.clear()
+            term = self._term
+            await self.watches.catch_up()
+            if term != self._term or not self.leadership.acting():
+                continue
+            self.node_reconciler.check_agents()
+            self._active = True
+            self._enqueue_all()
+            log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
+
+    # Loops
+
+    async def _resync(self) -> None:
+        """Look at every tenant and node again every `resync_interval`."""
+        while True:
+            await asyncio.sleep(self._settings.resync_interval)
+            if self._active:
+                self._enqueue_all()
+
+    async def _tick(self) -> None:
+        while True:
+            self._ticked = self._clock()
+            self._check_credentials()
+            self._check_beliefs()
+            self.node_reconciler.check_agents()
+            phases: dict[str, int] = {}
+            for item in self.state.sharepods:
+                phases[item.status.phase.value] = phases.get(item.status.phase.value, 0) + 1
+            metrics.UNENFORCED.set(self.state.unenforced())
+            for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
+                metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
+            await asyncio.sleep(_TICK_S)
+
+    def _check_credentials(self) -> None:
+        seconds = max(self.client.rejected_for_s, self.lease_client.rejected_for_s)
+        if seconds > _REJECTED_S:
+            raise RejectedError(
+                f"the API server has rejected the credentials (401), or shown a certificate that is not trusted, for "
+                f"{seconds:.0f} s; check the ServiceAccount's token and CA, or the kubeconfig"
+            )
+
+    def _check_beliefs(self) -> None:
+        """Wake the placement loop once the watches are worth believing again; say when they are not."""
+        believed = self.watches.believed()
+        if believed and not self._believed:
+            log.info("watches are heard again: placing")
+            self.loop.room_changed()
+        elif self._believed and not believed and self._active:
+            log.warning("watches are silent: placing nothing", kinds=self.watches.stale())
+        self._believed = believed
+
+    # Probes and metrics
+
+    def measure(self) -> None:
+        """Bring the gauges up to date that are read when they are asked for."""
+        for sight in self.watches.sights():
+            metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
+        queues = {"tenant": self.tenant_reconciler.queue, "node": self.node_reconciler.queue}
+        for name, queue in queues.items():
+            metrics.QUEUE_DEPTH.labels(name).set(len(queue))
+            metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
+
+    def unready(self) -> str | None:
+        """Return which kinds have not been listed; None if all have."""
+        return self.watches.unready()
+
+    def leads(self) -> bool:
+        """Return whether this process leads."""
+        return self.leadership.acting()
+
+    def healthy(self) -> str:
+        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
+        silent = self._clock() - self._ticked
+        if silent > _STALLED_S:
+            raise RuntimeError(f"the event loop has stood still for {silent:.0f} s")
+        if (why := self.watches.blind()) is not None:
+            raise RuntimeError(why)
+        return "leads" if self.leadership.acting() else "stands by"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set. Raise `TaskEndedError` if a part fails or ends."""
+        parts: dict[str, Coroutine[Any, Any, None]] = {
+            "lease": self.leadership.run(),
+            "activation": self._activate(),
+            "events": self.events.run(),
+            "placement": self.loop.run(),
+            "ledger": self.ledger.run(),
+            "tenants": self.tenant_reconciler.run(),
+            "nodes": self.node_reconciler.run(),
+            "resync": self._resync(),
+            "tick": self._tick(),
+        }
+        parts |= {f"watch of {reflector.kind}": reflector.run() for reflector in self.watches.all}
+        if self._settings.metrics_port:
+            parts["metrics"] = serve(self._settings.bind_address, self._settings.metrics_port, self)
+        try:
+            async with Supervisor() as supervisor:
+                for name, part in parts.items():
+                    supervisor.start(name, part)
+                await supervisor.wait(stop)
+                log.info("stopping")
+        finally:
+            await self.client.close()
+            await self.lease_client.close()

@@ -1,0 +1,321 @@
+"""The reflector against an API server with each fault that a watch can meet: what it keeps is what is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from doubles.apiserver.errors import Refused
+from doubles.apiserver.server import ApiServer, api_server
+from kubernetes.aio.client import Configuration
+from sharepod.controller.apiserver import reflector as reflectors
+from sharepod.controller.apiserver.client import SHAREPODS, Client
+from sharepod.controller.apiserver.reflector import Reflector
+from sharepod.kube import Json, UnavailableError, connection
+
+PATIENCE_S = 30.0
+"""Longest wait for something that a busy machine may take long for; nothing waits for it to pass."""
+DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+
+
+class Names:
+    """A mirror that keeps the version and generation of each object, and of those that cannot be read the reason."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[str, int, int]] = {}
+        self.unreadable: dict[str, str] = {}
+        self.poison: set[str] = set()
+        self.puts = 0
+
+    def put(self, raw: Json) -> None:
+        name, uid = raw["metadata"]["name"], raw["metadata"]["uid"]
+        if name in self.poison:
+            raise RecursionError("maximum recursion depth exceeded")
+        self.puts += 1
+        version = int(raw["metadata"]["resourceVersion"])
+        if version >= self.known.get(uid, ("", 0, 0))[1]:
+            self.known[uid] = (name, version, raw["metadata"]["generation"])
+
+    def put_unreadable(self, metadata: Json, why: str) -> None:
+        self.unreadable[metadata["name"]] = why
+        self.known[metadata["uid"]] = (metadata["name"], int(metadata["resourceVersion"]), metadata["generation"])
+
+    def drop(self, uid: str, version: int, last: Json | None) -> None:
+        if self.known.get(uid, ("", 0, 0))[1] <= version:
+            self.known.pop(uid, None)
+
+    def versions(self) -> dict[str, int]:
+        return {uid: version for uid, (_, version, _) in self.known.items()}
+
+    def distrust(self) -> None:
+        self.known = {uid: (name, 0, generation) for uid, (name, _, generation) in self.known.items()}
+
+    def names(self) -> list[str]:
+        return sorted(name for name, _, _ in self.known.values())
+
+
+class World:
+    """An API server, a client of it, and a reflector of SharePods that runs."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.client = Client(Configuration(host=server.url), read_timeout=20, write_timeout=20, page_size=10)
+        self.mirror = Names()
+        self.replaced = 0
+        self.reflector = Reflector(self.client, SHAREPODS, self.mirror, kind="sharepods", on_replaced=self._replace)
+
+    def _replace(self) -> None:
+        self.replaced += 1
+
+    def create(self, name: str) -> Json:
+        body = {
+            "metadata": {"name": name},
+            "spec": {"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]},
+        }
+        return self.server.storage.create(self.server.kind("sharepods"), "n", body)
+
+    def delete(self, name: str) -> None:
+        self.server.storage.delete(self.server.kind("sharepods"), "n", name)
+
+    def raise_request(self, name: str) -> None:
+        def change(item: Json) -> Json:
+            item["spec"]["gpu"]["request"] += 0.01
+            return item
+
+        self.server.storage.update(self.server.kind("sharepods"), "n", name, change)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110  in steps of the event loop
+                await asyncio.sleep(0.005)
+
+    async def shows(self, *names: str) -> None:
+        """Wait until exactly these objects are known."""
+        try:
+            await self.until(lambda: self.mirror.names() == sorted(names))
+        except TimeoutError:
+            raise AssertionError(f"{self.mirror.names()} instead of {sorted(names)}") from None
+
+    def lists(self) -> int:
+        """Lists of everything so far: the check before a watch asks for one object."""
+        return len([call for call in self.server.made("list", "sharepods") if call.query["limit"] != "1"])
+
+
+@asynccontextmanager
+async def running(world: World) -> AsyncIterator[World]:
+    task = asyncio.create_task(world.reflector.run())
+    try:
+        yield world
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await world.client.close()
+
+
+@pytest.fixture
+async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A world whose reflector does not run yet; pauses are short."""
+    monkeypatch.setattr(reflectors, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reflectors, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(reflectors, "_NOT_SERVED_S", 0.05)
+    async with api_server() as server:
+        yield World(server)
+        server.silent.clear()
+
+
+@pytest.fixture
+async def world(idle: World) -> AsyncIterator[World]:
+    """A world whose reflector has listed the SharePods a and b."""
+    idle.create("a")
+    idle.create("b")
+    async with running(idle):
+        await idle.shows("a", "b")
+        await idle.until(lambda: bool(idle.server.made("watch", "sharepods")))
+        yield idle
+
+
+async def test_many_pages_make_one_list_and_the_watch_goes_on_from_it(idle: World) -> None:
+    names = [f"s{number:02}" for number in range(35)]
+    for name in names:
+        idle.create(name)
+    async with running(idle):
+        await idle.shows(*names)
+        idle.create("t")
+        idle.delete("s00")
+        await idle.shows(*names[1:], "t")
+        assert idle.lists() == 4
+        assert idle.reflector.listed
+
+
+async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
+    for number in range(25):
+        idle.create(f"s{number:02}")
+    expired = Refused(410, "Expired", "the provided continue parameter is too old")
+    fault = idle.server.fail("list", "sharepods", refusal=expired)
+    fault.matches = lambda call: call.verb == "list" and "continue" in call.query
+    async with running(idle):
+        await idle.shows(*[f"s{number:02}" for number in range(25)])
+        assert idle.lists() == 5
+
+
+async def test_after_410_and_with_nothing_left_to_list_everything_is_gone(world: World) -> None:
+    world.server.silent.add("sharepods")
+    world.delete("a")
+    world.delete("b")
+    world.server.silent.clear()
+    world.server.storage.compact()
+    world.server.cut_watches("sharepods", error=Refused(410, "Expired", "too old resource version"))
+    await world.shows()
+    assert world.lists() == 2
+
+
+@pytest.mark.parametrize("code", [410, 500])
+async def test_an_error_event_is_followed_by_a_list(world: World, code: int) -> None:
+    world.server.cut_watches("sharepods", error=Refused(code, "InternalError", "etcdserver: no leader"))
+    await world.until(lambda: world.lists() == 2)
+    world.create("c")
+    await world.shows("a", "b", "c")
+
+
+async def test_a_watch_that_breaks_off_goes_on_without_a_list(world: World) -> None:
+    world.server.cut_watches()
+    world.create("c")
+    await world.shows("a", "b", "c")
+    assert world.lists() == 1
+
+
+async def test_a_watch_that_fell_silent_is_followed_by_a_list(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WATCH_S", (1, 1))
+    monkeypatch.setattr(connection, "WATCH_GRACE_S", 0.2)
+    idle.server.silent.add("sharepods")
+    async with running(idle):
+        await idle.until(lambda: bool(idle.server.made("watch", "sharepods")))
+        idle.create("a")
+        await idle.shows("a")
+        assert idle.lists() >= 2
+
+
+async def test_versions_that_go_back_are_noticed_and_everything_is_replaced(world: World) -> None:
+    backup = world.server.storage.backup()
+    world.raise_request("a")
+    world.create("c")
+    world.delete("b")
+    await world.shows("a", "c")
+    await world.until(lambda: max(world.mirror.versions().values()) > backup.version)
+    world.server.storage.restore(backup)
+    world.server.cut_watches()
+    await world.shows("a", "b")
+    assert world.replaced == 1
+    assert all(generation == 1 for _, _, generation in world.mirror.known.values())
+    world.create("d")
+    await world.shows("a", "b", "d")
+
+
+async def test_versions_that_go_back_within_a_watch_are_noticed_too(world: World) -> None:
+    backup = world.server.storage.backup()
+    for name in ("c", "d", "e"):
+        world.create(name)
+    await world.shows("a", "b", "c", "d", "e")
+    world.server.storage.restore(backup)
+    for watching in world.server._watches:
+        watching.since = backup.version
+    world.create("f")
+    await world.shows("a", "b", "f")
+    assert world.replaced == 1
+
+
+async def test_a_resource_that_is_not_served_yet_is_picked_up_once_it_is(idle: World) -> None:
+    idle.server.unserved.add("sharepods")
+    async with running(idle):
+        await idle.until(lambda: len(idle.server.made("list", "sharepods")) >= 3)
+        sight = idle.reflector.sight()
+        assert not sight.listed
+        assert sight.failure is not None
+        assert sight.failure.status == 404
+        idle.server.unserved.clear()
+        idle.create("a")
+        await idle.shows("a")
+        assert idle.reflector.sight().failure is None
+
+
+@pytest.mark.parametrize("spec", [DEEP, b'"' + b"x" * (5 << 20) + b'"'], ids=["deep", "large"])
+async def test_an_object_that_cannot_be_read_costs_itself_alone_in_a_list_and_in_a_watch(
+    idle: World, spec: bytes
+) -> None:
+    idle.create("a")
+    idle.server.storage.spoil(idle.create("listed"), spec)
+    idle.create("b")
+    async with running(idle):
+        await idle.shows("a", "b", "listed")
+        idle.server.storage.spoil(idle.create("watched"), spec)
+        idle.create("c")
+        await idle.shows("a", "b", "c", "listed", "watched")
+        assert idle.lists() == 1
+        assert sorted(idle.mirror.unreadable) == ["listed", "watched"]
+        idle.delete("watched")
+        await idle.shows("a", "b", "c", "listed")
+
+
+async def test_an_exception_in_taking_an_object_in_costs_that_object_alone(idle: World) -> None:
+    idle.mirror.poison.add("bad")
+    idle.create("bad")
+    async with running(idle):
+        idle.create("a")
+        await idle.shows("a", "bad")
+        assert "RecursionError" in idle.mirror.unreadable["bad"]
+
+
+async def test_what_the_server_asks_for_is_waited_and_what_fails_is_tried_again(idle: World) -> None:
+    idle.create("a")
+    idle.server.fail("list", "sharepods", times=3, refusal=Refused(503, "ServiceUnavailable", "not now"))
+    idle.server.fail("list", "sharepods", refusal=Refused(429, "TooManyRequests", "later", retry_after=0))
+    idle.server.fail("watch", "sharepods", refusal=Refused(429, "TooManyRequests", "later", retry_after=0))
+    async with running(idle):
+        await idle.shows("a")
+        await idle.until(lambda: len(idle.server.made("watch", "sharepods")) >= 2)
+        assert idle.lists() == 5
+
+
+async def test_a_watch_is_opened_anew_when_it_is_asked_for(world: World) -> None:
+    opened = len(world.server.made("watch", "sharepods"))
+    world.reflector.reopen()
+    await world.until(lambda: len(world.server.made("watch", "sharepods")) == opened + 1)
+    world.create("c")
+    await world.shows("a", "b", "c")
+    assert world.lists() == 1
+
+
+async def test_a_sight_ages_while_nothing_is_heard(idle: World) -> None:
+    now = 100.0
+    reflector = Reflector(idle.client, SHAREPODS, idle.mirror, kind="sharepods", clock=lambda: now)
+    now = 130.0
+    assert (reflector.sight().silent_s, reflector.sight().listed) == (30.0, False)
+    await reflector.list_all()
+    assert (reflector.sight().silent_s, reflector.sight().listed) == (0.0, True)
+    now = 140.0
+    idle.server.fail("list", "sharepods", times=9, refusal=Refused(503, "ServiceUnavailable", "not now"))
+    with pytest.raises(UnavailableError):
+        await reflector.list_all()
+    assert reflector.sight().silent_s == 10.0
+    await idle.client.close()
+
+
+async def test_a_list_drops_nothing_that_is_younger_than_it(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer to a write may arrive while a list is read that was begun before."""
+    idle.create("a")
+    page = idle.client.page
+
+    async def slow_page(*arguments: Any, **options: Any) -> Json:
+        found = await page(*arguments, **options)
+        if not idle.mirror.unreadable:
+            idle.mirror.unreadable["once"] = ""
+            idle.mirror.put(idle.create("made"))
+        return found
+
+    monkeypatch.setattr(idle.client, "page", slow_page)
+    await idle.reflector.list_all()
+    assert idle.mirror.names() == ["a", "made"]
+    await idle.client.close()
