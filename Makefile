@@ -26,7 +26,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
 	bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -73,6 +73,9 @@ taste: shim doubles ## two programs share one simulated GPU, live in this termin
 
 demo: demo-minutes shim doubles cluster ## three SharePods on a real cluster with two simulated GPUs: asked and got; one minute, the first time six to nine more
 	@$(BIN)/python demo/run.py
+
+develop: shim cluster ## kopf run of the operator on a test cluster with played nodes and GPUs; Enter runs it again with changed code
+	@cd tests && ../$(BIN)/python -m cluster.develop $(DEVELOP_ARGS)
 
 demo-minutes:
 	@[ -z "$(PYTHON)" ] || $(PYTHON) demo/minutes.py

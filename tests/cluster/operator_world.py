@@ -77,6 +77,14 @@ class World:
             return 0.0
         return sum(float(line.split()[-1]) for line in lines if line.partition("{")[0].split()[:1] == [name])
 
+    def ready(self, operator: str) -> bool:
+        """Ask an operator whether it is ready: whether it has listed every kind."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.installation.ports[operator]}/readyz", timeout=5):
+                return True
+        except OSError:
+            return False
+
     # Nodes
 
     def nodes(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles.apiserver.kinds import KINDS, Kind
-from doubles.apiserver.server import api_server
+from doubles.apiserver.server import ApiServer, api_server
 
 _LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
 
@@ -65,11 +65,12 @@ class _Program:
         async with self._more:
             self._more.notify_all()
 
-    async def says(self, event: str) -> dict[str, Any]:
-        """The first line of the log with this event, now or when it comes."""
+    async def says(self, event: str, times: int = 1) -> dict[str, Any]:
+        """The line of the log that has this event for the `times`-th time, now or when it comes."""
 
         def found() -> dict[str, Any] | None:
-            return next((line for line in self.log if line["event"] == event), None)
+            lines = [line for line in self.log if line["event"] == event]
+            return lines[times - 1] if len(lines) >= times else None
 
         async with self._more, asyncio.timeout(60):
             await self._more.wait_for(lambda: found() is not None or self._reading.done())
@@ -119,3 +120,26 @@ async def test_a_part_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
             assert await program.ended() == 1
             assert program.log[-1]["event"] == "operator cannot go on"
             assert program.log[-1]["error"].startswith("metrics failed: ")
+
+
+async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    async with api_server() as api, _running(tmp_path / "one", api.url) as leader:
+        await leader.says("acting")
+        changes = {"SHAREPOD_IDENTITY": "operator-1", "SHAREPOD_LOG_LEVEL": "debug"}
+        async with _running(tmp_path / "two", api.url, **changes) as standby:
+            await standby.says("listed", times=7)
+            listed = _lists(api)
+            leader.process.send_signal(signal.SIGTERM)
+            assert await leader.ended() == 0
+            acting = await standby.says("acting")
+            assert acting["sharepods"] == 0
+            assert _lists(api) == listed
+            lease = api.storage.get(_LEASES, "sharepod-system", "sharepod-operator")
+            assert lease["spec"]["holderIdentity"] == "operator-1"
+
+
+def _lists(api: ApiServer) -> int:
+    """Lists of whole kinds so far: the check before a watch asks for one object."""
+    return len([call for call in api.calls if call.verb == "list" and call.query["limit"] != "1"])
