@@ -79,7 +79,9 @@ class OperatorSettings(BaseSettings):
     """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 
     usage_interval: Seconds = 30
-    """Least time between two writes of `status.usage` of one SharePod."""
+    """Least time between two writes of `status.usage` of one SharePod. Usage that moves by less than five points is not
+    written.
+    """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
     """Policy for a Pod with a process that uses a GPU without the hook: `Report` shows it (condition `Enforced`, Event,

@@ -75,3 +75,15 @@ def _of_condition(condition: Condition, *, findings: bool) -> Iterator[Announcem
         condition.type == CONDITION_ENFORCED and condition.status == "False" and not findings
     ):
         yield Announcement(warning, condition.reason, "Watch", condition.message)
+
+
+def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict[str, str]:
+    """Return what a predecessor has announced, by the status that it wrote: the start of `announced` in a new process.
+
+    A finding counts as announced if the condition Enforced names it.
+    """
+    known = {condition.type: condition.reason + condition.message for condition in written.conditions}
+    for finding in seen.findings if seen is not None else ():
+        if finding.message in known.get(CONDITION_ENFORCED, ""):
+            known[finding.reason] = finding.message
+    return known

@@ -4,6 +4,7 @@ Guarantees:
 - Every condition has a reason; a condition that is not as a user would wish has a message that says what would help.
 - A status that says the same makes an empty patch.
 - A terminal phase stays.
+- Inputs with the same `looked_at` make the same status, but for the time of day.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ from .lifecycle import EndReason, Finish, TenantSnapshot
 
 Status = Literal["True", "False", "Unknown"]
 
+USAGE_STEP_MILLI = 50
+"""Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
+Metrics and GPUNode show smaller ones.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusInputs:
@@ -59,7 +65,7 @@ class StatusInputs:
     blocked: Blocked | None
     """Reason that its Pod cannot be created for now; None if it can."""
     usage_due: bool
-    """Usage may be written now."""
+    """Usage has moved, and may be written now."""
     now: str
     """Time of day, RFC 3339, for `lastTransitionTime`."""
 
@@ -68,7 +74,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None
     """Return the status as it should be now; with `finish`, in that terminal phase."""
     was = sharepod.status
     pod, row = inputs.snapshot.pod, inputs.row
-    seen = _seen(inputs)
+    seen = reported(inputs)
     phase = finish.phase if finish else was.phase if sharepod.ended else _phase(pod, row)
     over = phase in (Phase.SUCCEEDED, Phase.FAILED)
     gpus = _gpus(was, row, inputs.report) if row is not None else (was.gpus if over else ())
@@ -94,6 +100,46 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None
     )
 
 
+def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> tuple[object, ...]:
+    """Return everything that `compose` looks at, but for the time of day, cheap to compare."""
+    row, seen = inputs.row, reported(inputs)
+    gpus = inputs.report.gpus if inputs.report is not None else ()
+    return (
+        sharepod,
+        inputs.snapshot.pod,
+        inputs.node,
+        row,
+        tuple(gpu for gpu in gpus if row is not None and gpu.uuid in row.gpus),
+        inputs.report is None,
+        (seen.connected, seen.enforced, seen.findings) if seen is not None else None,
+        (seen.held_milli, seen.memory) if seen is not None and inputs.usage_due else None,
+        inputs.usage_due,
+        inputs.refusal,
+        inputs.resize_refusal,
+        inputs.resizing,
+        inputs.blocked,
+        finish,
+    )
+
+
+def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None) -> bool:
+    """Return whether the usage that an agent reports is worth a write.
+
+    Args:
+        was: Usage as it was last written.
+        seen: The agent's report of the tenant.
+        row: The tenant's row, by whose memory a change of memory is measured.
+    """
+    if seen is None or row is None:
+        return was is not None
+    if was is None:
+        return seen.connected
+    moved = abs(seen.memory - was.memory)
+    return abs(seen.held_milli - was.held_milli) >= USAGE_STEP_MILLI or (
+        moved > 0 and moved * 1000 >= row.memory * USAGE_STEP_MILLI
+    )
+
+
 def difference(written: Mapping[str, Any], wanted: SharePodStatus) -> dict[str, Any]:
     """Return the merge patch from a status as it was read to the one that should be; empty if they say the same."""
     target = wanted.dump()
@@ -111,7 +157,8 @@ def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
     return Phase.PLACED if row is not None else Phase.PENDING
 
 
-def _seen(inputs: StatusInputs) -> TenantStatus | None:
+def reported(inputs: StatusInputs) -> TenantStatus | None:
+    """Return what the agent of its node reports of the tenant."""
     if inputs.row is None or inputs.report is None:
         return None
     return next((item for item in inputs.report.tenants if item.id == inputs.row.id), None)

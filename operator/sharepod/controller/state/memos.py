@@ -87,8 +87,10 @@ class TenantMemo:
     """Time of the last write of the status."""
     usage_written: float | None = None
     """When `status.usage` was last written."""
-    announced: dict[str, str] = field(default_factory=dict)
-    """By condition type or finding: the words of the last Event."""
+    shown: tuple[object, ...] | None = None
+    """What the status as it is written was made of (`decisions.status.looked_at`); None: compose it."""
+    announced: dict[str, str] | None = None
+    """By condition type or finding: the words of the last Event; None before the first write of this process."""
 
     def next_pause_s(self, first_s: float) -> float:
         """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""

@@ -1,8 +1,10 @@
 """Status writer: writes a SharePod's status, as `decisions.status` composes it, and the Events it is worth.
 
 Guarantees:
-- Nothing is written that did not change.
-- Usage is written at most every `usage_interval`, a change of conditions alone at most once a second.
+- Nothing is written that did not change, and nothing is composed again of the same inputs.
+- Usage is written when it has moved by five points, at most every `usage_interval`; at rest it is not written.
+- A change of conditions alone is written at most once a second.
+- A new process announces nothing that the status showed before.
 - A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
 - A status that cannot be read is not written, but for its end: the owner is told by an Event.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -18,15 +21,15 @@ from sharepod.api.sharepod import KIND
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
-from sharepod.controller.decisions.announcements import announcements
-from sharepod.controller.decisions.lifecycle import Finish, ReservationSnapshot, TenantSnapshot
+from sharepod.controller.decisions.announcements import announced_before, announcements
+from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import GpuNodeFacts, SharePodFacts
+from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.kube import ConflictError, Json, NotFoundError
 
-from .snapshots import asks_for_another_share, seen_by_agent
+from .snapshots import asks_for_another_share
 
 _MINOR = {"conditions", "usage", "observedGeneration"}
 """Fields of the status that only explain: nothing is decided by them."""
@@ -68,10 +71,11 @@ class StatusWriter:
 
         A SharePod of which only the metadata is known gets an Event alone, unless it has ended.
 
-        1. Compose the status and compare it with the one that was read.
-        2. Return if nothing changed; come back later if only minor fields did, too soon.
-        3. Patch; after a conflict read the SharePod and come back at once.
-        4. Write Events.
+        1. Return if the status as it is was made of the same inputs.
+        2. Compose the status and compare it with the one that was read.
+        3. Return if nothing changed; come back later if only minor fields did, too soon.
+        4. Patch; after a conflict read the SharePod and come back at once.
+        5. Write Events.
         """
         if not sharepod.readable and finish is None:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
@@ -80,7 +84,6 @@ class StatusWriter:
         gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
         cleared = sharepod.status.pod_uid in memo.returned
         now = self._clock()
-        usage_due = memo.usage_written is None or now >= memo.usage_written + self._settings.usage_interval
         inputs = status.StatusInputs(
             snapshot=snapshot,
             node=reserved.node if reserved is not None else None,
@@ -90,16 +93,24 @@ class StatusWriter:
             resize_refusal=memo.resize_refusal,
             resizing=asks_for_another_share(self._state, snapshot, memo),
             blocked=memo.blocked,
-            usage_due=usage_due,
+            usage_due=False,
             now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+        seen = status.reported(inputs)
+        if status.usage_moved(sharepod.status.usage, seen, inputs.row):
+            due = now if memo.usage_written is None else memo.usage_written + self._settings.usage_interval
+            inputs = replace(inputs, usage_due=now >= due)
+            if now < due:
+                self._requeue_after(sharepod.uid, due - now)
+        looked_at = status.looked_at(sharepod, inputs, finish)
+        if looked_at == memo.shown and not cleared:
+            return
         wanted = status.compose(sharepod, inputs, finish)
         if cleared:
             wanted = wanted.model_copy(update={"pod_uid": None, "pod_name": None})
         changes = status.difference(sharepod.raw_status, wanted)
-        if not usage_due and reserved is not None and self._usage_waits(reserved, gpunode, sharepod):
-            self._requeue_after(sharepod.uid, (memo.usage_written or now) + self._settings.usage_interval - now)
         if not changes:
+            memo.shown = looked_at
             return
         if changes.keys() <= _MINOR and memo.status_written is not None and now < memo.status_written + _MINOR_PERIOD_S:
             self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
@@ -123,20 +134,17 @@ class StatusWriter:
         if "usage" in changes:
             memo.usage_written = now
         self._state.put_sharepod(answer)
-        seen = seen_by_agent(self._state, snapshot)
-        found, memo.announced = announcements(wanted, finish, seen, memo.announced)
+        memo.shown = None
+        known = self._state.sharepods.get(sharepod.uid)
+        if known is not None and str(known.version) == answer["metadata"]["resourceVersion"]:
+            memo.shown = status.looked_at(known, replace(inputs, usage_due=False))
+        announced = memo.announced
+        if announced is None:
+            announced = announced_before(sharepod.status, seen)
+        found, memo.announced = announcements(wanted, finish, seen, announced)
         for item in found:
             tell = self._events.warning if item.warning else self._events.normal
             tell(KIND, sharepod, item.reason, item.action, item.message)
-
-    def _usage_waits(
-        self, reserved: ReservationSnapshot, gpunode: GpuNodeFacts | None, sharepod: SharePodFacts
-    ) -> bool:
-        seen = next((item for item in (gpunode.status.tenants if gpunode else ()) if item.id == sharepod.uid), None)
-        usage = sharepod.status.usage
-        return seen is not None and (
-            usage is None or (usage.held_milli, usage.memory) != (seen.held_milli, seen.memory)
-        )
 
     async def _read_sharepod(self, sharepod: SharePodFacts) -> None:
         try:

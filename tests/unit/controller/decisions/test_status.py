@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from sharepod.api.gpunode import Finding, FindingReason, Gpu, GPUNodeStatus, Health, TenantStatus
-from sharepod.api.sharepod import Phase, SharePodStatus
+from sharepod.api.sharepod import Phase, SharePodStatus, Usage
 from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
-from sharepod.controller.decisions.status import StatusInputs, compose, difference
+from sharepod.controller.decisions.status import StatusInputs, compose, difference, looked_at, usage_moved
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.memos import Blocked, BlockedReason
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal
 from unit.controller.objects import TENANT, pod, row, sharepod
 
@@ -165,3 +168,73 @@ def test_a_gpu_that_fails_is_told_to_its_tenants_and_to_nobody_else() -> None:
     assert "GPUHealthy" not in {item.type for item in other.conditions}
     own = again(sick)
     assert says(compose(own, placed(own, running, report=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"
+
+
+RUNNING = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+FINDING = Finding(reason=FindingReason.OVERTAKEN, message="again and again")
+REFUSAL = Refusal(outlook=Outlook.WAITING, headline="0/1 nodes can take it")
+
+
+def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
+    """Inputs that differ in one thing each."""
+    own = sharepod()
+    failed = Gpu(uuid="GPU-0", index=0, model="T", memory=1 << 34, health=Health.UNHEALTHY, reason="Xid 79")
+    found: dict[str, tuple[StatusInputs, Finish | None]] = {
+        "placed": (placed(own, None), None),
+        "no row": (inputs(own), None),
+        "refused": (inputs(own, refusal=REFUSAL), None),
+        "resize refused": (placed(own, None, resize_refusal=REFUSAL, resizing=True), None),
+        "resizing": (placed(own, None, resizing=True), None),
+        "blocked": (placed(own, None, blocked=Blocked(BlockedReason.FORBIDDEN, "quota", since=0.0, until=1.0)), None),
+        "other node": (placed(own, None, node="node-b"), None),
+        "pod": (placed(own, pod(node="node-a")), None),
+        "pod runs": (placed(own, RUNNING), None),
+        "pod evicted": (placed(own, replace(RUNNING, disrupted="by somebody")), None),
+        "connected": (placed(own, RUNNING, seen={"connected": True}), None),
+        "enforced": (placed(own, RUNNING, seen={"enforced": True}), None),
+        "not enforced": (placed(own, RUNNING, seen={"enforced": False}), None),
+        "finding": (placed(own, RUNNING, seen={"enforced": True, "findings": (FINDING,)}), None),
+        "used": (placed(own, RUNNING, seen={"connected": True, "held_milli": 70}), None),
+        "used, not due": (placed(own, RUNNING, seen={"connected": True, "held_milli": 70}, usage_due=False), None),
+        "GPU failed": (placed(own, RUNNING, report=GPUNodeStatus(gpus=(failed,))), None),
+        "no report": (placed(own, RUNNING, report=None), None),
+        "finished": (placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "by somebody")),
+    }
+    return found
+
+
+@pytest.mark.parametrize("one", variations())
+def test_inputs_that_make_another_status_are_told_apart(one: str) -> None:
+    own, (its, finish) = sharepod(), variations()[one]
+    for other, (others, its_finish) in variations().items():
+        same = compose(own, its, finish) == compose(own, others, its_finish)
+        assert same or looked_at(own, its, finish) != looked_at(own, others, its_finish), other
+    assert looked_at(own, its, finish) == looked_at(own, replace(its, now="2030-01-01T00:00:00Z"), finish)
+
+
+@pytest.mark.parametrize("one", variations())
+def test_a_status_that_was_written_makes_no_other_from_the_same_inputs(one: str) -> None:
+    its, finish = variations()[one]
+    own = again(compose(sharepod(), its, finish))
+    assert difference(own.raw_status, compose(own, replace(its, now="2030-01-01T00:00:00Z"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("held", "memory", "moved"),
+    [(400, 100, False), (449, 100, False), (450, 100, True), (350, 100, True), (400, 149, False), (400, 150, True)],
+)
+def test_usage_has_moved_by_five_points_of_the_time_or_of_the_memory_granted(
+    held: int, memory: int, moved: bool
+) -> None:
+    was = Usage(held_milli=400, memory=100)
+    granted = row().model_copy(update={"memory": 1000})
+    seen = TenantStatus(id=TENANT, connected=True, held_milli=held, memory=memory)
+    assert usage_moved(was, seen, granted) is moved
+
+
+def test_the_first_usage_is_that_of_a_connected_tenant_and_the_last_goes_with_its_report() -> None:
+    was = Usage(held_milli=400, memory=100)
+    assert usage_moved(None, TenantStatus(id=TENANT, connected=True), row())
+    assert not usage_moved(None, TenantStatus(id=TENANT), row())
+    assert usage_moved(was, None, row())
+    assert not usage_moved(None, None, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from doubles.apiserver.errors import Refused
+from sharepod.controller.decisions import status
 from sharepod.kube import Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 
@@ -20,6 +22,20 @@ async def world() -> AsyncIterator[World]:
 
 def writes(world: World) -> int:
     return len(world.server.made("patch", "sharepods"))
+
+
+@pytest.fixture
+def compositions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The SharePods whose status was composed, in order."""
+    composed: list[str] = []
+    compose = status.compose
+
+    def counted(sharepod: Any, *others: Any) -> Any:
+        composed.append(sharepod.name)
+        return compose(sharepod, *others)
+
+    monkeypatch.setattr(status, "compose", counted)
+    return composed
 
 
 async def waits_for(world: World, message: str) -> None:
@@ -117,3 +133,75 @@ async def test_a_finding_is_told_once_and_again_when_it_comes_back(world: World)
         world.report({"id": world.tenant, "enforced": True, "connected": True, "findings": findings})
         await world.look()
     await world.until(lambda: len(world.told("Overtaken")) == 2)
+
+
+async def test_a_status_is_composed_again_only_when_an_input_has_changed(world: World, compositions: list[str]) -> None:
+    world.now += world.settings.usage_interval
+    world.report({"id": world.tenant, "connected": True, "heldMilli": 400, "memory": 1 << 20})
+    await world.look()
+    compositions.clear()
+    for _ in range(5):
+        world.now += world.settings.usage_interval
+        await world.look()
+    assert compositions == []
+    await waits_for(world, "one")
+    assert compositions == ["one"]
+    await world.look()
+    assert compositions == ["one"]
+
+
+async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SharePod is edited, and the watch tells so, before the answer of the write is taken in."""
+    patch = world.client.patch_status
+
+    async def edited_meanwhile(*args: Any) -> Json:
+        answer = await patch(*args)
+        world.state.put_sharepod(world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.5)))
+        monkeypatch.undo()
+        return answer
+
+    monkeypatch.setattr(world.client, "patch_status", edited_meanwhile)
+    world.now += 1
+    await waits_for(world, "one")
+    world.now += 1
+    await world.look()
+    assert world.status()["observedGeneration"] == 2
+
+
+async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_points(world: World) -> None:
+    async def reports(held: int, memory: int = 1 << 20) -> int:
+        """Usage that was written of what an agent reports."""
+        world.now += world.settings.usage_interval
+        world.report({"id": world.tenant, "connected": True, "heldMilli": held, "memory": memory})
+        await world.look()
+        return int(world.status()["usage"]["heldMilli"])
+
+    assert await reports(400) == 400
+    before = writes(world)
+    for held in (380, 420, 449, 351, 400):
+        assert await reports(held, 2 << 20) == 400
+    assert writes(world) == before
+    assert not world.looks_again(world.settings.usage_interval)
+    assert await reports(450) == 450
+    assert await reports(460, 8 << 30) == 460  # its memory has moved
+    assert writes(world) == before + 2
+
+
+async def test_a_new_operator_repeats_no_event(world: World) -> None:
+    finding: Json = {"reason": "Overtaken", "message": "its work did not end with its turn"}
+    seen = {"id": world.tenant, "connected": True, "enforced": True, "findings": [finding]}
+    world.now += 1
+    world.report(seen)
+    await world.look()
+    await world.until(lambda: len(world.told("Overtaken")) == 1)
+    world.memos.clear()
+    world.events._recorded.clear()
+    before = [call.body["reason"] for call in world.server.made("create", "events")]
+    world.now += world.settings.usage_interval
+    world.report(seen | {"heldMilli": 300})
+    await world.look()
+    assert world.status()["usage"]["heldMilli"] == 300
+    assert world.events._waiting.empty()
+    assert [call.body["reason"] for call in world.server.made("create", "events")] == before
