@@ -10,6 +10,7 @@ from cluster.malformed import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
 from harness.installation import NAMESPACE
+from sharepod.api.pod import open_gate
 
 
 def volume_pod(name: str) -> Object:
@@ -94,3 +95,28 @@ def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) 
     server.api.patch(f"{PODS}/owned", {"metadata": {"labels": {"app": "x"}}})
     server.api.patch(f"{PODS}/owned", {"metadata": {"ownerReferences": None}})
     assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
+
+
+def test_the_gate_and_the_gpus_of_a_sharepods_pod_are_the_operators_alone(server: Cluster, alice: Path) -> None:
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    body = volume_pod("gated")
+    body["metadata"] |= {"labels": {"sharepod.dev/tenant": "mine"}, "annotations": {"sharepod.dev/gpus": "void"}}
+    body["spec"]["schedulingGates"] = [{"name": "sharepod.dev/share"}, {"name": "team.example/approved"}]
+    uid = operator.create(PODS, body)["metadata"]["uid"]
+    code, said = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus=all", "--overwrite")
+    assert code != 0
+    assert "metadata.annotations[sharepod.dev/gpus]: names the GPUs" in said
+    code, said = as_user(server, alice, "annotate", "pod", "gated", "sharepod.dev/gpus-")
+    assert code != 0
+    for index, opens in ((0, True), (1, False)):
+        patch = f'[{{"op": "remove", "path": "/spec/schedulingGates/{index}"}}]'
+        code, said = as_user(server, alice, "patch", "pod", "gated", "--type=json", "-p", patch)
+        assert (code != 0) is opens, said
+        assert ("is removed automatically once the SharePod has a share" in said) is opens
+    opened = operator.patch(
+        f"{PODS}/gated",
+        open_gate(uid, ["sharepod.dev/share"], None, "node-0", ["GPU-1"]),
+        content_type="application/json-patch+json",
+    )
+    assert "schedulingGates" not in opened["spec"]
+    assert opened["metadata"]["annotations"]["sharepod.dev/gpus"] == "GPU-1"

@@ -18,7 +18,6 @@ from harness.build import KUBERNETES
 from harness.cluster import Cluster
 from harness.installation import MANIFESTS, NAMESPACE, await_in_force
 from sharepod.agent.settings import AgentSettings
-from sharepod.api.dialects import effective
 from sharepod.api.pod import PodSettings, build_pod
 from sharepod.controller.settings import OperatorSettings
 
@@ -75,11 +74,12 @@ def test_an_example_applies_and_its_pod_is_one_that_the_api_server_takes(
             continue
         namespace = metadata.get("namespace", "default")
         stored = installed.api.get(f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/sharepods/{metadata['name']}")
-        uuids = [f"GPU-0a1b2c3d-0000-0000-0000-00000000000{index}" for index in range(effective(stored).count)]
-        pod = build_pod(stored, "node-0", uuids, PodSettings())
+        pod = build_pod(stored, PodSettings())
         made = operator.create(f"/api/v1/namespaces/{namespace}/pods", pod, fieldValidation="Strict", dryRun="All")
         for container in [*made["spec"]["containers"], *made["spec"].get("initContainers", [])]:
-            assert container["env"][0] == {"name": "NVIDIA_VISIBLE_DEVICES", "value": ",".join(uuids)}
+            from_annotation = container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+            assert container["env"][0]["name"] == "NVIDIA_VISIBLE_DEVICES"
+            assert from_annotation == "metadata.annotations['sharepod.dev/gpus']"
         assert made["metadata"]["ownerReferences"][0]["controller"] is True
 
 

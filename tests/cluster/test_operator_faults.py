@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from cluster.operator_world import World, a_world, gpu_uuid, wait
-from harness.api import Object
+from harness.api import ApiError, Object
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/sharepod-system/leases/sharepod-operator"
 
@@ -48,26 +48,87 @@ def assert_kept(world: World, nodes: list[str], namespaces: list[str]) -> None:
     assert not {gpu: milli for gpu, milli in taken.items() if milli > 1000}
     for namespace in namespaces:
         for pod in world.cluster.pods(namespace):
+            if pod["spec"].get("schedulingGates"):
+                continue
             node, row = rows[pod["metadata"]["ownerReferences"][0]["uid"]]
-            environment = {item["name"]: item["value"] for item in pod["spec"]["containers"][0]["env"]}
             assert pod["spec"]["nodeName"] == node
-            assert environment["NVIDIA_VISIBLE_DEVICES"] == ",".join(row["gpus"])
+            assert row["podUID"] == pod["metadata"]["uid"]
+            assert pod["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
 
 
-def test_killed_between_ledger_and_pod_the_pod_appears_once(world: World) -> None:
+def seal_gates(world: World, namespace: str) -> Callable[[], None]:
+    """Let nobody change a pod of this namespace, so that no gate opens; return the function that ends this."""
+    policies, bindings = (
+        f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}" for kind in ("policies", "policybindings")
+    )
+    group = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"seal-{namespace}"}}
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "sealed"}],
+    }
+    world.api.create(policies, {**group, "kind": "ValidatingAdmissionPolicy", "spec": spec})
+    selector = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": f"seal-{namespace}", "validationActions": ["Deny"], "matchResources": selector}
+    world.api.create(bindings, {**group, "kind": "ValidatingAdmissionPolicyBinding", "spec": binding})
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    probe = {
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"no": "node"}},
+    }
+    world.api.create(pods, {"apiVersion": "v1", "kind": "Pod", **probe})
+
+    def sealed() -> bool:
+        try:
+            world.api.patch(f"{pods}/probe", {"metadata": {"labels": {"probed": str(time.monotonic_ns())}}})
+        except ApiError as error:
+            return "sealed" in str(error)
+        return False
+
+    wait(sealed, what="the policy to be in force", timeout=30)
+    world.api.delete(f"{pods}/probe", grace=0)
+
+    def unseal() -> None:
+        world.api.delete(f"{bindings}/seal-{namespace}")
+        world.api.delete(f"{policies}/seal-{namespace}")
+
+    return unseal
+
+
+def test_killed_before_its_pod_can_be_made_the_pod_appears_once(world: World) -> None:
     (node,) = world.nodes("between")
     namespace = world.cluster.namespace("between")
     quota = forbid_pods(world, namespace)
     world.apply(namespace, "one", {"request": 0.4}, on="between")
-    wait(lambda: world.row(node, "one"), what="the row")
+    world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
     kill(world)
     assert world.pod(namespace, "one") is None
-    assert "podUID" not in world.sharepod(namespace, "one").get("status", {})
+    assert world.rows(node) == []
     world.api.delete(quota)
     world.start_operator()
     seen = world.phase(namespace, "one", "Running")
     pods = world.cluster.pods(namespace)
     assert [pod["metadata"]["uid"] for pod in pods] == [seen["status"]["podUID"]]
+    assert len(world.rows(node)) == 1
+
+
+def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> None:
+    (node,) = world.nodes("gate")
+    namespace = world.cluster.namespace("gate")
+    unseal = seal_gates(world, namespace)
+    world.apply(namespace, "one", {"request": 0.4}, on="gate")
+    wait(lambda: world.row(node, "one"), what="the row")
+    made = world.pod(namespace, "one")
+    assert made is not None
+    kill(world)
+    row = world.row(node, "one")
+    assert row is not None
+    assert row["podUID"] == made["metadata"]["uid"]
+    assert made["spec"]["schedulingGates"] == [{"name": "sharepod.dev/share"}]
+    unseal()
+    world.start_operator()
+    seen = world.phase(namespace, "one", "Running", timeout=40)
+    assert seen["status"]["podUID"] == made["metadata"]["uid"]
     assert len(world.rows(node)) == 1
 
 
@@ -233,7 +294,7 @@ def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
         world.operator = first
 
     def settled() -> bool:
-        pods = world.cluster.pods(namespace)
+        pods = [pod for pod in world.cluster.pods(namespace) if not pod["spec"].get("schedulingGates")]
         rows = {row["id"] for node in nodes for row in world.rows(node)}
         owners = {
             pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]

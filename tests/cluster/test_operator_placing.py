@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 from cluster.operator_world import GIB, GPUNODES, World, a_world, condition_of, gpu_uuid, wait
+from harness.api import Object
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with a_world() as running:
         yield running
+
+
+def bound(world: World, namespace: str) -> list[Object]:
+    """The Pods of a namespace that kube-scheduler has bound."""
+    return [pod for pod in world.cluster.pods(namespace) if pod["spec"].get("nodeName")]
 
 
 def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(world: World) -> None:
@@ -30,8 +36,8 @@ def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(wor
     assert (row["requestMilli"], row["limitMilli"], row["memory"], row["state"]) == (400, 700, 4 * GIB, "Reserved")
     assert pod["spec"]["nodeName"] == node
     assert pod["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
-    environment = {item["name"]: item["value"] for item in pod["spec"]["containers"][0]["env"]}
-    assert environment["NVIDIA_VISIBLE_DEVICES"] == row["gpus"][0] == gpu_uuid(node, 0)
+    assert row["podUID"] == pod["metadata"]["uid"]
+    assert pod["metadata"]["annotations"]["sharepod.dev/gpus"] == row["gpus"][0] == gpu_uuid(node, 0)
     status = seen["status"]
     assert (status["node"], status["podUID"], status["gpus"][0]["uuid"]) == (
         node,
@@ -42,8 +48,7 @@ def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(wor
     world.condition(namespace, "one", "Placed", status="True")
     world.condition(namespace, "one", "PodReady", status="True")
     world.condition(namespace, "one", "Enforced", status="Unknown", reason="NoCudaCall")
-    reasons = {reason for reason, _ in world.events(namespace, "one")}
-    assert {"Placed", "PodCreated"} <= reasons
+    assert {reason for reason, _ in world.events(namespace, "one")} == {"Scheduled"}, "kube-scheduler's alone"
 
 
 def test_annotations_of_gemini_are_placed_as_the_block_is(world: World) -> None:
@@ -62,7 +67,7 @@ def test_a_burst_never_gets_more_of_a_gpu_than_there_is_and_every_gap_is_filled(
     for number in range(20):
         world.apply(namespace, f"p{number}", {"request": 0.35}, on="burst")
     wait(
-        lambda: sum(len(world.rows(node)) for node in nodes) == 12 and len(world.cluster.pods(namespace)) == 12,
+        lambda: sum(len(world.rows(node)) for node in nodes) == 12 and len(bound(world, namespace)) == 12,
         what="two of 0.35 on each of six GPUs",
     )
 
@@ -314,7 +319,7 @@ def test_the_higher_priority_goes_first(world: World) -> None:
     assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
-def test_a_share_whose_pod_is_forbidden_for_long_goes_to_others_and_the_reason_stays(world: World) -> None:
+def test_a_pod_that_is_forbidden_holds_no_share_and_the_reason_stays(world: World) -> None:
     (node,) = world.nodes("barred")
     namespace, other = world.cluster.namespace("barred"), world.cluster.namespace("unbarred")
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
@@ -322,7 +327,8 @@ def test_a_share_whose_pod_is_forbidden_for_long_goes_to_others_and_the_reason_s
     world.api.create(path, quota)
     world.cluster.wait_for(f"{path}/none", lambda seen: (seen or {}).get("status", {}).get("hard"), what="the quota")
     world.apply(namespace, "one", {"request": 1, "count": 2}, on="barred")
-    wait(lambda: world.row(node, "one"), what="its reservation")
+    world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
+    assert world.row(node, "one") is None
     world.apply(other, "two", {"request": 1, "count": 2}, on="barred")
     world.phase(other, "two", "Running", timeout=30)
     seen = world.phase(namespace, "one", "Pending")

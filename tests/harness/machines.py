@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import yaml
 from doubles.gpus import create_state, read_state
+from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.units import parse_quantity
 
 from harness.cluster import Cluster
@@ -137,12 +138,11 @@ class BareMachine(Machine):
                 key = (pod["metadata"]["uid"], container["name"])
                 wanted.add(key)
                 if key not in self._running:
-                    self._running[key] = self._start(pod["metadata"]["name"], tenant, container)
+                    self._running[key] = self._start(pod["metadata"], tenant, container)
         for key in [key for key in self._running if key not in wanted]:
             self._end(self._running.pop(key))
 
-    def _start(self, pod: str, tenant: str, container: dict[str, Any]) -> subprocess.Popen[bytes]:
-        environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    def _start(self, pod: dict[str, Any], tenant: str, container: dict[str, Any]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [PROGRAM, *container.get("args", [])],
             stdin=subprocess.DEVNULL,
@@ -151,8 +151,8 @@ class BareMachine(Machine):
                 "LD_LIBRARY_PATH": str(LIBCUDA.parent),
                 "LD_PRELOAD": str(self._tenants / tenant / "libsharepod.so"),
                 "FAKE_CUDA_STATE": str(self.state),
-                "FAKE_CUDA_VISIBLE": environment["NVIDIA_VISIBLE_DEVICES"],
-                "FAKE_CUDA_LABEL": f"{self._namespace}/{pod}/{container['name']}",
+                "FAKE_CUDA_VISIBLE": pod["annotations"][GPUS_ANNOTATION],
+                "FAKE_CUDA_LABEL": f"{self._namespace}/{pod['name']}/{container['name']}",
             },
         )
 

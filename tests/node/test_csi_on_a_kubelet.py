@@ -19,7 +19,8 @@ from harness.cluster import Cluster, suppress_reason, wait_until
 from harness.images import image_with_program
 from harness.node import Gpu, Node
 from harness.services import Service
-from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.objects import GPUS_ANNOTATION
+from sharepod.api.pod import PodSettings, build_pod, require_node
 
 ROOT = Path(__file__).parents[2]
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
@@ -138,7 +139,10 @@ class Bench:
 
     def make_pod(self, sharepod: Object) -> str:
         """The pod that the operator would make; returns its path."""
-        pod = build_pod(sharepod, self.node.name, [GPU], PodSettings())
+        pod = build_pod(sharepod, PodSettings())
+        del pod["spec"]["schedulingGates"]
+        require_node(pod["spec"], self.node.name)
+        pod["metadata"]["annotations"][GPUS_ANNOTATION] = GPU
         namespace, name = sharepod["metadata"]["namespace"], sharepod["metadata"]["name"]
         self.cluster.api.create(f"/api/v1/namespaces/{namespace}/pods", pod)
         return f"/api/v1/namespaces/{namespace}/pods/{name}"

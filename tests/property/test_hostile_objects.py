@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from property import hostile_objects as hostile
 from sharepod.api.bounds import MAX_MESSAGE
+from sharepod.api.objects import SHARE_GATE
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid
 from sharepod.controller.decisions.lifecycle import TenantSnapshot
@@ -24,7 +26,7 @@ from sharepod.controller.decisions.status import StatusInputs, compose
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import unreadable_sharepod
+from sharepod.controller.state.facts import pod_facts, unreadable_sharepod
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import Assignment, GpuState, NodeState, Resources
 
@@ -32,6 +34,10 @@ MOST_LINES = 120_000
 """Lines of Python that one object may cost: some ten for each of the values that are read at most."""
 
 Json = dict[str, Any]
+
+_GATES = {"schedulingGates": [{"name": SHARE_GATE}]}
+GATED = replace(pod_facts({"metadata": {"uid": "gated", "name": "gated"}, "spec": _GATES}), asks=None)
+"""A Pod that waits for a share. Its SharePod's needs count, as where its own cannot be read."""
 
 
 class Operator:
@@ -61,7 +67,7 @@ class Operator:
         assert found is not None
         assert (found.gpu is None) == (found.error is not None)
         if found.gpu is not None:
-            self.loop.engine.place(self.loop.request(found))
+            self.loop.engine.place(self.loop.request(found, GATED))
         snapshot = TenantSnapshot(sharepod=found, pod=None, reserved=())
         inputs = StatusInputs(
             snapshot=snapshot, node=None, row=None, report=None, refusal=None, resize_refusal=None,
@@ -97,7 +103,7 @@ class Operator:
         self.state.put_sharepod(good)
         found = self.state.sharepods.get("good")
         assert found is not None
-        answer = self.loop.engine.place(self.loop.request(found))
+        answer = self.loop.engine.place(self.loop.request(found, GATED))
         assert isinstance(answer, Assignment)
 
 

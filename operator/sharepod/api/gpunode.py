@@ -75,12 +75,13 @@ class SchedulingLabels(Model):
 
 
 class Tenant(Model):
-    """Reservation of one tenant: one row of the ledger. `gpus`: UUIDs. The shares and `memory` (bytes) are of each
-    GPU."""
+    """Reservation of one tenant: one row of the ledger. `podUID`: the Pod that the share was reserved for. `gpus`:
+    UUIDs. The shares and `memory` (bytes) are of each GPU."""
 
     id: str
     namespace: str
     pod_name: str
+    pod_uid: Annotated[str | None, Field(alias="podUID", max_length=64)] = None
     state: TenantState = TenantState.RESERVED
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_GPUS)]
     request_milli: MilliField

@@ -22,6 +22,16 @@ TENANT_LABEL = f"{GROUP}/tenant"
 """Label of a Pod that the operator created: the id of its tenant. Admission lets nobody else set it and nobody change
 it, so it identifies the tenant, unless the Pod's controller is another object."""
 
+SHARE_GATE = f"{GROUP}/share"
+"""Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
+
+GPUS_ANNOTATION = f"{GROUP}/gpus"
+"""Annotation of a Pod that the operator created: the UUIDs of its GPUs, comma-separated; `NO_GPUS` until it has a
+share. The kubelet copies it into each container's environment. Admission lets only the operator change it."""
+
+NO_GPUS = "void"
+"""Value by which NVIDIA's container runtime attaches no GPU."""
+
 CSI_DRIVER = f"gpu.{GROUP}"
 VOLUME_NAME = "sharepod-gpu"
 VOLUME_MOUNT_PATH = "/run/sharepod"

@@ -1,6 +1,10 @@
-"""Pod of a SharePod. Pure: a SharePod and an assignment in, a manifest out.
+"""Pod of a SharePod. Pure: a SharePod in, a manifest out; then a Pod and an assignment in, a patch out.
+
+The Pod is created behind a scheduling gate, before it has a share. The patch that opens the gate pins the Pod to its
+node and names its GPUs.
 
 Guarantees, whatever the SharePod says:
+- kube-scheduler does not see the Pod before its gate is open.
 - The Pod is pinned to the assigned node by node affinity, so the scheduler still makes every check of its own.
 - Each container and init container sees the assigned GPUs and no others, and has the tenant's volume.
 - Each of them preloads the hook, unless the SharePod is Exclusive.
@@ -20,9 +24,12 @@ from .gpunode import Mode
 from .objects import (
     API_VERSION,
     CSI_DRIVER,
+    GPUS_ANNOTATION,
     GROUP,
+    NO_GPUS,
     PRELOAD_FILE,
     PRELOAD_PATH,
+    SHARE_GATE,
     TENANT_LABEL,
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
@@ -68,10 +75,8 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     return spec
 
 
-def build_pod(
-    sharepod: Mapping[str, Any], assignment_node: str, uuids: Sequence[str], settings: PodSettings
-) -> dict[str, Any]:
-    """Build the manifest of the Pod for `sharepod` (as the API server gave it) on `assignment_node` with GPUs `uuids`.
+def build_pod(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
+    """Build the manifest of the Pod for `sharepod` (as the API server gave it), behind its scheduling gate.
 
     Raises `SpecError` where the SharePod contradicts what the Pod needs: a runtime class of its own, GPUs asked from
     the device plugin, our volume's name or mount paths taken.
@@ -79,20 +84,45 @@ def build_pod(
     request = effective(sharepod)
     check_pod_fields(sharepod, settings)
     spec = requested_pod_spec(sharepod, settings)
-    require_node(spec, assignment_node)
+    gates = [gate for gate in spec.get("schedulingGates") or [] if gate.get("name") != SHARE_GATE]
+    spec["schedulingGates"] = [{"name": SHARE_GATE}, *gates]
     if settings.runtime_class:
         spec["runtimeClassName"] = settings.runtime_class
     spec["volumes"] = [
         *(spec.get("volumes") or []),
         {"name": VOLUME_NAME, "csi": {"driver": CSI_DRIVER, "readOnly": True}},
     ]
-    visible = ",".join(uuids)
     for field in ("initContainers", "containers"):
         if spec.get(field):
-            spec[field] = [
-                _with_gpu(container, visible, hook=request.mode is not Mode.EXCLUSIVE) for container in spec[field]
-            ]
+            spec[field] = [_with_gpu(container, hook=request.mode is not Mode.EXCLUSIVE) for container in spec[field]]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(sharepod), "spec": spec}
+
+
+def open_gate(
+    uid: str, gates: Sequence[str], affinity: Mapping[str, Any] | None, node: str, uuids: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the JSON Patch that gives a Pod its share: pin it to `node`, name its GPUs, remove the gate.
+
+    The API server refuses the patch if the Pod is another one, if the gate is open already, or if the Pod's affinity
+    is no longer `affinity`.
+
+    Args:
+        uid: Of the Pod.
+        gates: Names of the Pod's scheduling gates, in their order.
+        affinity: `spec.affinity` of the Pod; None without one.
+        node: Name of the node.
+        uuids: UUIDs of the GPUs.
+    """
+    gate = f"/spec/schedulingGates/{list(gates).index(SHARE_GATE)}"
+    spec: dict[str, Any] = {"affinity": affinity or {}}
+    require_node(spec, node)
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": f"{gate}/name", "value": SHARE_GATE},
+        {"op": "remove", "path": gate},
+        {"op": "add", "path": "/spec/affinity", "value": spec["affinity"]},
+        {"op": "add", "path": f"/metadata/annotations/{GPUS_ANNOTATION.replace('/', '~1')}", "value": ",".join(uuids)},
+    ]
 
 
 def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None:
@@ -172,11 +202,12 @@ def _selects(term: Mapping[str, Any]) -> bool:
     return bool(term.get("matchExpressions") or term.get("matchFields"))
 
 
-def _with_gpu(container: Mapping[str, Any], visible: str, *, hook: bool) -> dict[str, Any]:
-    """Return the container with its GPUs and the tenant's volume. Our variables come first, so that the user's may
-    refer to them."""
+def _with_gpu(container: Mapping[str, Any], *, hook: bool) -> dict[str, Any]:
+    """Return the container with its GPUs and the tenant's volume. The kubelet reads the GPUs from the annotation when
+    it starts the container. Our variables come first, so that the user's may refer to them."""
+    visible = {"fieldRef": {"fieldPath": f"metadata.annotations['{GPUS_ANNOTATION}']"}}
     own = [variable for variable in container.get("env") or [] if variable.get("name") != VISIBLE_DEVICES]
-    env: list[Mapping[str, Any]] = [{"name": VISIBLE_DEVICES, "value": visible}]
+    env: list[Mapping[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": visible}]
     if all(variable.get("name") != DRIVER_CAPABILITIES for variable in own):
         env.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})
     mounts = [{"name": VOLUME_NAME, "mountPath": VOLUME_MOUNT_PATH, "readOnly": True}]
@@ -189,10 +220,11 @@ def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:
     metadata = sharepod["metadata"]
     labels = {name: value for name, value in (metadata.get("labels") or {}).items() if _copied(name)}
     annotations = {name: value for name, value in (metadata.get("annotations") or {}).items() if _copied(name)}
-    result: dict[str, Any] = {
+    return {
         "name": metadata["name"],
         "namespace": metadata["namespace"],
         "labels": {**labels, TENANT_LABEL: metadata["uid"]},
+        "annotations": {**annotations, GPUS_ANNOTATION: NO_GPUS},
         "ownerReferences": [
             {
                 "apiVersion": API_VERSION,
@@ -204,9 +236,6 @@ def _metadata(sharepod: Mapping[str, Any]) -> dict[str, Any]:
             }
         ],
     }
-    if annotations:
-        result["annotations"] = annotations
-    return result
 
 
 def _copied(name: str) -> bool:

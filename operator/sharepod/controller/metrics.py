@@ -127,7 +127,7 @@ QUEUE_AGE_SECONDS = Gauge(
 )
 APPLY_TO_POD_SECONDS = Histogram(
     "sharepod_operator_apply_to_pod_seconds",
-    "Time from a SharePod's arrival by the watch until the watch shows its Pod; waiting for room included.",
+    "Time from a SharePod's arrival until the watch shows its Pod with an open gate; waiting for room included.",
     buckets=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0),
     registry=LEADERS,
 )

@@ -118,7 +118,6 @@ class Operator:
             head_reservation_after=settings.keep_after,
         )
         self.tenant_reconciler.loop = self.loop
-        self.tenant_reconciler.read_priorities = self.watches.read_priorities
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)

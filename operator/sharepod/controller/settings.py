@@ -65,9 +65,7 @@ class OperatorSettings(BaseSettings):
     """Added to every Pod that is created, and taken into account when a node is chosen."""
 
     bind_timeout: Seconds = 60
-    """A Pod that kube-scheduler refuses for this long is taken back and placed again. A SharePod whose Pod the API
-    server forbids (a quota) for this long gives its share back.
-    """
+    """A Pod that kube-scheduler refuses for this long is taken back and placed again."""
 
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of

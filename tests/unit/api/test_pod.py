@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.pod import PodSettings, build_pod, requested_pod_spec, require_node
+from sharepod.api.pod import PodSettings, build_pod, open_gate, requested_pod_spec, require_node
 from sharepod.api.sharepod import SpecError
 
 UUIDS = ["GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002"]
@@ -23,8 +23,16 @@ def sharepod(gpu: dict[str, Any] | None = None, metadata: dict[str, Any] | None 
     }
 
 
+FROM_ANNOTATION = "annotation sharepod.dev/gpus"
+
+
 def env(container: dict[str, Any]) -> list[tuple[str, str | None]]:
-    return [(variable["name"], variable.get("value")) for variable in container["env"]]
+    """The variables; one that the kubelet reads from our annotation as `FROM_ANNOTATION`."""
+    ours = {"fieldRef": {"fieldPath": "metadata.annotations['sharepod.dev/gpus']"}}
+    return [
+        (variable["name"], FROM_ANNOTATION if variable.get("valueFrom") == ours else variable.get("value"))
+        for variable in container["env"]
+    ]
 
 
 def mounts(container: dict[str, Any]) -> list[str]:
@@ -32,7 +40,7 @@ def mounts(container: dict[str, Any]) -> list[str]:
 
 
 def test_the_pod_belongs_to_the_sharepod_and_carries_its_name() -> None:
-    pod = build_pod(sharepod(), "node-0", UUIDS[:1], SETTINGS)
+    pod = build_pod(sharepod(), SETTINGS)
     assert pod["metadata"]["name"] == "a"
     assert pod["metadata"]["namespace"] == "team"
     assert pod["metadata"]["labels"] == {"sharepod.dev/tenant": "uid-1"}
@@ -61,9 +69,9 @@ def test_labels_and_annotations_are_copied_but_for_kubectls_the_dialects_and_our
     body = sharepod(metadata=metadata)
     del body["spec"]["gpu"]
     del body["metadata"]["annotations"]["gemini/note"]
-    pod = build_pod(body, "node-0", UUIDS[:1], SETTINGS)
+    pod = build_pod(body, SETTINGS)
     assert pod["metadata"]["labels"] == {"app": "a", "sharepod.dev/tenant": "uid-1"}
-    assert pod["metadata"]["annotations"] == {"prometheus.io/scrape": "true"}
+    assert pod["metadata"]["annotations"] == {"prometheus.io/scrape": "true", "sharepod.dev/gpus": "void"}
 
 
 def test_every_container_gets_the_gpus_the_volume_and_the_hook() -> None:
@@ -71,12 +79,12 @@ def test_every_container_gets_the_gpus_the_volume_and_the_hook() -> None:
         {"request": 0.5, "count": 2},
         initContainers=[{"name": "init", "image": "x"}, {"name": "side", "image": "x", "restartPolicy": "Always"}],
     )
-    pod = build_pod(body, "node-0", UUIDS, SETTINGS)
+    pod = build_pod(body, SETTINGS)
     (volume,) = pod["spec"]["volumes"]
     assert volume == {"name": "sharepod-gpu", "csi": {"driver": "gpu.sharepod.dev", "readOnly": True}}
     for container in [*pod["spec"]["initContainers"], *pod["spec"]["containers"]]:
         assert env(container) == [
-            ("NVIDIA_VISIBLE_DEVICES", ",".join(UUIDS)),
+            ("NVIDIA_VISIBLE_DEVICES", FROM_ANNOTATION),
             ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility"),
         ]
         assert container["volumeMounts"] == [
@@ -93,22 +101,22 @@ def test_what_the_user_says_of_visible_devices_is_replaced_and_of_capabilities_k
         {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
     body = sharepod(containers=[{"name": "main", "image": "x", "env": own}])
-    (container,) = build_pod(body, "node-0", UUIDS[:1], SETTINGS)["spec"]["containers"]
+    (container,) = build_pod(body, SETTINGS)["spec"]["containers"]
     assert env(container) == [
-        ("NVIDIA_VISIBLE_DEVICES", UUIDS[0]),
+        ("NVIDIA_VISIBLE_DEVICES", FROM_ANNOTATION),
         ("A", "$(NVIDIA_VISIBLE_DEVICES)"),
         ("NVIDIA_DRIVER_CAPABILITIES", "all"),
     ]
 
 
 def test_an_exclusive_pod_has_the_volume_and_no_hook() -> None:
-    pod = build_pod(sharepod({"mode": "Exclusive"}), "node-0", UUIDS[:1], SETTINGS)
+    pod = build_pod(sharepod({"mode": "Exclusive"}), SETTINGS)
     assert mounts(pod["spec"]["containers"][0]) == ["/run/sharepod"]
 
 
 def test_the_users_volumes_and_mounts_stay() -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": "/run"}]}
-    pod = build_pod(sharepod(volumes=[{"name": "w", "emptyDir": {}}], containers=[container]), "n", UUIDS[:1], SETTINGS)
+    pod = build_pod(sharepod(volumes=[{"name": "w", "emptyDir": {}}], containers=[container]), SETTINGS)
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["w", "sharepod-gpu"]
     assert mounts(pod["spec"]["containers"][0]) == ["/run", "/run/sharepod", "/etc/ld.so.preload"]
 
@@ -124,7 +132,7 @@ def test_the_users_volumes_and_mounts_stay() -> None:
 )
 def test_what_contradicts_the_pod_is_refused_by_field(field: str, spec: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
-        build_pod(sharepod(**spec), "n", UUIDS[:1], SETTINGS)
+        build_pod(sharepod(**spec), SETTINGS)
     assert refused.value.field == field
 
 
@@ -135,37 +143,32 @@ def test_what_contradicts_the_pod_is_refused_by_field(field: str, spec: dict[str
 def test_no_mount_of_the_user_hides_ours(path: str) -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
     with pytest.raises(SpecError, match="mount this volume elsewhere"):
-        build_pod(sharepod(initContainers=[container]), "n", UUIDS[:1], SETTINGS)
+        build_pod(sharepod(initContainers=[container]), SETTINGS)
 
 
 @pytest.mark.parametrize("path", ["/run/sharepods", "/etc/ldXsoXpreload", "/data/run/sharepod", "/etc"])
 def test_mounts_beside_ours_are_the_users_own_affair(path: str) -> None:
     container = {"name": "main", "image": "x", "volumeMounts": [{"name": "w", "mountPath": path}]}
-    build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+    build_pod(sharepod(containers=[container]), SETTINGS)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"])
 def test_gpus_of_the_device_plugin_are_refused(resource: str) -> None:
     container = {"name": "main", "image": "x", "resources": {"limits": {resource: "1"}}}
     with pytest.raises(SpecError, match="takes GPUs from the device plugin"):
-        build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+        build_pod(sharepod(containers=[container]), SETTINGS)
 
 
 def test_other_resources_of_the_vendor_are_not_gpus() -> None:
     container = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/hostdev": "1"}}}
-    build_pod(sharepod(containers=[container]), "n", UUIDS[:1], SETTINGS)
+    build_pod(sharepod(containers=[container]), SETTINGS)
 
 
 def test_a_runtime_class_of_the_user_that_is_the_configured_one_is_no_conflict() -> None:
-    assert (
-        build_pod(sharepod(runtimeClassName="nvidia"), "n", UUIDS[:1], SETTINGS)["spec"]["runtimeClassName"] == "nvidia"
-    )
+    assert build_pod(sharepod(runtimeClassName="nvidia"), SETTINGS)["spec"]["runtimeClassName"] == "nvidia"
     default_runtime = PodSettings(runtime_class="")
-    assert "runtimeClassName" not in build_pod(sharepod(), "n", UUIDS[:1], default_runtime)["spec"]
-    assert (
-        build_pod(sharepod(runtimeClassName="kata"), "n", UUIDS[:1], default_runtime)["spec"]["runtimeClassName"]
-        == "kata"
-    )
+    assert "runtimeClassName" not in build_pod(sharepod(), default_runtime)["spec"]
+    assert build_pod(sharepod(runtimeClassName="kata"), default_runtime)["spec"]["runtimeClassName"] == "kata"
 
 
 def test_configured_tolerations_are_added_once() -> None:
@@ -184,6 +187,31 @@ def test_node_name_beside_a_gpuid_becomes_required_affinity() -> None:
     assert spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-7"]}]}
     ]
+
+
+def test_a_pod_is_made_behind_a_gate_and_sees_no_gpu() -> None:
+    gates = [{"name": "sharepod.dev/share"}, {"name": "team.example/approved"}]
+    pod = build_pod(sharepod(schedulingGates=gates[::-1]), SETTINGS)
+    assert pod["spec"]["schedulingGates"] == gates
+    assert pod["metadata"]["annotations"] == {"sharepod.dev/gpus": "void"}
+    assert "affinity" not in pod["spec"]
+
+
+def test_the_gate_opens_in_one_patch_with_the_pin_and_the_gpus() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+    before = copy.deepcopy(affinity)
+    gates = ["team.example/approved", "sharepod.dev/share"]
+    test_uid, test_gate, remove, pin, annotate = open_gate("pod-1", gates, affinity, "node-0", UUIDS)
+    assert test_uid == {"op": "test", "path": "/metadata/uid", "value": "pod-1"}
+    assert test_gate == {"op": "test", "path": "/spec/schedulingGates/1/name", "value": "sharepod.dev/share"}
+    assert remove == {"op": "remove", "path": "/spec/schedulingGates/1"}
+    assert (pin["op"], pin["path"], pin["value"]["podAffinity"]) == ("add", "/spec/affinity", {})
+    (term,) = pin["value"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == terms[0]["matchExpressions"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "In", "values": ["node-0"]}]
+    assert annotate == {"op": "add", "path": "/metadata/annotations/sharepod.dev~1gpus", "value": ",".join(UUIDS)}
+    assert affinity == before
 
 
 def matches(spec: dict[str, Any], name: str, labels: dict[str, str]) -> bool:
@@ -245,5 +273,5 @@ def test_the_sharepod_itself_is_left_as_it_was() -> None:
         initContainers=[{"name": "i", "image": "x", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}],
     )
     before = copy.deepcopy(body)
-    build_pod(body, "n", UUIDS[:1], SETTINGS)
+    build_pod(body, SETTINGS)
     assert body == before

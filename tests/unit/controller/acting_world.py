@@ -72,7 +72,6 @@ class World:
         )
         self.answered: set[str] = set()
         self.tenants.loop = self.loop
-        self.tenants.read_priorities = self.watches.read_priorities
         self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
         self.ledger.on_refused = self.tenants.back_off_from_node
         self.state.on_room_changed = self.loop.room_changed
@@ -87,7 +86,7 @@ class World:
     async def relist(self) -> None:
         """Take in everything but Leases, as the watches do at their start."""
         watches = self.watches
-        for reflector in (watches.priorities, watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
+        for reflector in (watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
             await reflector.list_all()
 
     async def look(self, tenant: str = "") -> None:
@@ -237,9 +236,14 @@ class World:
 
     # Ways to a state
 
-    async def placed(self, **spec: Any) -> None:
-        """A SharePod whose row is in the ledger."""
+    async def gated(self, **spec: Any) -> None:
+        """A SharePod whose Pod waits for its share."""
         self.sharepod(**spec)
+        await self.look()
+
+    async def placed(self, **spec: Any) -> None:
+        """A SharePod whose row is in the ledger, and whose Pod's gate is still closed."""
+        await self.gated(**spec)
         await self.look()
         await self.until(lambda: any(self.tenant in self.rows(node) for node in self._nodes()))
 

@@ -14,7 +14,7 @@ from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest, Resources
-from unit.controller.objects import PODS, sharepod_object
+from unit.controller.objects import PODS, pod_object, sharepod_object
 
 HEAD_RESERVATION_AFTER = 600.0
 _MOMENT_S = 0.001
@@ -60,11 +60,10 @@ class World:
 
     async def want(self, tenant: str, request: float, *, priority: int = 0, **gpu: Any) -> None:
         spec: dict[str, Any] = {"gpu": {"request": request, **gpu}}
-        if priority:
-            self.state.priorities[f"class-{priority}"] = priority
-            spec["priorityClassName"] = f"class-{priority}"
         metadata = {"creationTimestamp": f"2026-01-01T00:00:{len(self.state.sharepods):02}Z"}
         self.state.put_sharepod(sharepod_object(uid=tenant, name=tenant, spec=spec, metadata=metadata))
+        own = pod_object(uid=f"pod-of-{tenant}", name=tenant, owner=tenant, gated=True, priority=priority)
+        self.state.put_pod(own)
         self.loop.want_place(tenant)
         await self.settle()
 
@@ -89,8 +88,10 @@ class World:
     def request(self, tenant: str) -> PlacementRequest:
         """Return the request that the loop makes of a SharePod."""
         sharepod = self.state.sharepods.get(tenant)
+        pod = self.state.pod_of(tenant)
         assert sharepod is not None
-        return self.loop.request(sharepod)
+        assert pod is not None
+        return self.loop.request(sharepod, pod)
 
     def why(self, tenant: str) -> str:
         refusal = self.memos.of(tenant).refusal

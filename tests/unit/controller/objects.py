@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.gpunode import Tenant, TenantState
-from sharepod.api.objects import TENANT_LABEL
+from sharepod.api.objects import SHARE_GATE, TENANT_LABEL
 from sharepod.api.pod import PodSettings
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
@@ -47,11 +47,15 @@ def pod_object(
     status: Json | None = None,
     deleting: bool = False,
     conditions: list[Json] | None = None,
+    gated: bool = False,
+    priority: int = 0,
+    name: str = "one",
 ) -> Json:
+    """A Pod of a SharePod. `gated`: it waits for its share, so it has no pin."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     metadata: Json = {
-        "name": "one",
+        "name": name,
         "namespace": "n",
         "uid": uid,
         "resourceVersion": str(version),
@@ -63,7 +67,8 @@ def pod_object(
     return {
         "metadata": metadata,
         "spec": {
-            "affinity": {"nodeAffinity": required},
+            **({"schedulingGates": [{"name": SHARE_GATE}]} if gated else {"affinity": {"nodeAffinity": required}}),
+            "priority": priority,
             "restartPolicy": restart,
             "containers": [{"name": "main"}],
             **({"nodeName": node} if node else {}),
@@ -99,14 +104,15 @@ def reserved(
     drained: bool = False,
     override: RemovalReason | None = None,
     forced: bool = False,
+    pod_uid: str | None = None,
 ) -> ReservationSnapshot:
-    """A reservation. `releasing`: the row says so; `ending`: that is only decided."""
+    """A reservation. `releasing`: the row says so; `ending`: that is only decided; `pod_uid`: the Pod it is for."""
     state = TenantState.RELEASING if releasing else TenantState.RESERVED
-    wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state))
+    wanted = Reservation.of_row(row(state=TenantState.RELEASING if ending else state, pod_uid=pod_uid))
     return ReservationSnapshot(
         node=node,
         wanted=wanted,
-        written=row(state=state) if written else None,
+        written=row(state=state, pod_uid=pod_uid) if written else None,
         drained=drained,
         override=override,
         forced=forced,

@@ -71,6 +71,7 @@ async def test_a_gpunode_goes_with_its_node_once_its_ledger_is_empty(world: Worl
     assert world.state.gone_nodes == {"node-a"}
     world.delete("sharepods")
     await world.look()
+    await world.look()
     await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
     await world.look()
     await world.until(lambda: not world.rows())

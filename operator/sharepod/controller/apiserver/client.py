@@ -59,7 +59,6 @@ PODS = Resource("/api/v1", "pods")
 NODES = Resource("/api/v1", "nodes")
 EVENTS = Resource("/apis/events.k8s.io/v1", "events")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
-PRIORITY_CLASSES = Resource("/apis/scheduling.k8s.io/v1", "priorityclasses")
 SHAREPODS = Resource(f"/apis/{objects.API_VERSION}", sharepod.PLURAL)
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
 

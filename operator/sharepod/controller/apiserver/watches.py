@@ -3,7 +3,7 @@
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
 - What the watches saw is told by kind: `unready`, `stale`, `blind`.
-- A SharePod that comes by the watch and its Pod are timed, for the metric apply_to_pod_seconds.
+- A SharePod is timed from when the watch brings it until its Pod has a share, for the metric apply_to_pod_seconds.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.kube import ForbiddenError, Json, Unreadable
+from sharepod.kube import Json
 
 from . import sights
-from .client import GPUNODES, LEASES, NODES, PODS, PRIORITY_CLASSES, SHAREPODS, Client, Resource
+from .client import GPUNODES, LEASES, NODES, PODS, SHAREPODS, Client, Resource
 from .reflector import Reflector
 from .sights import Sight
 
@@ -43,46 +43,6 @@ class _Feed:
     versions: Callable[[], Mapping[str, int]]
     distrust: Callable[[], None]
     put_unreadable: Callable[[Json, str], None] = lambda _metadata, _why: None
-
-
-class Priorities:
-    """PriorityClasses, as the cluster state needs them: values by name."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._known: dict[str, tuple[str, int, bool, int]] = {}
-        """By uid: name, value, whether it is the global default, version."""
-
-    def put(self, raw: Json) -> None:
-        """Take in a PriorityClass."""
-        metadata = raw["metadata"]
-        uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
-        if version >= self._known.get(uid, ("", 0, False, 0))[3]:
-            value = int(raw.get("value") or 0)
-            self._known[uid] = (str(metadata["name"]), value, bool(raw.get("globalDefault")), version)
-            self._tell()
-
-    def put_unreadable(self, _metadata: Json, _why: str) -> None:
-        """Keep what is known of a PriorityClass that cannot be read any more."""
-
-    def drop(self, uid: str, _version: int, _last: Json | None) -> None:
-        """Take out a PriorityClass that is gone."""
-        self._known.pop(uid, None)
-        self._tell()
-
-    def versions(self) -> dict[str, int]:
-        """Return the version of each by uid."""
-        return {uid: known[3] for uid, known in self._known.items()}
-
-    def distrust(self) -> None:
-        """Count each known version as the oldest."""
-        self._known = {uid: (*known[:3], 0) for uid, known in self._known.items()}
-
-    def _tell(self) -> None:
-        self._state.priorities = {name: value for name, value, _, _ in self._known.values()}
-        self._state.default_priority = max(
-            (value for _, value, default, _ in self._known.values() if default), default=0
-        )
 
 
 class Watches:
@@ -111,11 +71,10 @@ class Watches:
         self._client = client
         self._clock = clock
         self._arrived: dict[str, float] = {}
-        """SharePods that the watch brought and that have no Pod yet: when, by uid."""
+        """SharePods that the watch brought and that have no Pod with a share yet: when, by uid."""
         self._frozen = False
         self._believed_until = -math.inf
         """Time until which the watches are believed, whatever happens; they may be believed longer."""
-        self._priorities = Priorities(state)
 
         def put_lease(raw: Json) -> None:
             state.agents.put(raw)
@@ -128,7 +87,7 @@ class Watches:
         def reflector(
             kind: str,
             resource: Resource,
-            feed: _Feed | Priorities,
+            feed: _Feed,
             *,
             within: str | None = None,
             labels: str = "",
@@ -216,7 +175,6 @@ class Watches:
             ),
             within=namespace,
         )
-        self.priorities = reflector("priorityclasses", PRIORITY_CLASSES, self._priorities, needed=False)
         self.all = (
             self.nodes,
             self.gpunodes,
@@ -224,7 +182,6 @@ class Watches:
             self.pods,
             self.other_pods,
             self.leases,
-            self.priorities,
         )
 
     def sights(self) -> list[Sight]:
@@ -258,7 +215,7 @@ class Watches:
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        while not self._heard_since(asked):  # noqa: ASYNC110 - seven watches, and of each only a time
+        while not self._heard_since(asked):  # noqa: ASYNC110 - six watches, and of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)
         if not self._frozen:
@@ -271,17 +228,6 @@ class Watches:
     def _heard_since(self, asked: float) -> bool:
         now = self._clock()
         return all(sight.listed and sight.silent_s <= now - asked for sight in self.sights() if sight.needed)
-
-    async def read_priorities(self) -> None:
-        """Read the PriorityClasses now: one may be younger than the watch has said. Raise `ApiError`."""
-
-        def pass_over(_: str, _item: Unreadable) -> None:
-            return None
-
-        try:
-            await self._client.page(PRIORITY_CLASSES, take=self._priorities.put, unreadable=pass_over)
-        except ForbiddenError:
-            return
 
     def _put_sharepod(self, raw: Json) -> None:
         uid = str(raw["metadata"]["uid"])
@@ -297,6 +243,8 @@ class Watches:
         self._state.put_pod(raw)
         if self._arrived:
             pod = self._state.pods.get(str(raw["metadata"]["uid"]))
-            arrived = self._arrived.pop(pod.tenant, None) if pod is not None and pod.tenant is not None else None
+            if pod is None or pod.tenant is None or pod.waits_for_share:
+                return
+            arrived = self._arrived.pop(pod.tenant, None)
             if arrived is not None:
                 metrics.APPLY_TO_POD_SECONDS.observe(self._clock() - arrived)

@@ -3,6 +3,7 @@
 Guarantees:
 - Nothing is announced twice in the same words, unless it had ceased to be so meanwhile.
 - A terminal phase is announced alone.
+- A place that was found at once is not announced: the usual way to Running makes no Event.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ def announcements(
     found: list[Announcement] = []
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
     for condition in written.conditions:
-        words = condition.reason + condition.message
-        if known.get(condition.type) != words:
-            known[condition.type] = words
-            found += _of_condition(condition, findings=bool(findings))
+        words, former = condition.reason + condition.message, known.get(condition.type)
+        if former == words:
+            continue
+        known[condition.type] = words
+        waited = former is not None and not former.startswith("Reserved")
+        found += _of_condition(condition, waited=waited, findings=bool(findings))
     for reason in FindingReason:
         if reason not in findings:
             known.pop(reason, None)
@@ -64,10 +67,16 @@ def announcements(
     return found, known
 
 
-def _of_condition(condition: Condition, *, findings: bool) -> Iterator[Announcement]:
-    """`findings`: the agent has findings, which are announced on their own."""
+def _of_condition(condition: Condition, *, waited: bool, findings: bool) -> Iterator[Announcement]:
+    """Yield what a condition is worth.
+
+    Args:
+        condition: The condition.
+        waited: The SharePod was shown to wait for a place before.
+        findings: The agent has findings, which are announced on their own.
+    """
     warning = condition.status != "True"
-    if condition.type == CONDITION_PLACED and condition.reason != "Waiting":
+    if condition.type == CONDITION_PLACED and condition.reason != "Waiting" and (warning or waited):
         yield Announcement(warning, condition.reason if warning else "Placed", "Place", condition.message)
     elif condition.type == CONDITION_RESIZED:
         yield Announcement(warning, f"Resize{condition.reason}", "Resize", condition.message)

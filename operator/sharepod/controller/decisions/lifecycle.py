@@ -1,8 +1,11 @@
 """The next step for one tenant. Pure: a snapshot of what is known goes in, one step comes out.
 
+The Pod comes first, behind a scheduling gate: whatever the API server demands of a Pod (quota, Pod Security, priority,
+policies) has been decided before a share is booked. Then the share is reserved for that Pod, and the gate opened.
+
 Guarantees, whatever order things happen in:
-- L1 no work runs twice: a Pod is created only where the ledger, as the API server has it, says Reserved, and only while
-  `status.podUID` is empty.
+- L1 no work runs twice: a gate is opened only where the ledger, as the API server has it, says Reserved for that very
+  Pod; a Pod is created only while neither the ledger nor `status.podUID` has one on record.
 - L2 an end is on record first: a terminal phase is written before the reservation begins to be released.
 - L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read, nor from the
   absence of the Pod of a SharePod whose status cannot be read.
@@ -10,6 +13,7 @@ Guarantees, whatever order things happen in:
   when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
   ever bound to that node.
 - L5 a Pod is taken back only while it is not bound.
+- L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate.
 """
 
 from __future__ import annotations
@@ -97,8 +101,6 @@ class TenantSnapshot:
     """Uids of Pods that this process took back before they were bound."""
     unbound_since: float | None = None
     """When kube-scheduler was first seen to refuse its Pod."""
-    give_back: bool = False
-    """Its reservation is to be given back: its Pod was taken back, or could not be created for long."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     now: float = 0.0
@@ -121,14 +123,20 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create the Pod, behind its scheduling gate."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Ask placement for a node and GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
-class CreatePod:
-    """Create the Pod of this reservation."""
+class OpenGate:
+    """Open the gate of the Pod that this row is for: pin the Pod to the node and name its GPUs."""
 
+    pod: PodFacts
     node: str
     row: Tenant
 
@@ -198,8 +206,9 @@ class RemoveRow:
 Step = (
     Forget
     | Wait
-    | Place
     | CreatePod
+    | Place
+    | OpenGate
     | DeletePod
     | TakeBackPod
     | ClearPodUid
@@ -217,6 +226,8 @@ def decide(snapshot: TenantSnapshot) -> Step:
     sharepod = snapshot.sharepod
     if sharepod is None or sharepod.deleting or sharepod.ended:
         return _end(snapshot)
+    if snapshot.pod is not None and snapshot.pod.waits_for_share and not snapshot.pod.deleting:
+        return _behind_gate(snapshot, sharepod, snapshot.pod)
     if snapshot.pod is not None:
         return _with_pod(snapshot, snapshot.pod)
     if not sharepod.readable:  # L3
@@ -247,8 +258,39 @@ def _end(snapshot: TenantSnapshot) -> Step:
     return Forget() if not snapshot.reserved and pod is None else Wait()
 
 
+def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
+    """Return the next step for a SharePod whose Pod waits for a share: reserve one for it, then open the gate."""
+    mine: ReservationSnapshot | None = None
+    for reserved in _kept_first(snapshot.reserved):
+        ends = reserved.releasing or reserved.wanted.releasing
+        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends:
+            mine = reserved
+        elif (step := _drop(reserved)) is not None:
+            return step
+    if mine is None:
+        return Place() if sharepod.error is None and not snapshot.reserved else Wait()
+    if mine.written is None or mine.written.pod_uid != pod.uid:
+        return Wait()  # on its way to the ledger
+    return OpenGate(pod, mine.node, mine.written)  # L1
+
+
+def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSnapshot]:
+    """Sort reservations so that every operator keeps the same one."""
+    return sorted(reserved, key=lambda item: (item.written is None, item.releasing, item.node))
+
+
+def _drop(reserved: ReservationSnapshot) -> Step | None:
+    """Return the step by which a reservation ends that no Pod of the tenant ran on; None while its agent is awaited."""
+    if reserved.written is None:
+        return Unreserve(reserved.node)
+    if not reserved.releasing:
+        return RemoveRow(reserved.node, RemovalReason.NEVER_BOUND)
+    confirmed = reserved.confirmed or (RemovalReason.DRAINED if reserved.forced else None)
+    return RemoveRow(reserved.node, confirmed) if confirmed is not None else None
+
+
 def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
-    """Return the next step for a SharePod whose Pod is there."""
+    """Return the next step for a SharePod whose Pod is there and does not wait for its share."""
     if pod.ended:
         return ended(pod)
     if pod.deleting:
@@ -288,23 +330,18 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
         return _lost(snapshot, sharepod)
     if snapshot.lost is not None and snapshot.lost.node is not None and snapshot.lost.uid not in snapshot.returned:
         return _lost(snapshot, sharepod)  # it was bound, and is gone before `podUID` was written
-    if not snapshot.reserved:
-        return Place() if sharepod.error is None else Wait()
-    kept = min(snapshot.reserved, key=lambda reserved: (reserved.written is None, reserved.releasing, reserved.node))
     for reserved in snapshot.reserved:
-        if reserved is not kept or sharepod.error is not None:
-            never = RemoveRow(reserved.node, RemovalReason.NEVER_BOUND)
-            return Unreserve(reserved.node) if reserved.written is None else never
-    if kept.written is None:
+        on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
+        if on_record is not None and on_record not in snapshot.returned:
+            return _lost(snapshot, sharepod)  # its gate may have been opened
+    for reserved in _kept_first(snapshot.reserved):
+        if (step := _drop(reserved)) is not None:
+            return step
+    if snapshot.reserved or sharepod.error is not None:
         return Wait()
-    if kept.releasing:
-        confirmed = kept.confirmed or (RemovalReason.DRAINED if kept.forced else None)
-        return RemoveRow(kept.node, confirmed) if confirmed is not None else Wait()
-    if snapshot.give_back:
-        return RemoveRow(kept.node, RemovalReason.NEVER_BOUND)
     if snapshot.now < snapshot.blocked_until:
         return Wait(snapshot.blocked_until)
-    return CreatePod(kept.node, kept.written)  # L1
+    return CreatePod()  # L1
 
 
 def ended(pod: PodFacts) -> Finish:

@@ -90,8 +90,8 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None
         node=inputs.node if row is not None else (was.node if over else None),
         gpus=gpus,
         gpu_indexes=",".join(str(gpu.index) for gpu in gpus) or None,
-        pod_name=(pod.name if pod is not None else was.pod_name) if pod is not None or over else None,
-        pod_uid=pod.uid if pod is not None else was.pod_uid,
+        pod_name=pod.name if pod is not None else was.pod_name if over else None,
+        pod_uid=pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
         granted=_granted(row) if row is not None else (was.granted if over else None),
         share=was.share if over and row is None else _shown(row, sharepod.gpu),
         usage=None if over else _usage(was, seen, inputs.usage_due),
@@ -218,7 +218,9 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedG
     former = _former(sharepod.status, CONDITION_PLACED)
     if sharepod.ended or (former is not None and former.status != "True"):
         return former
-    return _condition(CONDITION_PLACED, "False", "Waiting", "waits for placement")
+    no_pod = inputs.blocked is not None and inputs.snapshot.pod is None
+    text = "waits until its pod can be created: see condition PodReady" if no_pod else "waits for placement"
+    return _condition(CONDITION_PLACED, "False", "Waiting", text)
 
 
 def share(row: Tenant) -> str:
@@ -245,13 +247,15 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
             return _condition(kind, "False", inputs.blocked.reason, inputs.blocked.message)
         if was.pod_uid is not None:
             return former
-        return _condition(
-            kind, "False", "NoPod", "the pod is created once a share is reserved" if inputs.row is None else ""
-        )
+        return _condition(kind, "False", "NoPod", "")
     if pod.disrupted:
         return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
     if pod.deleting:
         return _condition(kind, "False", "PodDeleting", "the pod is being deleted; its share is kept until it is gone")
+    if pod.waits_for_share:
+        return _condition(
+            kind, "False", "SchedulingGated", "the pod waits for its share; kube-scheduler sees it once it has one"
+        )
     if pod.node is None:
         return _condition(
             kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"

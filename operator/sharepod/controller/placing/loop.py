@@ -24,7 +24,7 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine, queue_key
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable
@@ -243,14 +243,14 @@ class PlacementLoop:
 
     def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
         """Return its request; take it out of the queue and return None if it asks for nothing any more."""
-        sharepod = self._state.sharepods.get(waiting.tenant)
-        if sharepod is None or sharepod.gpu is None:
+        sharepod, pod = self._state.sharepods.get(waiting.tenant), self._state.pod_of(waiting.tenant)
+        if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             self.leave(waiting.tenant)
             return None
-        return self.request(sharepod)
+        return self.request(sharepod, pod)
 
-    def request(self, sharepod: SharePodFacts) -> PlacementRequest:
-        """Return the placement request of a valid SharePod."""
+    def request(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
+        """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
         assert sharepod.gpu is not None
         memo = self._memos.of(sharepod.uid)
         now = self._clock()
@@ -260,9 +260,10 @@ class PlacementLoop:
             namespace=sharepod.namespace,
             name=sharepod.name,
             gpu=sharepod.gpu,
-            pod=sharepod.needs,
+            pod=pod.asks or sharepod.needs,
+            pod_uid=pod.uid,
             owner=sharepod.owner,
-            priority=self._state.priority(sharepod),
+            priority=pod.priority,
             created=sharepod.created,
             avoid={node: why for node, (why, _) in memo.avoid.items()},
         )

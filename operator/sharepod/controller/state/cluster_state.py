@@ -82,10 +82,6 @@ class ClusterState:
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()
         """Nodes with a ledger that the API server has said do not exist."""
-        self.priorities: dict[str, int] = {}
-        """Value by name of PriorityClass."""
-        self.default_priority = 0
-        """Value of the PriorityClass that is the global default."""
         self._other_pods: dict[str, int] = {}
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
@@ -118,12 +114,6 @@ class ClusterState:
         """Take out a SharePod that is gone, as of `version` if that is known."""
         self.sharepods.drop(uid, version)
         self.on_tenant_changed(uid)
-
-    def priority(self, sharepod: SharePodFacts) -> int:
-        """Return the priority that the SharePod's Pod will have, by its PriorityClass."""
-        if sharepod.priority_class is None:
-            return self.default_priority
-        return self.priorities.get(sharepod.priority_class, 0)
 
     def _say_unreadable(self, kind: str, name: str, error: str | None) -> None:
         """Log that an object cannot be read, unless one of its kind was named a moment ago."""

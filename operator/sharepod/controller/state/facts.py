@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -21,7 +21,15 @@ from pydantic import ValidationError
 from sharepod.api.bounds import MAX_CONDITIONS, MAX_NAME, beyond, clipped, quoted
 from sharepod.api.dialects import effective
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
-from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, MAX_GPUS, MAX_TENANTS, POOL_LABEL, TENANT_LABEL, Condition
+from sharepod.api.objects import (
+    FORCE_RELEASE_ANNOTATION,
+    MAX_GPUS,
+    MAX_TENANTS,
+    POOL_LABEL,
+    SHARE_GATE,
+    TENANT_LABEL,
+    Condition,
+)
 from sharepod.api.objects import Model as ApiModel
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
@@ -54,7 +62,6 @@ class SharePodFacts(ObjectFacts):
     created: str
     deleting: bool
     owner: str | None
-    priority_class: str | None
     gpu: GpuRequest | None
     needs: PodNeeds
     error: SpecError | None
@@ -81,7 +88,7 @@ class PodFacts(ObjectFacts):
     node: str | None
     """Node that it is bound to."""
     pin: str | None
-    """Node that its affinity names."""
+    """Node that its affinity names; None while it waits for its share."""
     phase: str
     reason: str
     message: str
@@ -93,16 +100,27 @@ class PodFacts(ObjectFacts):
     """Reason that a container does not start; empty if none waits."""
     unschedulable: str
     """kube-scheduler's reason not to bind the Pod; empty if it was not refused."""
-    gated: bool
-    """True if the Pod has a scheduling gate."""
+    gates: tuple[str, ...]
+    """Names of its scheduling gates."""
     restarts: bool
     """Its restartPolicy is Always."""
     needs: Resources
+    priority: int = 0
+    """Value of its PriorityClass, as the API server's admission has set it."""
+    asks: PodNeeds | None = None
+    """What it asks of its node, while it waits for its share; None once it has one, and where that cannot be read."""
+    affinity: Json | None = field(default=None, hash=False)
+    """`spec.affinity`, while it waits for its share."""
 
     @property
     def ended(self) -> bool:
         """True if its phase is terminal."""
         return self.phase in _TERMINAL
+
+    @property
+    def waits_for_share(self) -> bool:
+        """True while the operator has not opened its gate: it never ran."""
+        return SHARE_GATE in self.gates and self.node is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +176,6 @@ def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
         created=str(metadata.get("creationTimestamp") or ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         owner=_controller(metadata, None),
-        priority_class=str(_object(raw.get("spec")).get("priorityClassName") or "")[:MAX_NAME] or None,
         gpu=gpu,
         needs=needs,
         error=error,
@@ -199,7 +216,6 @@ def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
         created=str(known.get("creationTimestamp") or ""),
         deleting=bool(known.get("deletionTimestamp")),
         owner=_controller(known, None),
-        priority_class=None,
         gpu=None,
         needs=PodNeeds(),
         error=SpecError("spec", f"cannot be read: the object {why}"),
@@ -212,12 +228,13 @@ def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
 
 def pod_facts(raw: Json) -> PodFacts:
     """Read a Pod with the tenant label. What cannot be read of it counts as absent."""
+    affinity = _object(_object(raw.get("spec")).get("affinity")) or None
     try:
         if _usual(raw):
-            return _pod_facts(raw)
+            return _pod_facts(raw, affinity)
     except Exception:  # noqa: S110 - it is read again, field by field
         pass
-    return _pod_facts(POD(raw) or {})
+    return _pod_facts(POD(raw) or {}, affinity)
 
 
 def _usual(raw: Json) -> bool:
@@ -229,17 +246,19 @@ def _usual(raw: Json) -> bool:
     return all(one is None or len(one) <= MAX_LIST for one in lists)
 
 
-def _pod_facts(raw: Json) -> PodFacts:
+def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
     containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     disruption = conditions.get("DisruptionTarget") or {}
+    gates = tuple(_text(gate.get("name")) for gate in _maps(spec.get("schedulingGates")))
+    waits = SHARE_GATE in gates
     return PodFacts(
         **_common(metadata),
         tenant=_tenant(metadata),
         node=_text(spec.get("nodeName")) or None,
-        pin=_pin(spec),
+        pin=None if waits else _pin(spec),
         phase=str(status.get("phase") or "Pending"),
         reason=clipped(str(status.get("reason") or "")),
         message=clipped(_message(status, containers)),
@@ -248,9 +267,12 @@ def _pod_facts(raw: Json) -> PodFacts:
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         waiting=clipped(_waiting(containers)),
         unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
-        gated=scheduled.get("reason") == "SchedulingGated",
+        gates=gates,
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         needs=_resources(spec),
+        priority=_whole(spec.get("priority")),
+        asks=_asks(spec) if waits else None,
+        affinity=affinity if waits else None,
     )
 
 
@@ -442,9 +464,9 @@ def _pin(spec: Json) -> str | None:
     ) or {}
     pins: set[str] = set()
     for term in _maps(affinity.get("nodeSelectorTerms")):
-        for field in _maps(term.get("matchFields")):
-            if field.get("key") == "metadata.name" and field.get("operator") == "In":
-                pins.update(str(value) for value in islice(field.get("values") or (), MAX_LIST))
+        for wanted in _maps(term.get("matchFields")):
+            if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In":
+                pins.update(str(value) for value in islice(wanted.get("values") or (), MAX_LIST))
     return pins.pop() if len(pins) == 1 else None
 
 
@@ -472,6 +494,13 @@ def _disruption(condition: Json) -> str | None:
     if condition.get("status") != "True":
         return None
     return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or 'the pod was evicted'}"
+
+
+def _asks(spec: Json) -> PodNeeds | None:
+    try:
+        return parse_needs(spec)
+    except Exception:  # its SharePod's needs are taken instead; kube-scheduler makes its own checks
+        return None
 
 
 def _resources(spec: Json) -> Resources:

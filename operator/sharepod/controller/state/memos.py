@@ -35,9 +35,10 @@ class Blocked:
 
     reason: BlockedReason
     message: str
-    since: float
     until: float
     """When to try again."""
+    tries: int = 1
+    """Number of refusals in a row."""
 
 
 @dataclass(slots=True)
@@ -74,10 +75,8 @@ class TenantMemo:
     """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Nodes that kube-scheduler refused: why, and until when to stay away."""
-    give_back: bool = False
-    """Its reservation is to be given back: its Pod was taken back, or could not be created for long."""
     failures: int = 0
-    """Number of times that its reservation was given back, or refused by the API server."""
+    """Number of times that its Pod was taken back, or its reservation refused by the API server."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
     release_generation: dict[str, int] = field(default_factory=dict)

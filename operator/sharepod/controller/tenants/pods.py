@@ -1,7 +1,8 @@
-"""Pod control: creates the Pods of SharePods, takes them back, deletes them, and reads them live.
+"""Pod control: creates the Pods of SharePods, opens their gates, takes them back, deletes them, and reads them live.
 
 Guarantees:
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
+- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed.
 - Every delete names the uid.
 - A delete that takes a Pod back names the version at which it was not bound.
 """
@@ -9,7 +10,7 @@ Guarantees:
 from __future__ import annotations
 
 from sharepod.api.gpunode import Tenant
-from sharepod.api.pod import PodSettings, build_pod
+from sharepod.api.pod import PodSettings, build_pod, open_gate
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
@@ -20,8 +21,12 @@ from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts
 from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo
 from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 
-_RETRY_BLOCKED_S = 5.0
-"""Seconds until a Pod that was refused is created again: a quota may have been raised, a former pod be gone."""
+_TERMINATING_RETRY_S = 1.0
+"""Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
+_FIRST_RETRY_S = 2.0
+"""Seconds until a Pod that was refused is created again; doubles with each further refusal."""
+_LONGEST_RETRY_S = 60.0
+"""Longest of these pauses: how much later than necessary a quota that was raised is noticed."""
 
 
 class PodControl:
@@ -33,16 +38,14 @@ class PodControl:
         self._events = events
         self._settings = settings
 
-    async def create(
-        self, sharepod: SharePodFacts, node: str, row: Tenant, memo: TenantMemo, now: float
-    ) -> Finish | None:
-        """Create the Pod of a reservation, or find it created.
+    async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
+        """Create the Pod of a SharePod behind its gate, or find it created.
 
         Return how the SharePod ends if its Pod can never be created. If it cannot be created for now, `memo.blocked`
         says why. `now`: monotonic seconds.
         """
         try:
-            manifest = build_pod(sharepod.raw, node, row.gpus, self._settings)
+            manifest = build_pod(sharepod.raw, self._settings)
             made = await self._client.create(PODS, manifest, sharepod.namespace, strict=True)
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))
@@ -63,9 +66,18 @@ class PodControl:
         memo.blocked = None
         metrics.PODS_CREATED.inc()
         self._state.put_pod(made)
-        uuids = ",".join(row.gpus)
-        self._events.normal(KIND, sharepod, "PodCreated", "Bind", f"created pod {sharepod.name} on {node} with {uuids}")
         return None
+
+    async def open_gate(self, pod: PodFacts, node: str, row: Tenant) -> bool:
+        """Open a Pod's gate. Return False if the Pod is not as it was last seen; it is read again then."""
+        operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
+        try:
+            made = await self._client.patch_json(PODS, pod.name, operations, pod.namespace)
+        except (InvalidError, ConflictError, NotFoundError):
+            await self._refresh(pod)
+            return False
+        self._state.put_pod(made)
+        return True
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
         """Adopt a pod of that name that another operator created for the same SharePod; else say who has the name."""
@@ -90,9 +102,11 @@ class PodControl:
     def _block(
         self, sharepod: SharePodFacts, memo: TenantMemo, reason: BlockedReason, message: str, now: float
     ) -> None:
-        since = memo.blocked.since if memo.blocked is not None else now
-        memo.blocked = Blocked(reason, message, since, now + _RETRY_BLOCKED_S)
-        tell = self._events.normal if reason is BlockedReason.TERMINATING else self._events.warning
+        waits = reason is BlockedReason.TERMINATING
+        tries = memo.blocked.tries + 1 if memo.blocked is not None and memo.blocked.reason is reason else 1
+        pause = _TERMINATING_RETRY_S if waits else min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(tries - 1, 10))
+        memo.blocked = Blocked(reason, message, now + pause, tries)
+        tell = self._events.normal if waits else self._events.warning
         tell(KIND, sharepod, reason, "Bind", message)
 
     async def delete(self, pod: PodFacts) -> None:

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
@@ -43,8 +43,6 @@ class TenantReconciler:
 
     loop: PlacementLoop
     """Set once, before `run`."""
-    read_priorities: Callable[[], Awaitable[None]]
-    """Reads the PriorityClasses into the cluster state. Set once, before `run`."""
 
     def __init__(
         self,
@@ -110,10 +108,12 @@ class TenantReconciler:
         """True if there is nothing to show yet: no answer of placement, none in the ledger, or an unreadable row."""
         if snapshot.unreadable_row:
             return True
+        if isinstance(step, lifecycle.CreatePod):
+            return snapshot.pod is not None
         if isinstance(step, lifecycle.Place):
             return memo.refusal is None and (snapshot.sharepod is None or snapshot.sharepod.status.node is None)
         unwritten = all(reserved.written is None for reserved in snapshot.reserved)
-        return snapshot.pod is None and bool(snapshot.reserved) and unwritten
+        return (snapshot.pod is None or snapshot.pod.waits_for_share) and bool(snapshot.reserved) and unwritten
 
     async def _sharepod_is_gone(self, snapshot: TenantSnapshot, tenant: str) -> bool:
         """Confirm by a GET that the SharePod is gone; one that is there after all is taken in."""
@@ -148,23 +148,22 @@ class TenantReconciler:
                 self._memos.forget(tenant)
             case lifecycle.Wait(until=float(until)):
                 self.queue.add_after(tenant, until - snapshot.now)
-            case lifecycle.Place():
-                if sharepod is not None and sharepod.priority_class is not None:
-                    await self._learn_priority(sharepod.priority_class)
-                self.loop.want_place(tenant)
-            case lifecycle.CreatePod(node=node, row=row):
+            case lifecycle.CreatePod():
                 assert sharepod is not None
-                finish = await self._pod_control.create(sharepod, node, row, memo, snapshot.now)
+                finish = await self._pod_control.create(sharepod, memo, snapshot.now)
                 if memo.blocked is not None:
                     self.queue.add_after(tenant, memo.blocked.until - snapshot.now)
                 return finish
+            case lifecycle.Place():
+                self.loop.want_place(tenant)
+            case lifecycle.OpenGate(pod=pod, node=node, row=row):
+                if not await self._pod_control.open_gate(pod, node, row):
+                    self.queue.add_after(tenant, LOOK_AGAIN_S)
             case lifecycle.DeletePod(pod=pod):
                 await self._pod_control.delete(pod)
             case TakeBackPod():
                 await self._take_back(snapshot, memo, step)
                 self.queue.add(tenant)
-            case lifecycle.ClearPodUid():
-                memo.give_back = True
             case lifecycle.Unreserve(node=node):
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
@@ -187,14 +186,6 @@ class TenantReconciler:
                 self.queue.add_after(tenant, LOOK_AGAIN_S)
         return None
 
-    async def _learn_priority(self, name: str) -> None:
-        """Look up a PriorityClass that no list has shown yet. One that does not exist counts as 0: its Pod will be
-        refused.
-        """
-        if name not in self._state.priorities:
-            await self.read_priorities()
-            self._state.priorities.setdefault(name, 0)
-
     def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
         """Queue the tenant for another share while one is asked for, else take it out of the loop's queue."""
         sharepod = snapshot.sharepod
@@ -211,7 +202,6 @@ class TenantReconciler:
         if not await self._pod_control.take_back(pod, memo):
             return
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
-        memo.give_back = True
         if pod.pin is not None:
             memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
         name = f"{pod.namespace}/{pod.name}"

@@ -11,7 +11,7 @@ from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSn
 from sharepod.controller.decisions.resizing import resize_wish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts
-from sharepod.controller.state.memos import BlockedReason, TenantMemo
+from sharepod.controller.state.memos import TenantMemo
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0
@@ -23,7 +23,7 @@ class Snapshots:
 
     Args:
         state: The cluster state.
-        bind_timeout: Seconds for which a Pod may stay unbound, or its creation be refused.
+        bind_timeout: Seconds for which a Pod that kube-scheduler refuses may stay unbound.
         clock: Monotonic seconds.
     """
 
@@ -38,14 +38,10 @@ class Snapshots:
         reservations = self._state.cluster.reservations_of(TenantId(tenant))
         reserved = tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
         now = self._clock()
-        if pod is None or pod.node is not None or pod.gated or not pod.unschedulable:
+        if pod is None or pod.node is not None or pod.gates or not pod.unschedulable:
             memo.unbound = None
         elif memo.unbound is None or memo.unbound[0] != pod.uid:
             memo.unbound = (pod.uid, now)
-        if not reserved:
-            memo.give_back = False
-        elif memo.blocked is not None and now >= memo.blocked.since + self._bind_timeout:
-            self._give_back_blocked(memo, now)
         return TenantSnapshot(
             sharepod=sharepod,
             pod=pod,
@@ -53,7 +49,6 @@ class Snapshots:
             lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
             returned=frozenset(memo.returned),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
-            give_back=memo.give_back,
             blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
             now=now,
             bind_timeout=self._bind_timeout,
@@ -84,14 +79,6 @@ class Snapshots:
         if node is not None:
             return RemovalReason.OUT_OF_SERVICE if node.out_of_service else None
         return RemovalReason.NODE_GONE if name in self._state.gone_nodes else None
-
-    def _give_back_blocked(self, memo: TenantMemo, now: float) -> None:
-        """Give back the share of a SharePod whose Pod cannot be created for long; it is placed again later."""
-        memo.give_back = True
-        waits = memo.blocked is not None and memo.blocked.reason is BlockedReason.TERMINATING
-        memo.not_before = now + (LOOK_AGAIN_S if waits else memo.next_pause_s(self._bind_timeout))
-        if memo.blocked is not None:  # still the reason to show
-            memo.blocked = replace(memo.blocked, since=memo.not_before, until=memo.not_before)
 
 
 def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus | None:

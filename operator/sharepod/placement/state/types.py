@@ -145,6 +145,8 @@ class NodeState:
 class Reservation:
     """Reservation of one tenant, a row of a node's ledger: the share of each of `gpus`. `memory`: bytes on each.
 
+    `pod_uid`: the Pod that the share is for; None in rows of an operator that created Pods after their rows.
+
     `owner` (the uid of what made the SharePod, such as a ReplicaSet) and `needs` (what its pod takes of the node,
     counted until the pod itself is) are not written to the ledger and do not make two reservations differ.
     """
@@ -156,6 +158,7 @@ class Reservation:
     request_milli: Milli
     limit_milli: Milli
     memory: Bytes
+    pod_uid: str | None = None
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     labels: SchedulingLabels = NO_LABELS
@@ -169,6 +172,7 @@ class Reservation:
             id=self.tenant,
             namespace=self.namespace,
             pod_name=self.pod_name,
+            pod_uid=self.pod_uid,
             state=TenantState.RELEASING if self.releasing else TenantState.RESERVED,
             gpus=self.gpus,
             request_milli=self.request_milli,
@@ -186,6 +190,7 @@ class Reservation:
             tenant=TenantId(row.id),
             namespace=row.namespace,
             pod_name=row.pod_name,
+            pod_uid=row.pod_uid,
             gpus=tuple(GpuUuid(uuid) for uuid in row.gpus),
             request_milli=Milli(row.request_milli),
             limit_milli=Milli(row.limit_milli),
@@ -204,8 +209,8 @@ class PlacementRequest:
     """Request of a SharePod for a place.
 
     `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that the order of texts is the
-    order of time. `avoid`: nodes not to use this time, each with the reason in words that fit after "the node" ("was
-    refused by kube-scheduler: ...").
+    order of time. `pod_uid`: its Pod; None where a place is only looked for. `avoid`: nodes not to use this time, each
+    with the reason in words that fit after "the node" ("was refused by kube-scheduler: ...").
     """
 
     tenant: TenantId
@@ -213,6 +218,7 @@ class PlacementRequest:
     name: str
     gpu: GpuRequest
     pod: PodNeeds = PodNeeds()
+    pod_uid: str | None = None
     owner: str | None = None
     priority: int = 0
     created: str = ""
@@ -233,6 +239,7 @@ class Assignment:
             tenant=request.tenant,
             namespace=request.namespace,
             pod_name=request.name,
+            pod_uid=request.pod_uid,
             gpus=self.gpus,
             request_milli=request.gpu.request_milli,
             limit_milli=request.gpu.limit_milli,

@@ -22,7 +22,7 @@ def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
 @pytest.mark.parametrize(
     ("kind", "value", "reason", "told"),
     [
-        ("Placed", "True", "Reserved", Announcement(False, "Placed", "Place", "m")),
+        ("Placed", "True", "Reserved", None),
         ("Placed", "False", "NoRoom", Announcement(True, "NoRoom", "Place", "m")),
         ("Placed", "False", "Waiting", None),
         ("Resized", "True", "Granted", Announcement(False, "ResizeGranted", "Resize", "m")),
@@ -42,6 +42,13 @@ def test_what_a_condition_is_worth(kind: str, value: str, reason: str, told: Ann
     assert announcements(written, None, None, known) == ([], known), "told once"
     again, _ = announcements(status(kind, value, reason, "other words"), None, None, known)
     assert len(again) == (told is not None)
+
+
+def test_a_place_is_told_to_a_sharepod_that_waited_for_it_and_to_no_other() -> None:
+    _, waits = announcements(status("Placed", "False", "NoRoom"), None, None, {})
+    found, known = announcements(status("Placed", "True", "Reserved"), None, None, waits)
+    assert found == [Announcement(False, "Placed", "Place", "m")]
+    assert announcements(status("Placed", "True", "Reserved", "resized"), None, None, known)[0] == []
 
 
 def test_an_end_is_told_alone_and_as_what_it_is() -> None:

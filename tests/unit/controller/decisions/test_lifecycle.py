@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharepod.api.gpunode import TenantState
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase
 from sharepod.controller.decisions.lifecycle import (
@@ -16,6 +17,7 @@ from sharepod.controller.decisions.lifecycle import (
     DeletePod,
     Finish,
     Forget,
+    OpenGate,
     Place,
     RemovalReason,
     RemoveRow,
@@ -44,31 +46,61 @@ def made(**fields: Any) -> SharePodFacts:
     return sharepod(status={"podUID": "pod-1", **fields})
 
 
-# From nothing to a Pod
+GATED = pod(gated=True)
+NEVER_BOUND = RemovalReason.NEVER_BOUND
+
+# From nothing to an open gate
 
 
-def test_without_a_reservation_it_asks_for_a_place() -> None:
-    assert step(sharepod()) == Place()
+def test_the_pod_comes_first_and_asks_for_a_place_behind_its_gate() -> None:
+    assert step(sharepod()) == CreatePod()
+    assert step(sharepod(), GATED) == Place()
 
 
-def test_an_invalid_one_is_not_placed_and_gives_back_what_it_has() -> None:
+def test_an_invalid_one_gets_no_pod_and_no_place_and_gives_back_what_it_has() -> None:
     invalid = sharepod(spec={"gpu": {"request": 1.4}})
     assert step(invalid) == Wait()
+    assert step(invalid, GATED) == Wait()
     assert step(invalid, None, reserved(written=False)) == Unreserve("node-a")
-    assert isinstance(step(invalid, None, reserved()), RemoveRow)
+    assert step(invalid, None, reserved()) == RemoveRow("node-a", NEVER_BOUND)
 
 
-def test_its_pod_is_made_only_once_the_ledger_says_reserved() -> None:
-    assert step(sharepod(), None, reserved(written=False)) == Wait()
-    assert step(sharepod(), None, reserved()) == CreatePod("node-a", row())
-    assert step(sharepod(), None, reserved(releasing=True)) == Wait()
+def test_the_gate_opens_only_once_the_ledger_says_reserved_for_this_very_pod() -> None:
+    mine = reserved(pod_uid="pod-1")
+    assert step(sharepod(), GATED, reserved(written=False, pod_uid="pod-1")) == Wait()
+    assert step(sharepod(), GATED, mine) == OpenGate(GATED, "node-a", row(pod_uid="pod-1"))
+    assert step(sharepod(), GATED, reserved(releasing=True, pod_uid="pod-1")) == Wait()
+    assert step(sharepod(), GATED, reserved(pod_uid="pod-0")) == RemoveRow("node-a", NEVER_BOUND)
+    assert step(sharepod(), GATED, reserved(written=False, pod_uid="pod-0")) == Unreserve("node-a")
 
 
-def test_of_two_reservations_without_a_pod_the_same_one_is_kept_by_everybody() -> None:
-    one, two = reserved("node-a"), reserved("node-b")
+def test_a_row_that_is_only_decided_for_this_pod_opens_nothing() -> None:
+    former = ReservationSnapshot(node="node-a", wanted=reserved(pod_uid="pod-1").wanted, written=row(pod_uid="pod-0"))
+    assert step(sharepod(), GATED, former) == Wait()
+
+
+def test_no_gate_opens_on_a_share_that_is_about_to_be_released() -> None:
+    assert step(sharepod(), GATED, reserved(ending=True, pod_uid="pod-1")) == RemoveRow("node-a", NEVER_BOUND)
+
+
+def test_of_two_reservations_for_a_gated_pod_the_same_one_is_kept_by_everybody() -> None:
+    one, two = reserved("node-a", pod_uid="pod-1"), reserved("node-b", pod_uid="pod-1")
     for order in ((one, two), (two, one)):
-        assert step(sharepod(), None, *order) == RemoveRow("node-b", RemovalReason.NEVER_BOUND)
-    assert step(sharepod(), None, reserved("node-a", written=False), two) == Unreserve("node-a")
+        assert step(sharepod(), GATED, *order) == RemoveRow("node-b", NEVER_BOUND)
+    assert step(sharepod(), GATED, reserved("node-a", written=False, pod_uid="pod-1"), two) == Unreserve("node-a")
+
+
+def test_a_gated_pod_that_goes_is_made_again_and_one_on_record_is_not() -> None:
+    assert step(sharepod(), None, lost=GATED) == CreatePod()
+    assert step(sharepod(), None, reserved(written=False, pod_uid="pod-1"), lost=GATED) == Unreserve("node-a")
+    lost = step(sharepod(), None, reserved(pod_uid="pod-1"))
+    assert isinstance(lost, Finish)
+    assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
+
+
+def test_a_gated_pod_that_is_being_deleted_asks_for_nothing() -> None:
+    assert step(sharepod(), pod(gated=True, deleting=True)) == Wait()
+    assert step(sharepod(), pod(gated=True, deleting=True), reserved(pod_uid="pod-1")) == Wait()
 
 
 def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> None:
@@ -79,10 +111,9 @@ def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> Non
     assert step(made(), there, reserved("node-a", written=False), reserved("node-b")) == Unreserve("node-a")
 
 
-def test_a_pod_that_cannot_be_made_is_tried_again_later_and_its_share_given_back_in_the_end() -> None:
-    assert step(sharepod(), None, reserved(), now=1.0, blocked_until=5.0) == Wait(5.0)
-    assert step(sharepod(), None, reserved(), now=5.0, blocked_until=5.0) == CreatePod("node-a", row())
-    assert isinstance(step(sharepod(), None, reserved(), give_back=True), RemoveRow)
+def test_a_pod_that_cannot_be_made_is_tried_again_later() -> None:
+    assert step(sharepod(), now=1.0, blocked_until=5.0) == Wait(5.0)
+    assert step(sharepod(), now=5.0, blocked_until=5.0) == CreatePod()
 
 
 # Pods that are not bound
@@ -99,7 +130,10 @@ def test_a_bound_pod_is_never_taken_back() -> None:
 
 
 def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
-    assert step(made(), None, reserved(), returned=frozenset({"pod-1"})) == ClearPodUid()
+    taken_back = frozenset({"pod-1"})
+    assert step(made(), None, reserved(pod_uid="pod-1"), returned=taken_back) == ClearPodUid()
+    assert step(sharepod(), None, reserved(pod_uid="pod-1"), returned=taken_back) == RemoveRow("node-a", NEVER_BOUND)
+    assert step(sharepod(), None, returned=taken_back) == CreatePod()
     lost = step(made(), None, reserved())
     assert isinstance(lost, Finish)
     assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
@@ -174,6 +208,7 @@ _PODS = st.none() | st.builds(
     pod,
     pin=st.sampled_from(["node-a", "node-b"]),
     node=st.sampled_from([None, "node-a", "node-b"]),
+    gated=st.booleans(),
     phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
     deleting=st.booleans(),
     conditions=st.sampled_from([[], [REFUSED], [EVICTION]]),
@@ -187,6 +222,8 @@ _HELD = st.lists(
         drained=st.booleans(),
         override=st.sampled_from([None, RemovalReason.NODE_GONE]),
         forced=st.booleans(),
+        ending=st.booleans(),
+        pod_uid=st.sampled_from([None, "pod-1", "pod-0"]),
     ),
     max_size=3,
     unique_by=lambda item: item.node,
@@ -203,14 +240,13 @@ _SHAREPODS = st.none() | st.builds(
     st.booleans(),
 )
 _VIEWS = st.builds(
-    lambda own, its_pod, reservations, returned, unbound, now, give_back: TenantSnapshot(
+    lambda own, its_pod, reservations, returned, unbound, now: TenantSnapshot(
         sharepod=own,
         pod=its_pod,
         reserved=tuple(reservations),
         returned=frozenset({"pod-1"}) if returned else frozenset(),
         unbound_since=unbound,
         now=now,
-        give_back=give_back,
     ),
     _SHAREPODS,
     _PODS,
@@ -218,7 +254,6 @@ _VIEWS = st.builds(
     st.booleans(),
     st.none() | st.floats(0, 100),
     st.floats(0, 200),
-    st.booleans(),
 )
 
 
@@ -234,12 +269,22 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         assert own is not None
         assert own.status.pod_uid is None, "no work runs twice"
         assert its_pod is None
-        assert not rows[found.node].releasing
-        assert rows[found.node].written == found.row
+        assert not snapshot.reserved, "a row may have a Pod on record"
     if isinstance(found, Place):
         assert alive
-        assert its_pod is None
+        assert its_pod is not None, "nobody waits with a share"
+        assert its_pod.waits_for_share
+        assert not its_pod.deleting
         assert not snapshot.reserved
+    if isinstance(found, OpenGate):
+        assert alive
+        assert found.pod is its_pod
+        assert its_pod is not None
+        assert its_pod.waits_for_share
+        assert rows[found.node].written == found.row
+        assert found.row.pod_uid == its_pod.uid
+        assert found.row.state is TenantState.RESERVED
+        assert not rows[found.node].wanted.releasing
     if isinstance(found, TakeBackPod):
         assert found.pod.node is None
     if isinstance(found, BeginRelease):
@@ -251,7 +296,11 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         item = rows[found.node]
         confirmed = item.releasing and (item.drained or item.override is not None)
         elsewhere = its_pod is not None and (its_pod.node or its_pod.pin) != found.node
-        never_bound = alive and own is not None and its_pod is None and own.status.pod_uid is None
+        gated = its_pod is not None and its_pod.waits_for_share and not its_pod.deleting
+        on_record = {item.written.pod_uid for item in snapshot.reserved if item.written and not item.releasing}
+        on_record.add(own.status.pod_uid if own is not None else None)
+        no_pod = its_pod is None and on_record <= {None, *snapshot.returned}
+        never_bound = alive and (gated or no_pod)
         assert confirmed or item.forced or elsewhere or never_bound
         if its_pod is not None and its_pod.node == found.node and not its_pod.ended:
             assert item.forced
@@ -291,7 +340,8 @@ def test_a_pod_that_was_bound_and_is_gone_is_not_made_again_though_its_uid_was_n
     finish = step(sharepod(), None, reserved(), lost=gone)
     assert isinstance(finish, Finish)
     assert finish.reason == "PodLost"
-    assert step(sharepod(), None, reserved(), lost=pod()) == CreatePod("node-a", row())
+    assert step(sharepod(), None, reserved(), lost=pod()) == RemoveRow("node-a", NEVER_BOUND)
+    assert step(sharepod(), None, lost=pod()) == CreatePod()
 
 
 def test_force_release_ends_a_sharepod_whose_pod_hangs_in_its_deletion() -> None:

@@ -185,7 +185,7 @@ def variations() -> dict[str, tuple[StatusInputs, Finish | None]]:
         "refused": (inputs(own, refusal=REFUSAL), None),
         "resize refused": (placed(own, None, resize_refusal=REFUSAL, resizing=True), None),
         "resizing": (placed(own, None, resizing=True), None),
-        "blocked": (placed(own, None, blocked=Blocked(BlockedReason.FORBIDDEN, "quota", since=0.0, until=1.0)), None),
+        "blocked": (placed(own, None, blocked=Blocked(BlockedReason.FORBIDDEN, "quota", until=1.0)), None),
         "other node": (placed(own, None, node="node-b"), None),
         "pod": (placed(own, pod(node="node-a")), None),
         "pod runs": (placed(own, RUNNING), None),

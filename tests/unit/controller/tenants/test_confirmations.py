@@ -27,7 +27,7 @@ from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.controller.tenants.snapshots import asks_for_another_share
 from sharepod.kube import Json
 from unit.controller.fakes import FakeServer
-from unit.controller.objects import PODS, TENANT, pod_object, reserved, row, sharepod_object
+from unit.controller.objects import PODS, TENANT, pod_object, reserved, sharepod_object
 from unit.controller.state.test_cluster_state import gpunode_object, new_state, node_object
 
 
@@ -107,7 +107,7 @@ async def test_a_former_pod_of_the_name_is_waited_for_and_a_strangers_is_not(del
     stranger = pod_object(owner="another", deleting=deleting)
     operator.serve("pods", stranger)
     sharepod = sharepod_facts(sharepod_object(), PODS)
-    assert await operator.pod_control.create(sharepod, "node-a", row(), memo, 0.0) is None
+    assert await operator.pod_control.create(sharepod, memo, 0.0) is None
     assert memo.blocked is not None
     assert memo.blocked.reason == reason
 
@@ -117,9 +117,7 @@ async def test_a_pod_with_the_owner_but_without_our_label_is_not_adopted() -> No
     bare = pod_object()
     del bare["metadata"]["labels"]
     operator.serve("pods", bare)
-    assert (
-        await operator.pod_control.create(sharepod_facts(sharepod_object(), PODS), "node-a", row(), memo, 0.0) is None
-    )
+    assert await operator.pod_control.create(sharepod_facts(sharepod_object(), PODS), memo, 0.0) is None
     assert memo.blocked is not None
     assert memo.blocked.reason == "PodNameTaken"
     assert operator.state.pod_of(TENANT) is None
@@ -159,7 +157,7 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
 def test_a_lease_lost_and_regained_does_not_make_a_pod_that_was_taken_back_a_lost_one() -> None:
     memos = TenantMemos()
     memos.of(TENANT).returned.add("pod-1")
-    memos.of(TENANT).give_back = True
+    memos.of(TENANT).failures = 2
     memos.clear()
     assert memos.of(TENANT).returned == {"pod-1"}
-    assert not memos.of(TENANT).give_back
+    assert memos.of(TENANT).failures == 0

@@ -30,29 +30,103 @@ def versions(world: World, plural: str, what: Any) -> list[int]:
     ]
 
 
-async def test_a_sharepod_gets_a_row_then_a_pod_then_a_status(world: World) -> None:
+def gates(world: World) -> list[str]:
+    """The scheduling gates of the Pod `one`."""
+    return [gate["name"] for gate in (world.read("pods") or {})["spec"].get("schedulingGates", ())]
+
+
+async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_status(world: World) -> None:
     world.node()
-    await world.placed()
-    assert world.read("pods") is None
-    assert world.status() == {}, "nothing is shown before the ledger has it"
-    await world.look()
+    await world.gated()
     made = world.read("pods")
     assert made is not None
+    assert gates(world) == ["sharepod.dev/share"]
     (created,) = world.server.made("create", "pods")
     assert created.query == {"fieldValidation": "Strict"}
+    assert world.rows() == {}, "the pod comes first"
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows())
+    row = world.rows()[world.tenant]
+    assert row["podUID"] == made["metadata"]["uid"]
+    assert gates(world) == ["sharepod.dev/share"], "the gate opens only once the row is written"
+    assert world.status() == {}, "nothing is shown before the ledger has it"
+    await world.look()
+    opened = world.read("pods")
+    assert opened is not None
+    assert gates(world) == []
+    assert opened["metadata"]["annotations"]["sharepod.dev/gpus"] == ",".join(row["gpus"])
     assert (world.status()["phase"], world.status()["podUID"]) == ("Placed", made["metadata"]["uid"])
     assert world.condition("Placed")["reason"] == "Reserved"
-    await world.until(lambda: bool(world.told("Placed") and world.told("PodCreated")))
     world.pod_phase("Running", conditions=[{"type": "Ready", "status": "True"}])
     await world.look()
     assert world.status()["phase"] == "Running"
     assert world.condition("PodReady")["status"] == "True"
 
 
+async def test_a_life_to_running_takes_five_writes_and_no_read(world: World) -> None:
+    world.node()
+    await world.running()
+    writes = [(call.verb, call.kind.plural) for call in world.server.calls if call.verb not in ("list", "watch", "get")]
+    assert writes == [
+        ("create", "pods"),
+        ("patch", "gpunodes"),
+        ("patch", "pods"),
+        ("patch", "sharepods"),
+        ("patch", "sharepods"),
+    ]
+    assert world.server.made("get", "pods") == []
+
+
+async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_deletes_it(world: World) -> None:
+    await world.gated()
+    await world.look()
+    while world.tenant not in world.answered:
+        await world.look()
+    await world.look()
+    assert (world.status()["phase"], world.status()["podName"]) == ("Pending", "one")
+    assert "podUID" not in world.status(), "it has not run"
+    assert world.condition("PodReady")["reason"] == "SchedulingGated"
+    former = (world.read("pods") or {})["metadata"]["uid"]
+    world.delete("pods")
+    await world.look()
+    await world.look()
+    assert (world.read("pods") or {})["metadata"]["uid"] != former
+    assert world.status()["phase"] == "Pending"
+
+
+async def test_placement_goes_by_the_pod_as_admission_made_it(world: World) -> None:
+    world.node("node-a")
+    world.node("node-b")
+    await world.gated()
+    world.change("pods", "one", lambda item: item["spec"].update(nodeSelector={"kubernetes.io/hostname": "node-b"}))
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows("node-b"))
+
+
+async def test_a_gate_that_somebody_opened_is_not_opened_again(world: World) -> None:
+    world.node()
+    await world.placed()
+    await world.relist()
+    world.change("pods", "one", lambda item: item["spec"].pop("schedulingGates"))
+    await world.tenants.reconcile(world.tenant)
+    assert world.looks_again(1.0)
+    pod = world.state.pod_of(world.tenant)
+    assert pod is not None
+    assert not pod.waits_for_share, "the refused patch is followed by a live read"
+    assert (world.read("pods") or {})["metadata"]["annotations"]["sharepod.dev/gpus"] == "void"
+
+
+async def test_a_pod_whose_row_is_on_record_is_not_made_again(world: World) -> None:
+    world.node()
+    await world.placed()
+    world.delete("pods")
+    await world.look()
+    assert (world.status()["phase"], world.condition("PodReady")["reason"]) == ("Failed", "PodLost")
+
+
 async def test_looking_again_changes_nothing(world: World) -> None:
     world.node()
     await world.running()
-    await world.until(lambda: bool(world.told("PodCreated")))
     before = world.server.storage.version
     for _ in range(3):
         await world.look()
@@ -177,52 +251,55 @@ async def test_a_row_without_any_sharepod_or_pod_is_released(world: World) -> No
 
 async def test_a_pod_that_was_created_with_its_answer_lost_is_adopted(world: World) -> None:
     world.node()
-    await world.placed()
+    world.sharepod()
     world.server.fail("create", "pods", lose_answer=True)
     with pytest.raises(UnavailableError):
         await world.look()
     assert "podUID" not in world.status()
     await world.look()
+    await world.until(lambda: world.tenant in world.rows())
     await world.look()
     assert world.status()["podUID"] == (world.read("pods") or {})["metadata"]["uid"]
     assert len(world.server.storage.select(world.kind("pods"), "")) == 1
 
 
 async def test_a_pod_of_another_operator_is_adopted_not_created_twice(world: World) -> None:
-    world.node()
-    await world.placed()
-    await world.relist()
-    memo, sharepod = world.memo, world.state.sharepods.get(world.tenant)
-    assert sharepod is not None
-    row = world.state.gpunodes.named("node-a")
-    assert row is not None
-    await world.tenants._pod_control.create(sharepod, "node-a", row.rows[world.tenant], memo, world.now)
+    await world.gated()
+    memo = world.memo
     world.state.drop_pod((world.read("pods") or {})["metadata"]["uid"])
     world.state.pods._ended.clear()  # the end was never seen
     world.state.lost_pods.clear()
     await world.tenants.reconcile(world.tenant)
     assert len(world.server.made("create", "pods")) == 2
-    assert world.status()["podUID"] == (world.read("pods") or {})["metadata"]["uid"]
+    assert len(world.server.storage.select(world.kind("pods"), "")) == 1
+    assert world.state.pod_of(world.tenant) is not None
     assert memo.blocked is None
 
 
-async def test_a_name_that_is_taken_is_said_and_the_share_given_back_after_a_while(world: World) -> None:
+async def test_a_name_that_is_taken_is_said_and_takes_no_share(world: World) -> None:
     world.node()
     stranger = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "x"}]}}
     world.server.storage.create(world.kind("pods"), NAMESPACE, stranger)
-    await world.placed()
-    await world.look()
+    await world.gated()
     assert world.condition("PodReady")["reason"] == "PodNameTaken"
-    assert world.looks_again(5.0)
+    assert "see condition PodReady" in world.condition("Placed")["message"]
+    assert world.looks_again(2.0)
     await world.look()
     assert len(world.server.made("create", "pods")) == 1, "not tried again before its time"
-    world.now += world.settings.bind_timeout
+    for pause in (2, 4, 8, 16, 32, 60, 60):
+        assert world.memo.blocked is not None
+        assert world.memo.blocked.until == world.now + pause
+        world.now += pause
+        world.renew()
+        await world.look()
+    assert world.rows() == {}
+    assert world.tenant not in world.loop.waiting()
+    world.delete("pods")
+    world.now += 60
+    world.renew()
     await world.look()
-    await world.until(lambda: world.tenant not in world.rows())
-    assert world.memo.not_before == world.now + world.settings.bind_timeout
-    await world.look()
-    assert world.condition("PodReady")["reason"] == "PodNameTaken", "still the reason to show"
-    assert world.tenant in world.loop.waiting()
+    assert gates(world) == ["sharepod.dev/share"]
+    assert world.memo.blocked is None
 
 
 async def test_a_former_pod_of_the_name_is_waited_for(world: World) -> None:
@@ -230,17 +307,19 @@ async def test_a_former_pod_of_the_name_is_waited_for(world: World) -> None:
     former = {"metadata": {"name": "one"}, "spec": {"containers": [{"name": "x"}], "nodeName": "node-a"}}
     world.server.storage.create(world.kind("pods"), NAMESPACE, former)
     world.delete("pods")
-    await world.placed()
-    await world.look()
+    await world.gated()
     assert world.condition("PodReady")["reason"] == "PodTerminating"
-    world.now += world.settings.bind_timeout
+    assert world.memo.blocked is not None
+    assert world.memo.blocked.until == world.now + 1.0, "it will be gone soon"
+    world.pod_gone()
+    world.now += 1
     await world.look()
-    assert world.memo.not_before == world.now + 1.0, "it will be gone soon"
+    assert gates(world) == ["sharepod.dev/share"]
 
 
 async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> None:
     world.node()
-    await world.placed()
+    world.sharepod()
     world.server.fail("create", "pods", refusal=Refused(409, "AlreadyExists", 'pods "one" already exists'))
     await world.look()
     assert world.memo.blocked is None
@@ -251,13 +330,14 @@ async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> 
 @pytest.mark.parametrize("refusal", [Refused(403, "Forbidden", "exceeded quota: gpu"), not_found("namespaces", "n")])
 async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: World, refusal: Refused) -> None:
     world.node()
-    await world.placed()
+    world.sharepod()
     world.server.fail("create", "pods", refusal=refusal)
     await world.look()
     assert world.condition("PodReady")["reason"] == "PodForbidden"
     assert refusal.message in world.condition("PodReady")["message"]
     await world.until(lambda: bool(world.told("PodForbidden")))
-    world.now += 5
+    assert world.rows() == {}, "no share is held meanwhile"
+    world.now += 2
     await world.look()
     assert world.read("pods") is not None
     assert world.memo.blocked is None
@@ -265,14 +345,14 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
 
 async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
     world.node()
-    await world.placed()
+    world.sharepod()
     world.server.fail("create", "pods", refusal=Refused(422, "Invalid", "spec.containers[0].image: Required value"))
     await world.look()
     assert world.status()["phase"] == "Failed"
     assert world.condition("PodReady")["reason"] == "PodRefused"
     assert "image: Required value" in world.condition("PodReady")["message"]
     await world.look()
-    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    assert world.rows() == {}
 
 
 async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
@@ -301,6 +381,7 @@ async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewh
     await world.look()
     await world.until(lambda: not world.rows(here))
     await world.look()
+    await world.look()
     (elsewhere,) = {"node-a", "node-b"} - {here}
     await world.until(lambda: world.tenant in world.rows(elsewhere))
     await world.look()
@@ -321,26 +402,6 @@ async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) ->
     assert found is not None
     assert "deletionTimestamp" not in found["metadata"]
     assert world.memo.returned == set()
-    assert not world.memo.give_back
-
-
-async def test_a_priority_class_that_no_list_has_shown_is_looked_up_once(world: World) -> None:
-    world.node()
-    await world.relist()
-    priority = {"metadata": {"name": "high"}, "value": 7}
-    world.server.storage.create(world.kind("priorityclasses"), "", priority)
-    world.sharepod(priorityClassName="high")
-    world.state.put_sharepod(world.read("sharepods") or {})
-    await world.tenants.reconcile(world.tenant)
-    assert world.state.priorities == {"high": 7}
-    other = world.sharepod("two", priorityClassName="unknown")
-    world.state.put_sharepod(world.read("sharepods", "two") or {})
-    lists = len(world.server.made("list", "priorityclasses"))
-    for _ in range(2):
-        world.state.cluster.release("node-a", other)  # type: ignore[arg-type]
-        await world.tenants.reconcile(other)
-    assert world.state.priorities["unknown"] == 0
-    assert len(world.server.made("list", "priorityclasses")) == lists + 1
 
 
 async def test_another_share_is_granted_in_place(world: World) -> None:
@@ -359,6 +420,7 @@ async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(
     world.node()
     await world.running()
     neighbour = world.sharepod("two", request=0.5)
+    await world.look(neighbour)
     await world.look(neighbour)
     await world.until(lambda: neighbour in world.rows())
     world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.9))
@@ -467,7 +529,7 @@ async def test_a_ledger_that_refuses_a_reservation_is_stayed_away_from(world: Wo
             raise Refused(422, "Invalid", "ledger is sealed")
 
     world.server.storage.admit = refuse
-    world.sharepod()
+    await world.gated()
     await world.look()
     await world.until(lambda: bool(world.told("LedgerWriteRefused")))
     assert world.memo.not_before == world.now + world.settings.bind_timeout
@@ -499,7 +561,7 @@ def _absent() -> Any:
 async def test_a_decision_for_a_sharepod_that_is_gone_is_forgotten(world: World) -> None:
     world.node()
     held = world.server.fail("patch", "gpunodes", refusal=Refused(503, "ServiceUnavailable", "try again"), times=99)
-    world.sharepod()
+    await world.gated()
     await world.look()
     while not world.state.cluster.reservations("node-a"):
         await world.look()

@@ -120,6 +120,12 @@ def choose_tenant(rows: Iterable[Tenant], who: PodIdentity, owner_uid: str, node
             VolumeRefusalReason.NOT_ENTITLED,
             f"the reservation of pod {who} on node {node} is being released; create the SharePod again to run it again",
         )
+    if entitled.pod_uid not in (None, who.uid):
+        raise VolumeRefusedError(
+            VolumeRefusalReason.NO_RESERVATION,
+            f"the share reserved on node {node} under the name {who} is for the pod with UID {entitled.pod_uid}, "
+            f"and this one has UID {who.uid}; the kubelet tries again",
+        )
     return entitled
 
 
