@@ -188,7 +188,7 @@ class Node:
         for image in made:
             self.load_image(image)
             image.unlink()
-        self._ctr("images", "tag", BASE_IMAGE, CUDA_IMAGE)
+        self.tag_image(BASE_IMAGE, CUDA_IMAGE)
 
     def _is_ready(self) -> bool:
         with suppress(ApiError):
@@ -269,6 +269,10 @@ class Node:
     def load_image(self, archive: Path) -> None:
         """Import a docker-archive (see `harness.images`); pods use it with imagePullPolicy IfNotPresent or Never."""
         self._ctr("images", "import", archive, timeout=60.0)
+
+    def tag_image(self, name: str, another: str) -> None:
+        """Give an image of the node another name. Names are whole: docker.io/nvidia/cuda:9.0-base."""
+        self._ctr("images", "tag", name, another)
 
     def _ctr(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         socket = self._layout.containerd_socket

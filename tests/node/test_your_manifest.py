@@ -1,0 +1,103 @@
+"""The output that docs/your-manifest.md shows, from the same commands on a real node with simulated GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.cluster import Cluster, wait_until
+from harness.errors import HarnessError
+from harness.installation import GROUP, Installation
+from harness.machines import RealNode
+from harness.node import CUDA_IMAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = "node-0"
+"""The node that examples/17-kubeshare-gpuid.yaml names."""
+IMAGE = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04"
+"""The image of the other examples; on the test node the same as `CUDA_IMAGE`."""
+PATIENCE_S = 60.0
+_BLOCK = re.compile(r"((?:^    \$ kubectl apply -f examples/\S+\n)(?:^    .*\n)+)", re.MULTILINE)
+_AGE = re.compile(r" +(AGE|\d+m?\d*s)$", re.MULTILINE)
+
+
+def sessions() -> list[list[tuple[str, str]]]:
+    """Return the terminal sessions of the page, each a list of commands with their output."""
+    page = (ROOT / "docs" / "your-manifest.md").read_text()
+    found = []
+    for block in _BLOCK.findall(page):
+        parts = "".join(line[4:] for line in block.splitlines(keepends=True)).split("$ ")[1:]
+        found.append([(command, output) for command, _, output in (part.partition("\n") for part in parts)])
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """SharePod on a cluster whose one node has two simulated GPUs and the images of the examples."""
+    inventory = tmp_path_factory.mktemp("gpus") / "inventory.yaml"
+    gpus = [
+        {"uuid": f"GPU-5a9e000{n}-0000-4000-8000-00000000000{n}", "index": n - 1, "model": "NVIDIA GeForce GTX 1080"}
+        for n in (1, 2)
+    ]
+    inventory.write_text(json.dumps({"gpus": [{**gpu, "memory": "8Gi"} for gpu in gpus]}))
+    with Cluster(node_lifecycle=True) as cluster, RealNode(cluster, inventory, NODE) as machine:
+        machine.real.tag_image(CUDA_IMAGE, IMAGE)
+        installation = Installation(cluster)
+        installation.start_operator()
+        installation.add_to_pool(NODE)
+        machine.start_agent(installation)
+        cluster.await_service_account("default", "default")
+        cluster.wait_for(
+            f"{GROUP}/gpunodes/{NODE}",
+            lambda found: found and len(found.get("status", {}).get("gpus", [])) == len(gpus),
+            what="GPUs reported",
+            timeout=PATIENCE_S,
+        )
+        yield cluster
+
+
+def test_the_page_has_a_session_for_every_example_of_another_system() -> None:
+    shown = {session[0][0].rpartition("/")[2] for session in sessions()}
+    numbers = {f"{number}-" for number in (15, 16, 17, 20, 21, 22, 23)}
+    assert shown == {path.name for path in (ROOT / "examples").glob("*.yaml") if path.name[:3] in numbers}
+
+
+@pytest.mark.parametrize("session", sessions(), ids=lambda session: Path(session[0][0]).stem)
+def test_a_command_of_the_page_prints_what_the_page_shows(installed: Cluster, session: list[tuple[str, str]]) -> None:
+    manifest = ROOT / session[0][0].split()[-1]
+    assert installed.kubectl("apply", "-f", manifest).stdout == session[0][1]
+    try:
+        for command, expected in session[1:]:
+            _await_output(installed, command, expected)
+    finally:
+        installed.kubectl("delete", "-f", manifest, timeout=PATIENCE_S)
+        wait_until(lambda: not _tenants(installed), what="an empty ledger", timeout=PATIENCE_S)
+
+
+def _await_output(cluster: Cluster, command: str, expected: str) -> None:
+    program, *arguments = command.split()
+    assert program == "kubectl"
+    printed = ""
+
+    def as_expected() -> bool:
+        nonlocal printed
+        printed = cluster.kubectl(*arguments, check=False).stdout
+        return _words(printed) == _words(expected)
+
+    with contextlib.suppress(HarnessError):  # the difference says more than that the time is over
+        wait_until(as_expected, what=command, timeout=PATIENCE_S, interval=0.5)
+    assert _words(printed) == _words(expected), command
+
+
+def _words(output: str) -> list[list[str]]:
+    """Return the lines of the output in words, without the column of ages."""
+    return [line.split() for line in _AGE.sub("", output).splitlines()]
+
+
+def _tenants(cluster: Cluster) -> list[object]:
+    tenants: list[object] = cluster.api.get(f"{GROUP}/gpunodes/{NODE}")["spec"].get("tenants", [])
+    return tenants
