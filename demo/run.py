@@ -31,8 +31,10 @@ POINTS = 2.0
 """Largest allowed error of a share, in percentage points."""
 WINDOW_S = 10.0
 """Seconds of a measurement: a hundred turns of 100 ms, so that one turn more or less is 0.6 points at most."""
-SETTLE_S = 2.0
-"""Seconds between a change of the shares and its measurement: the time that token buckets had saved up is spent."""
+SETTLE_S = 3.0
+"""Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
+SETTLE_RAISED_S = 1.0
+"""Seconds between a changed request and the measurement: the tenants and their buckets were busy before."""
 
 CONTROL_PLANE = Phase("starting a Kubernetes control plane", 4)
 NODE = Phase("starting a node with two simulated GPUs; meanwhile installing SharePod: kubectl apply -k manifests", 7)
@@ -42,7 +44,7 @@ SHARE = Phase("measuring GPU time: alpha and beta share one GPU", SETTLE_S + WIN
 DELETE = Phase("beta is deleted: gamma gets both GPUs", 4)
 LEND = Phase("measuring GPU time: alpha and gamma", SETTLE_S + WINDOW_S)
 RAISE = Phase("alpha is raised to 0.5 while it runs", 1)
-RAISED = Phase("measuring GPU time: alpha raised", SETTLE_S + WINDOW_S)
+RAISED = Phase("measuring GPU time: alpha raised", SETTLE_RAISED_S + WINDOW_S)
 CLEAN = Phase("cleaning up", 2)
 PLAN = (CONTROL_PLANE, NODE, AGENT, APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
 
@@ -224,7 +226,7 @@ def _gpus_reported(cluster: Cluster, machine: Machine) -> bool:
 def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Row]:
     """Measure over `WINDOW_S` the GPU time that the device gave to each SharePod, beside its expected share."""
     screen.begin(phase)
-    time.sleep(SETTLE_S)
+    time.sleep(phase.usual_s - WINDOW_S)
     before, started = machine.busy_ns(), time.monotonic_ns()
     for second in range(1, int(WINDOW_S) + 1):
         time.sleep(max(0.0, started / 1e9 + second - time.monotonic()))
