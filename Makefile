@@ -27,7 +27,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
-	bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
+	bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,7 +115,7 @@ docs: shim ## docs/settings.md, from the code that reads the settings
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator bench-packing bench-placement bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -143,6 +143,9 @@ bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trac
 
 bench-placement: shim ## decisions per second, p50 and p99 on 100 to 50,000 GPUs
 	@$(BIN)/python benchmarks/placement.py
+
+bench-throughput: shim doubles ## jobs finished a day and waits: a GPU each, static fractions, SharePod; TRACE=DIR, else drawn jobs
+	@$(BIN)/python -m throughput $(if $(TRACE),--trace $(TRACE)) $(THROUGHPUT_ARGS)
 
 bench-burst: shim cluster ## 16 SharePods of 0.5 at once on 8 GPUs, 100 times
 	@$(BIN)/python benchmarks/burst.py

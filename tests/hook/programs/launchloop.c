@@ -1,8 +1,9 @@
 /* Launches kernels in a loop and reports how much GPU time it got.
  *
  * Every line on standard output is one JSON object: {"event": "start" | "progress" | "end" | "error", ...}. It runs
- * until --seconds are over or SIGTERM comes and then exits 0; a CUDA error ends it with 1. Its kernels exist only in
- * the test double of libcuda (function names such as "spin_us_2000"), so that it measures the sharing, not a GPU.
+ * until --seconds are over, every thread's --launches have finished or SIGTERM comes, and then exits 0; a CUDA error
+ * ends it with 1. Its kernels exist only in the test double of libcuda (function names such as "spin_us_2000"), so that
+ * it measures the sharing, not a GPU.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -26,7 +27,7 @@ static struct {
     double report;
     unsigned long long memory, chunk;
     unsigned streams, threads, sync_every, event_every;
-    unsigned long idle_us;
+    unsigned long idle_us, launches;
     unsigned graph_nodes;
     int device;
     bool per_thread;
@@ -66,6 +67,7 @@ static CUcontext context;
 static CUfunction function;
 static struct worker *workers;
 static _Atomic bool stop;
+static _Atomic unsigned finished; /* threads whose launches have finished */
 
 static double now(void) {
     struct timespec time;
@@ -195,7 +197,7 @@ static void *work(void *argument) {
         worker->streams[0] = NULL;
     for (unsigned i = 0; i < EVENTS; i++)
         CHECK(cuEventCreate(&worker->events[i], CU_EVENT_DISABLE_TIMING));
-    for (uint64_t n = 0; !atomic_load(&stop); n++) {
+    for (uint64_t n = 0; !atomic_load(&stop) && (options.launches == 0 || n < options.launches); n++) {
         unsigned which = (unsigned)(n % options.streams);
         launch(worker, which);
         worker->launched = n + 1;
@@ -222,6 +224,11 @@ static void *work(void *argument) {
             nanosleep(&pause, NULL);
         }
     }
+    if (atomic_load(&stop))
+        return NULL;
+    CHECK(cuCtxSynchronize());
+    if (atomic_fetch_add(&finished, 1) + 1 == options.threads)
+        kill(getpid(), SIGTERM); /* the main thread waits for it */
     return NULL;
 }
 
@@ -263,8 +270,8 @@ static void report(const char *event, double start, double *last_time, uint64_t 
 static void usage(void) {
     puts("launchloop [--kernel-us N=2000] [--function NAME=spin_us_N] [--seconds S=0: until SIGTERM] [--report S=1]\n"
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
-         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--device N=0] "
-         "[--per-thread-stream]\n"
+         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--launches N=0: without end]\n"
+         "           [--device N=0] [--per-thread-stream]\n"
          "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes "
          "N=1]");
 }
@@ -281,6 +288,7 @@ static void parse(int argc, char **argv) {
                                           {"sync-every", 1, NULL, 'y'},
                                           {"event-every", 1, NULL, 'e'},
                                           {"idle-us", 1, NULL, 'i'},
+                                          {"launches", 1, NULL, 'l'},
                                           {"device", 1, NULL, 'd'},
                                           {"per-thread-stream", 0, NULL, 'p'},
                                           {"resolve", 1, NULL, 'R'},
@@ -301,6 +309,7 @@ static void parse(int argc, char **argv) {
         case 'y': options.sync_every = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'e': options.event_every = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'i': options.idle_us = strtoul(optarg, NULL, 10); break;
+        case 'l': options.launches = strtoul(optarg, NULL, 10); break;
         case 'd': options.device = (int)strtol(optarg, NULL, 10); break;
         case 'p': options.per_thread = true; break;
         case 'R': options.resolve = optarg; break;
