@@ -29,6 +29,10 @@ from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
 
+_LOOK_AGAIN_S = 1.0
+"""Seconds until a node with tenants is looked for again that is gone: no watch shows one that comes back without the
+pool label."""
+
 _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
     f"shares of tenants that end are not given away. Put the label back, or give away the share of a tenant that is "
@@ -130,6 +134,8 @@ class NodeReconciler:
             raw = await self._client.get(NODES, name)
         except NotFoundError:
             self._state.node_is_gone(name)
+            if gpunode is not None and gpunode.spec.tenants:
+                self.queue.add_after(name, _LOOK_AGAIN_S)
         else:
             self._state.node_is_there(name)
             if POOL_LABEL in (raw["metadata"].get("labels") or {}):

@@ -20,6 +20,7 @@ from sharepod.api.pod import PodSettings
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
+from sharepod.controller.apiserver.sights import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
@@ -28,6 +29,7 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.placement.state.types import Outlook, Refusal
 from sharepod.tasks import Supervisor
 
 from . import metrics
@@ -122,7 +124,7 @@ class Operator:
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
         self.state.on_tenant_changed = self._enqueue_tenant
-        self.state.on_node_changed = self._enqueue_node
+        self.state.on_node_changed = self._node_changed
         self.state.on_room_changed = self.loop.room_changed
 
     # Enqueueing
@@ -134,6 +136,11 @@ class Operator:
     def _enqueue_node(self, name: str) -> None:
         if self._active:
             self.node_reconciler.queue.add(name)
+
+    def _node_changed(self, name: str) -> None:
+        self._enqueue_node(name)
+        if self.state.nodes.named(name) is None:
+            self.loop.node_left()
 
     def _enqueue_all(self) -> None:
         for tenant in self.state.tenants():
@@ -214,9 +221,23 @@ class Operator:
         if believed and not self._believed:
             log.info("watches are heard again: placing")
             self.loop.room_changed()
-        elif self._believed and not believed and self._active:
-            log.warning("watches are silent: placing nothing", kinds=self.watches.stale())
+        elif not believed and self._active:
+            kinds = self.watches.stale()
+            if self._believed:
+                log.warning("watches are silent: placing nothing", kinds=kinds)
+            self._tell_waiting(kinds)
         self._believed = believed
+
+    def _tell_waiting(self, kinds: list[str]) -> None:
+        """Tell the SharePods that wait and have no answer yet why they get none."""
+        headline = (
+            f"the operator has heard nothing of {', '.join(kinds)} for {BELIEF_S:.0f} s and places nothing meanwhile"
+        )
+        for tenant in self.loop.waiting():
+            memo = self.memos.of(tenant)
+            if memo.refusal is None:
+                memo.refusal = Refusal(outlook=Outlook.UNSEEN, headline=headline)
+                self._enqueue_tenant(tenant)
 
     # Probes and metrics
 

@@ -303,7 +303,8 @@ class ApiServer:
                     return
                 watching.since = self.storage.version
                 lines = [_line(name, self.storage.text(item)) for name, item in events]
-                if query.get("allowWatchBookmarks") == "true" and loop.time() >= marked + self.bookmark_s:
+                marks = query.get("allowWatchBookmarks") == "true" and watching.since >= since
+                if marks and loop.time() >= marked + self.bookmark_s:
                     marked = loop.time()
                     mark = {"kind": kind.kind, "metadata": {"resourceVersion": str(watching.since)}}
                     lines.append(_line("BOOKMARK", json.dumps(mark).encode()))

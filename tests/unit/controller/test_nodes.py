@@ -69,6 +69,7 @@ async def test_a_gpunode_goes_with_its_node_once_its_ledger_is_empty(world: Worl
     await world.look_at_node()
     assert world.read("gpunodes", "node-a") is not None, "it has a tenant"
     assert world.state.gone_nodes == {"node-a"}
+    assert world.looks_again(1.0, "node-a", world.nodes.queue), "no watch shows it if it comes back without its label"
     world.delete("sharepods")
     await world.look()
     await world.look()

@@ -198,7 +198,7 @@ class Reflector:
             except GoneError:
                 if last:
                     raise
-        for uid, known in self._mirror.versions().items():
+        for uid, known in list(self._mirror.versions().items()):
             if uid not in present and known <= version:
                 if self.listed:
                     log.info("object is gone, and no watch said so", kind=self.kind, uid=uid)

@@ -38,6 +38,8 @@ _PASSES = 4
 """Passes that may start again because room appeared, before one goes through to the end of the queue."""
 _EXPLAIN_PERIOD_S = 5.0
 """Least seconds between two explanations of one refusal: an explanation costs more than a decision."""
+_EXPLAINED_AT_ONCE = 100
+"""Refusals that are explained before `_EXPLAIN_PERIOD_S` is over when a node is gone: some 50 ms of work."""
 _HEAD_CHECK_PERIOD_S = 1.0
 """Least seconds between two looks for the head of the line: it costs a decision for each SharePod that waits long."""
 
@@ -139,6 +141,16 @@ class PlacementLoop:
     def room_changed(self) -> None:
         """Wake the loop if any SharePod waits: room may have appeared."""
         if self._places or self._resizes:
+            self._kick.set()
+
+    def node_left(self) -> None:
+        """Work the reasons of refusals out again: they count a node that is gone, or the only one."""
+        refused = [waiting for waiting in self._places.values() if waiting.refused_at_version is not None]
+        for number, waiting in enumerate(refused):
+            self._unexplained[waiting.tenant] = waiting
+            if number < _EXPLAINED_AT_ONCE:
+                waiting.explained_at = float("-inf")
+        if refused:
             self._kick.set()
 
     def waiting(self) -> tuple[str, ...]:

@@ -85,8 +85,6 @@ class ClusterState:
         self._other_pods: dict[str, int] = {}
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
-        self._overcommits: dict[str, int] = {}
-        """Over-committed GPUs by node."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
         self.on_room_changed: Callable[[], None] = lambda: None
@@ -96,8 +94,7 @@ class ClusterState:
     def put_sharepod(self, raw: Json, *, sure: bool = False) -> None:
         """Take in a SharePod as it was read. `sure`: by a GET just now."""
         if not self.sharepods.knows(*_version(raw), sure=sure):
-            before = self.sharepods.get(str(raw["metadata"]["uid"]))
-            self._take_sharepod(sharepod_facts(raw, self._settings, before), sure=sure)
+            self._take_sharepod(sharepod_facts(raw, self._settings), sure=sure)
 
     def put_unreadable_sharepod(self, metadata: Json, why: str) -> None:
         """Take in a SharePod of which only the metadata can be read: its owner is told why."""
@@ -331,8 +328,6 @@ class ClusterState:
     def _ledger_gone(self, item: GpuNodeFacts) -> None:
         tenants = {*item.rows, *(row.tenant for row in self.cluster.reservations(item.name))}
         self.cluster.drop_ledger(item.name)
-        self._count_overcommits(item.name, 0)
-        self._overcommits.pop(item.name, None)
         self._unreadable.pop(item.name, None)
         for tenant in tenants:
             self.on_tenant_changed(tenant)
@@ -360,17 +355,10 @@ class ClusterState:
                 over = any(left.gpu == fault.gpu for left in self.cluster.overcommits(item.name))
                 if over and fault.gpu in decided.gpus and (decided.tenant not in written or not decided.releasing):
                     self._take_back(item.name, decided)
-        left_over = self.cluster.overcommits(item.name) if faults else ()
-        for left in left_over:
+        for left in self.cluster.overcommits(item.name):
             log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
-        self._count_overcommits(item.name, len(left_over))
+        metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
         self.on_room_changed()
-
-    def _count_overcommits(self, node: str, gpus: int) -> None:
-        """Note how many GPUs of a node are over-committed: the other nodes are not looked at."""
-        if gpus != self._overcommits.get(node, 0):
-            self._overcommits[node] = gpus
-            metrics.OVERCOMMITS.set(sum(self._overcommits.values()))
 
     def unreserve(self, node: str, tenant: str) -> None:
         """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""

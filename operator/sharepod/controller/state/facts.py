@@ -165,15 +165,11 @@ class GpuNodeFacts(ObjectFacts):
         return {row.id: row for row in self.spec.tenants}
 
 
-def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
-    """Read a SharePod. `before`: what was known of it; what it asks is not worked out again unless that has changed."""
+def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
+    """Read a SharePod."""
     metadata, status_raw = _object(raw.get("metadata")), _object(raw.get("status"))
     slim = _slim(raw)
-    too_much = beyond(slim)
-    if before is not None and too_much is None and _wish(slim) == _wish(before.raw):
-        gpu, needs, error = before.gpu, before.needs, before.error
-    else:
-        gpu, needs, error = _asked(slim, too_much, settings)
+    gpu, needs, error = _asked(slim, settings)
     return SharePodFacts(
         **_common(metadata),
         generation=_whole(metadata.get("generation")),
@@ -184,20 +180,14 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         needs=needs,
         error=error,
         status=_sharepod_status(status_raw),
-        raw=slim if too_much is None else {"metadata": METADATA(metadata)},
+        raw=slim if beyond(slim) is None else {"metadata": METADATA(metadata)},
         raw_status=status_raw if beyond(status_raw) is None else {},
     )
 
 
-def _wish(raw: Json) -> tuple[object, object]:
-    """Return the parts of a SharePod in which it says what it asks."""
-    return raw.get("spec"), _object(raw.get("metadata")).get("annotations")
-
-
-def _asked(
-    raw: Json, too_much: str | None, settings: PodSettings
-) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
-    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it (`too_much`: see `beyond`)."""
+def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
+    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it."""
+    too_much = beyond(raw)
     if too_much is not None:
         return (
             None,

@@ -274,6 +274,8 @@ class Outlook(StrEnum):
     CONFLICT = "AffinityConflict"
     """The request's affinity group runs, and no such member can join it, however much is free (another `count` or
     exclusion label, Exclusive, GPUs that the request leaves out): one of the two has to change."""
+    UNSEEN = "Waiting"
+    """Too little is seen of the cluster for an answer: the watches are silent."""
     IN_USE = "MemoryInUse"
     """The change would take away memory that the tenant itself uses: that has to be freed first."""
 

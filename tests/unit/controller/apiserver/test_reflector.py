@@ -44,8 +44,7 @@ class Names:
         self.known[metadata["uid"]] = (metadata["name"], int(metadata["resourceVersion"]), metadata["generation"])
 
     def drop(self, uid: str, version: int, last: Json | None) -> None:
-        if self.known.get(uid, ("", 0, 0))[1] <= version:
-            self.known.pop(uid, None)
+        self.known.pop(uid, None)
 
     def versions(self) -> dict[str, int]:
         return {uid: version for uid, (_, version, _) in self.known.items()}

@@ -264,6 +264,20 @@ async def test_what_is_kept_on_a_node_that_is_cordoned_is_kept_elsewhere(world: 
     assert (now_kept.tenant, now_kept.node) == ("whole", {"a": "b", "b": "a"}[kept.node])
 
 
+async def test_a_refusal_that_counts_a_node_which_is_gone_is_explained_again_at_once(world: World) -> None:
+    world.node("a")
+    await world.want("whole", 1.0)
+    await world.want("late", 0.3)
+    before = world.why("late")
+    assert "1 node" in before or "0/1" in before
+    world.remove_node("a")
+    await world.later(0.1)
+    assert world.why("late") == before
+    world.loop.node_left()
+    await world.later(0.1)
+    assert world.why("late") != before
+
+
 async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)

@@ -158,8 +158,7 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
 
     async def edited_meanwhile(*args: Any) -> Json:
         answer = await patch(*args)
-        edited = world.change("sharepods", "one", lambda item: item["spec"].update(terminationGracePeriodSeconds=1))
-        world.state.put_sharepod(edited)
+        world.state.put_sharepod(world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.5)))
         monkeypatch.undo()
         return answer
 

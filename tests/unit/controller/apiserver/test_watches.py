@@ -1,0 +1,201 @@
+"""The watches of all kinds together: what they make known, when they are believed, and when they have caught up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from doubles.apiserver.server import ApiServer, api_server
+from kubernetes.aio.client import Configuration
+from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.sights import BELIEF_S
+from sharepod.controller.apiserver.watches import Watches
+from sharepod.controller.state.agent_leases import AgentLeases
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.kube import Json
+from unit.controller.objects import PODS
+
+PATIENCE_S = 30.0
+DEEP = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
+
+
+class World:
+    """All watches of an API server, on a clock that a test turns."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.now = 1000.0
+        self.server = server
+        self.client = Client(Configuration(host=server.url), read_timeout=20, write_timeout=20)
+        self.state = ClusterState(PODS, AgentLeases(20.0, lambda: self.now))
+        self.leases: list[str] = []
+        self.replaced = 0
+        self.watches = Watches(
+            self.state,
+            self.client,
+            namespace="system",
+            on_lease=lambda raw: self.leases.append(raw["metadata"]["name"]),
+            on_replaced=self._replaced,
+            clock=lambda: self.now,
+        )
+
+    def _replaced(self) -> None:
+        self.replaced += 1
+
+    def create(self, plural: str, name: str, namespace: str = "", **fields: Any) -> Json:
+        metadata = {"name": name, "labels": fields.pop("labels", {})}
+        return self.server.storage.create(self.server.kind(plural), namespace, {"metadata": metadata, **fields})
+
+    def sharepod(self, name: str) -> Json:
+        return self.create(
+            "sharepods", name, "n", spec={"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]}
+        )
+
+    def pod_of(self, sharepod: Json) -> Json:
+        uid = sharepod["metadata"]["uid"]
+        return self.create(
+            "pods", sharepod["metadata"]["name"], "n", labels={TENANT_LABEL: uid}, spec={"containers": []}
+        )
+
+    async def list_all(self) -> None:
+        for reflector in self.watches.all:
+            await reflector.list_all()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(reflector.run()) for reflector in self.watches.all]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with api_server() as server:
+        made = World(server)
+        yield made
+        server.silent.clear()
+        await made.client.close()
+
+
+async def test_all_kinds_are_made_known(world: World) -> None:
+    world.create("nodes", "node-a", labels={POOL_LABEL: "dedicated"}, spec={})
+    world.create("nodes", "elsewhere", spec={})
+    world.create("gpunodes", "node-a", spec={"pool": "dedicated"})
+    sharepod = world.sharepod("one")
+    world.pod_of(sharepod)
+    world.create("pods", "other", "n", spec={"nodeName": "node-a", "containers": []})
+    world.create("leases", "sharepod-operator", "system", spec={})
+    await world.list_all()
+    assert [item.name for item in world.state.nodes] == ["node-a"]
+    assert [item.name for item in world.state.gpunodes] == ["node-a"]
+    assert world.state.sharepods.uids() == {sharepod["metadata"]["uid"]}
+    assert world.state.pod_of(sharepod["metadata"]["uid"]) is not None
+    assert list(world.state.other_pods().values()) == [world.server.storage.version - 1]
+    assert world.leases == ["sharepod-operator"]
+    world.server.storage.finish_deletion(world.server.kind("pods"), "n", "other")
+    await world.watches.other_pods.list_all()
+    assert world.state.other_pods() == {}
+
+
+async def test_who_owns_what_cannot_be_read_is_told_and_what_was_known_is_kept(world: World) -> None:
+    node = world.create("nodes", "node-a", labels={POOL_LABEL: "dedicated"}, spec={})
+    row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400}
+    row |= {"limitMilli": 400, "memory": 1 << 30, "state": "Reserved"}
+    gpunode = world.create("gpunodes", "node-a", spec={"pool": "dedicated", "tenants": [row]})
+    sharepod = world.sharepod("one")
+    await world.list_all()
+    before = world.state.gpunodes.named("node-a")
+    assert before is not None
+    for raw in (node, gpunode, sharepod):
+        kind = world.server.kind({"Node": "nodes", "GPUNode": "gpunodes", "SharePod": "sharepods"}[raw["kind"]])
+        where = (kind, raw["metadata"].get("namespace", ""), raw["metadata"]["name"])
+        world.server.storage.spoil(raw, DEEP)
+        world.server.storage.update(*where, lambda item: item | {"spec": item["spec"] | {"unschedulable": True}})
+        world.server.storage.update(
+            *where, lambda item: item | {"metadata": item["metadata"] | {"labels": {POOL_LABEL: "dedicated", "x": "y"}}}
+        )
+    await world.list_all()
+    told = world.state.sharepods.get(sharepod["metadata"]["uid"])
+    assert told is not None
+    assert told.gpu is None
+    assert "the object is nested too deep" in str(told.error)
+    kept, found = world.state.gpunodes.named("node-a"), world.state.nodes.named("node-a")
+    assert kept is not None
+    assert kept.rows == before.rows
+    assert "too deep" in (kept.ledger_error or "")
+    assert found is not None
+    assert "too deep" in (found.error or "")
+
+
+async def test_the_watches_are_believed_until_one_was_silent_for_too_long(world: World) -> None:
+    assert not world.watches.believed()
+    await world.list_all()
+    assert world.watches.believed()
+    world.now += BELIEF_S - 1
+    assert world.watches.believed()
+    for reflector in world.watches.all[1:]:
+        await reflector.list_all()
+    world.now += 1.5
+    assert not world.watches.believed()
+    assert world.watches.stale() == ["nodes"]
+    await world.watches.nodes.list_all()
+    assert world.watches.believed()
+
+
+async def test_what_has_gone_back_is_not_believed_before_it_was_replaced(world: World) -> None:
+    backup = world.server.storage.backup()
+    world.sharepod("one")
+    await world.list_all()
+    assert world.watches.believed()
+    world.server.storage.restore(backup)
+    world.server.unserved.add("sharepods")
+    world.watches.sharepods._distrust()
+    assert (world.replaced, world.watches.believed()) == (1, False)
+    world.server.unserved.clear()
+    await world.list_all()
+    assert world.watches.believed()
+    assert len(world.state.sharepods) == 0
+
+
+async def test_to_catch_up_is_to_have_opened_each_watch_and_taken_in_what_it_says(world: World) -> None:
+    async with world.running(), asyncio.timeout(PATIENCE_S):
+        await world.watches.catch_up()
+        opened = len([call for call in world.server.calls if call.verb == "watch"])
+        world.server.silent.add("sharepods")
+        world.sharepod("one")
+        world.now += 1.0
+        await asyncio.sleep(0.05)
+        world.server.silent.clear()
+        assert len(world.state.sharepods) == 0
+        await world.watches.catch_up()
+        assert len(world.state.sharepods) == 1
+        assert len([call for call in world.server.calls if call.verb == "watch"]) >= opened + len(world.watches.all)
+
+
+async def test_a_sharepod_and_its_pod_are_timed_if_the_watch_brings_them(world: World) -> None:
+    def observed() -> tuple[float, float]:
+        samples = {
+            sample.name.rpartition("_")[2]: sample.value
+            for sample in next(iter(metrics.APPLY_TO_POD_SECONDS.collect())).samples
+            if not sample.labels
+        }
+        return samples["count"], samples["sum"]
+
+    world.pod_of(world.sharepod("old"))
+    count, total = observed()
+    await world.list_all()
+    late = world.sharepod("late")
+    await world.watches.sharepods.list_all()
+    world.now += 3.0
+    world.pod_of(late)
+    for _ in range(2):
+        await world.watches.pods.list_all()
+    assert observed() == (count + 1, total + 3.0)

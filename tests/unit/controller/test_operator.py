@@ -1,0 +1,200 @@
+"""The operator as a whole, in this process, over the API server double: when it acts, what ends it, what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from doubles.apiserver.errors import Refused
+from doubles.apiserver.server import ApiServer, api_server
+from kubernetes.aio.client import Configuration
+from sharepod.controller import operator as operators
+from sharepod.controller.operator import Operator, RejectedError
+from sharepod.controller.settings import OperatorSettings
+from sharepod.placement.state.types import Outlook
+from sharepod.tasks import TaskEndedError
+
+PATIENCE_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def an_operator(api: ApiServer, identity: str = "one", port: int = 0) -> Operator:
+    settings = OperatorSettings(
+        identity=identity, bind_address="127.0.0.1", health_port=0, metrics_port=port, retry_period=0.5
+    )
+    return Operator(settings, Configuration(host=api.url))
+
+
+@asynccontextmanager
+async def running(operator: Operator) -> AsyncIterator[asyncio.Task[None]]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(operator.run(stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110  in steps of the event loop
+            await asyncio.sleep(0.01)
+
+
+async def get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> None:
+    async with api_server() as api, running(operator := an_operator(api)):
+        await until(lambda: operator._active)
+        backup = api.storage.backup()
+        sharepods = api.kind("sharepods")
+        body = {
+            "metadata": {"name": "lost"},
+            "spec": {"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]},
+        }
+        for number in range(200):  # so many versions that the Lease's renewals do not make up for them
+            api.storage.create(sharepods, "n", body | {"metadata": {"name": f"lost-{number}"}})
+        await until(lambda: len(operator.state.sharepods) == 200)
+        term = operator._term
+        api.storage.restore(backup)
+        api.cut_watches()
+        await until(lambda: operator._term > term and operator._active and len(operator.state.sharepods) == 0)
+        assert operator.loop.waiting() == ()
+        api.storage.create(sharepods, "n", body | {"metadata": {"name": "found"}})
+        await until(lambda: [item.name for item in operator.state.sharepods] == ["found"])
+
+
+async def test_credentials_that_are_rejected_for_long_end_it_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "_REJECTED_S", 0.0)
+
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "Unauthorized", "message": "Unauthorized"}, status=401)
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", refuse)
+    async with TestServer(application) as server:
+        operator = Operator(
+            OperatorSettings(identity="one", health_port=0, metrics_port=0),
+            Configuration(host=f"http://127.0.0.1:{server.port}"),
+        )
+        async with running(operator) as task:
+            with pytest.raises(TaskEndedError, match="rejected the credentials") as ended:
+                await asyncio.wait_for(task, PATIENCE_S)
+    assert isinstance(ended.value.__cause__, RejectedError)
+
+
+async def test_it_places_nothing_on_old_beliefs_and_goes_on_once_it_sees_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with api_server() as api, running(operator := an_operator(api)):
+        await until(lambda: operator._active)
+        assert operator.loop._may_act()
+        woken: list[bool] = []
+        monkeypatch.setattr(operator.loop, "room_changed", lambda: woken.append(True))
+        monkeypatch.setattr(operator.watches, "believed", lambda: False)
+        assert not operator.loop._may_act()
+        operator.loop.want_place("t")
+        operator._check_beliefs()
+        assert woken == []
+        refusal = operator.memos.of("t").refusal
+        assert refusal is not None
+        assert refusal.outlook is Outlook.UNSEEN
+        assert refusal.message.endswith("places nothing meanwhile.")
+        monkeypatch.setattr(operator.watches, "believed", lambda: True)
+        operator._check_beliefs()
+        operator._check_beliefs()
+        assert woken == [True]
+
+
+async def test_time_for_which_the_machine_was_suspended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def noted(clock: int) -> float:
+        asked.append(clock)
+        return 100.0
+
+    monkeypatch.setattr(time, "clock_gettime", noted)
+    assert operators.boot_seconds() == 100.0
+    assert asked == [time.CLOCK_BOOTTIME]
+    now = 100.0
+    monkeypatch.setattr(operators, "boot_seconds", lambda: now)
+    async with api_server() as api:
+        operator = an_operator(api)
+        await operator.leadership.step()
+        for reflector in operator.watches.all:
+            await reflector.list_all()
+        spec = {"holderIdentity": "agent", "leaseDurationSeconds": 20, "renewTime": "1"}
+        for renewed in ("1", "2"):
+            lease = {"metadata": {"name": "sharepod-agent-a", "uid": "u"}, "spec": spec | {"renewTime": renewed}}
+            operator.state.agents.put(lease)
+        assert (operator.leadership.acting(), operator.state.agents.alive("a"), operator.watches.believed()) == (
+            True,
+        ) * 3
+        now += 3600.0
+        assert (operator.leadership.acting(), operator.state.agents.alive("a"), operator.watches.believed()) == (
+            False,
+        ) * 3
+        await operator.client.close()
+        await operator.lease_client.close()
+
+
+async def test_health_fails_where_a_watch_is_blind_or_the_event_loop_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with api_server() as api:
+        operator = an_operator(api)
+        assert operator.healthy() == "stands by"
+        monkeypatch.setattr(operator.watches, "blind", lambda: "the watch of pods has been silent for 61 s")
+        with pytest.raises(RuntimeError, match="pods"):
+            operator.healthy()
+        monkeypatch.setattr(operator, "_clock", lambda: operators.boot_seconds() + 31)
+        with pytest.raises(RuntimeError, match="event loop"):
+            operator.healthy()
+
+
+async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() -> None:
+    ports = free_port(), free_port()
+    async with api_server() as api:
+        leader, standby = an_operator(api, "one", ports[0]), an_operator(api, "two", ports[1])
+        async with running(leader):
+            await until(lambda: leader._active)
+            async with running(standby):
+                await until(lambda: standby.unready() is None)
+                shown = [(await get(port, "/metrics"))[1] for port in ports]
+                ready = [await get(port, "/readyz") for port in ports]
+    assert ready == [(200, "ok\n")] * 2
+    for name in ("sharepods", "waiting", "decisions_total", "queue_depth", "apply_to_pod_seconds_count"):
+        assert [f"\nsharepod_operator_{name}" in text for text in shown] == [True, False], name
+    for name in (
+        'sharepod_operator_watch_age_seconds{kind="nodes"}',
+        "sharepod_operator_build_info{",
+        "process_cpu_sec",
+    ):
+        assert all(name in text for text in shown), name
+
+
+async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> None:
+    port = free_port()
+    async with api_server() as api, running(operator := an_operator(api, port=port)):
+        api.unserved.add("sharepods")
+        operator.watches.sharepods.listed = False
+        api.cut_watches("sharepods", error=Refused(410, "Expired", "too old"))
+        await until(lambda: "404" in (operator.unready() or ""))
+        status, text = await get(port, "/readyz")
+        assert status == 503
+        assert text.startswith("not listed: sharepods (LIST ")
+        assert operator.healthy() in ("leads", "stands by")
