@@ -9,6 +9,14 @@ from typing import Any
 CONTAINER: Mapping[str, Any] = {"name": "main", "image": "cuda", "command": ["sleep", "1"]}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """Maps within each other."""
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
 @dataclass(frozen=True)
 class Case:
     """`names` and `mend` are texts that the refusal has to contain."""
@@ -109,6 +117,9 @@ BLOCKS: tuple[Case, ...] = (
         {"request": 0.4, "count": 2, "uuids": [UUID]},
     ),
     Case("misspelt field", "spec.gpu.requst", "unknown field", {"requst": 0.4}),
+    Case(
+        "memory of many digits", "spec.gpu.memory", "may not be more than 64", {"request": 0.4, "memory": "1" * 100_000}
+    ),
 )
 
 PODS: tuple[Case, ...] = (
@@ -173,6 +184,50 @@ PODS: tuple[Case, ...] = (
         pod={"ephemeralContainers": [{"name": "debug", "image": "busybox"}]},
     ),
     Case("no containers", "spec.containers", "Required value", SHARE, pod={"containers": None}),
+    Case("a field of a Deployment", "spec.replicas", "unknown field", SHARE, pod={"replicas": 2}),
+    Case(
+        "a misspelt field of a container",
+        "spec.containers[0].comand",
+        "unknown field",
+        SHARE,
+        container={"comand": ["sleep", "1"]},
+    ),
+    Case("nested maps", "spec.future", "unknown field", SHARE, pod={"future": nested(300)}),
+    Case(
+        "maps for a quantity",
+        "spec.containers[0].resources.limits.memory",
+        "must have at most 0 items",
+        SHARE,
+        container={"resources": {"limits": {"memory": nested(300)}}},
+    ),
+    Case(
+        "a quantity of many digits",
+        "spec.containers[0].resources.limits.memory",
+        "may not be more than 64",
+        SHARE,
+        container={"resources": {"limits": {"memory": "1" * 100_000}}},
+    ),
+    Case(
+        "no quantity of a pod",
+        "spec.containers[0].resources.limits.memory",
+        "should match",
+        SHARE,
+        container={"resources": {"limits": {"memory": "4GB"}}},
+    ),
+    Case(
+        "many containers",
+        "spec.containers",
+        "must have at most 64 items",
+        SHARE,
+        pod={"containers": [{**CONTAINER, "name": f"c{number}"} for number in range(2_000)]},
+    ),
+    Case(
+        "many tolerations",
+        "spec.tolerations",
+        "must have at most 64 items",
+        SHARE,
+        pod={"tolerations": [{"key": f"k{number}", "operator": "Exists"} for number in range(2_000)]},
+    ),
 )
 
 ANNOTATIONS: tuple[Case, ...] = (
@@ -340,4 +395,32 @@ ANNOTATIONS: tuple[Case, ...] = (
     ),
 )
 
-CASES = BLOCKS + PODS + ANNOTATIONS
+LONG: tuple[Case, ...] = (
+    Case(
+        "many annotations",
+        "metadata.annotations: has 150",
+        "write at most 1024",
+        SHARE,
+        annotations={f"example.com/a{number}": "x" for number in range(1_500)},
+    ),
+    Case(
+        "a long memory, annotated",
+        "sharepod.dev/gpu-memory]: has 100000 characters",
+        "write at most 64",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-memory": "1" * 100_000},
+    ),
+    Case(
+        "a long label, annotated",
+        "gemini/sched_affinity]: has 120000 characters",
+        "write at most 64",
+        annotations={"gemini/gpu_request": "0.5", "gemini/sched_affinity": "x" * 120_000},
+    ),
+    Case(
+        "a long list, annotated",
+        "sharepod.dev/gpu-models]: has 120000 characters",
+        "write at most 8192",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-models": "," * 120_000},
+    ),
+)
+
+CASES = BLOCKS + PODS + ANNOTATIONS + LONG

@@ -7,7 +7,8 @@ import time
 
 import pytest
 from cluster.admission import GPUNODES, sharepod
-from cluster.malformed import CASES, CONTAINER, UUID, Case
+from cluster.malformed import CASES, CONTAINER, UUID, Case, nested
+from harness.api import ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
 
@@ -50,13 +51,33 @@ def test_a_gpunode_shows_pool_and_agent(server: Cluster) -> None:
     assert row.split()[:-1] == ["shown", "dedicated", "A100", "1", "0.9", "2", "True", "0.1.0"]
 
 
-def test_pod_fields_of_a_newer_cluster_are_kept_and_unknown_gpu_fields_are_not(server: Cluster) -> None:
-    body = sharepod("newer", {"request": 0.5, "colour": "red"}, futureField={"deep": [1]})
+def test_an_unknown_field_is_refused_by_name_and_never_stored(server: Cluster) -> None:
+    body = sharepod("unknown", {"request": 0.5, "colour": "red"}, futureField={"deep": nested(300)})
     body["spec"]["containers"][0]["futureProbe"] = {"period": 3}
+    with pytest.raises(ApiError) as refused:
+        server.api.create(SHAREPODS, body, fieldValidation="Strict")
+    for name in ("spec.futureField", "spec.gpu.colour", "spec.containers[0].futureProbe"):
+        assert f'unknown field "{name}"' in refused.value.message
     made = server.api.create(SHAREPODS, body, fieldValidation="Ignore")
-    assert made["spec"]["futureField"] == {"deep": [1]}
-    assert made["spec"]["containers"][0]["futureProbe"] == {"period": 3}
+    assert set(made["spec"]) == {"gpu", "containers"}
+    assert "futureProbe" not in made["spec"]["containers"][0]
     assert "colour" not in made["spec"]["gpu"]
+
+
+def test_the_largest_sharepod_of_the_bounds_is_within_the_cost_budget_of_the_rules(server: Cluster) -> None:
+    """Each list is as long as the schema lets it be, until etcd's limit of an object would be the next bound."""
+    mounts = [{"name": "v", "mountPath": f"/{'m' * 100}{number}"} for number in range(80)]
+    asked = {f"example.com/{'r' * 40}{number}": 1 for number in range(8)}
+    containers = [
+        {**CONTAINER, "name": f"c{number}", "volumeMounts": mounts, "resources": {"limits": asked, "requests": asked}}
+        for number in range(64)
+    ]
+    volumes = [{"name": f"v{number}", "emptyDir": {}} for number in range(1_024)]
+    tolerations = [{"key": f"k{number}", "operator": "Exists"} for number in range(64)]
+    annotations = {f"example.com/a{number}": "x" * 50 for number in range(1_000)}
+    body = sharepod("largest", {"request": 0.5}, annotations, volumes=volumes, tolerations=tolerations)
+    body["spec"]["containers"] = containers
+    server.api.create(SHAREPODS, body, dryRun="All")
 
 
 def test_a_quantity_may_be_a_plain_number_as_in_a_pod(server: Cluster) -> None:

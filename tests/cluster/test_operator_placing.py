@@ -228,11 +228,13 @@ def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -
 def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(world: World) -> None:
     (node,) = world.nodes("refused")
     namespace = world.cluster.namespace("refused")
-    # The CRD lets unknown fields of containers pass, for newer clusters; the API server does not know this one.
-    containers = [{"name": "main", "image": "test", "frobnicate": True}]
+    # The CRD has the types of a PodSpec, not its rules: this is no name of a container.
+    containers = [{"name": "Main", "image": "test"}]
     world.apply(namespace, "one", {"request": 0.4}, on="refused", containers=containers)
     world.phase(namespace, "one", "Failed")
-    assert "frobnicate" in world.condition(namespace, "one", "PodReady", status="False", reason="PodRefused")
+    assert "spec.containers[0].name" in world.condition(
+        namespace, "one", "PodReady", status="False", reason="PodRefused"
+    )
     wait(lambda: not world.rows(node), what="its share to be given back")
 
 

@@ -63,9 +63,9 @@ def container(**fields: Any) -> Json:
     return {"name": "main", "image": "x", **fields}
 
 
-def asking(resource: str, amount: Any) -> Json:
+def asking(resource: str, amount: Any, name: str = "main") -> Json:
     """A container that asks for this amount."""
-    return container(resources={"requests": {resource: amount}, "limits": {resource: amount}})
+    return container(name=name, resources={"requests": {resource: amount}, "limits": {resource: amount}})
 
 
 def replaced(raw: Json, path: tuple[str | int, ...], value: Any) -> Json:
@@ -200,9 +200,12 @@ def sharepods() -> Iterator[tuple[str, Json]]:
             f"number {number} of bytes in annotations",
             annotated(**{"gemini/gpu_request": "0.5", "gemini/gpu_mem": value}),
         )
-    yield "sums beyond 64 bits", sharepod(containers=[asking("memory", "5Ei"), asking("memory", "5Ei")])
-    yield "sums of a device beyond 64 bits", sharepod(containers=[asking("rdma/hca", "5E"), asking("rdma/hca", "5E")])
-    yield "CPU beyond 64 bits", sharepod(containers=[asking("cpu", "9223372036854775")] * 100)
+    yield "sums beyond 64 bits", sharepod(containers=[asking("memory", "5Ei"), asking("memory", "5Ei", "b")])
+    yield (
+        "sums of a device beyond 64 bits",
+        sharepod(containers=[asking("rdma/hca", "5E"), asking("rdma/hca", "5E", "b")]),
+    )
+    yield "CPU beyond 64 bits", sharepod(containers=[asking("cpu", "9223372036854775", f"c{n}") for n in range(100)])
     yield "many containers", sharepod(containers=[container(name=f"c{number}") for number in range(MANY)])
     yield "many init containers", sharepod(initContainers=[container(name=f"c{number}") for number in range(MANY)])
     yield "many variables", sharepod(containers=[container(env=[{"name": f"V{number}"} for number in range(MANY)])])

@@ -14,7 +14,7 @@ from typing import Any
 MAX_QUANTITY = 64
 """Characters of a quantity or fraction. The longest that Kubernetes itself prints has 24."""
 
-MAX_CONTAINERS = 128
+MAX_CONTAINERS = 64
 """Containers of a pod, and init containers beside them. The kubelet's default is 110 whole pods to a node."""
 
 MAX_ITEMS = 1024
@@ -26,8 +26,11 @@ MAX_SELECTION = 64
 MAX_SELECTION_VALUES = 1024
 """Values of all requirements of node affinity together: enough to name each node of a large cluster."""
 
-MAX_RESOURCES = 64
-"""Resources that a pod asks for or a node has, by name."""
+MAX_RESOURCES = 16
+"""Resources that a pod asks for, by name: CPU, memory, storage, huge pages, and the devices of a dozen plugins."""
+
+MAX_NODE_RESOURCES = 64
+"""Resources that a node has, by name."""
 
 MAX_BYTES = 1 << 60
 """Bytes of memory, 1Ei: more than any GPU has, and sums of a few fit into 64 bits."""

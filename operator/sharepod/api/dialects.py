@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .bounds import MAX_QUANTITY, quoted
+from .bounds import MAX_ITEMS, MAX_QUANTITY, quoted
 from .gpunode import MemoryIsolation, Mode
 from .objects import GROUP, MAX_GPUS
 from .sharepod import LABEL_PATTERN, GpuRequest, GpuSpec, PlacementPolicy, SpecError, resolve
@@ -114,6 +114,10 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
 
     Raises `SpecError`, whose field is the path in `spec.gpu` or `metadata.annotations[...]`.
     """
+    for name in ("annotations", "labels"):
+        entries = (sharepod.get("metadata") or {}).get(name) or {}
+        if len(entries) > MAX_ITEMS:
+            raise SpecError(f"metadata.{name}", f"has {len(entries)} entries; write at most {MAX_ITEMS}")
     spec = sharepod.get("spec") or {}
     said = annotations_of(sharepod)
     block = spec.get("gpu")

@@ -9,14 +9,22 @@ import pytest
 from cluster.malformed import CASES, Case
 from hypothesis import given
 from hypothesis import strategies as st
+from sharepod.api.bounds import beyond
 from sharepod.api.dialects import FIELD_OF, FOREIGN_PREFIXES, KEYS, NATIVE_PREFIX, PREFIXES, annotations_of, effective
 from sharepod.api.gpunode import MemoryIsolation, Mode
 from sharepod.api.pod import PodSettings, check_pod_fields
 from sharepod.api.sharepod import GpuRequest, GpuSpec, PlacementPolicy, SpecError
+from sharepod.placement.state.needs import NeedsError, parse_needs
 
 UUIDS = ("GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002")
 
-SCHEMA_ONLY = {"fraction as text", "misspelt field", "no containers"}
+SCHEMA_ONLY = {
+    "fraction as text",
+    "misspelt field",
+    "no containers",
+    "a field of a Deployment",
+    "a misspelt field of a container",
+}
 """Values that only the CRD's schema refuses, by type or by strictness."""
 
 
@@ -37,10 +45,23 @@ def refusal(check: Callable[[dict[str, Any]], object], sharepod: dict[str, Any])
     return ""
 
 
+def check_size(sharepod: dict[str, Any]) -> None:
+    if (why := beyond(sharepod)) is not None:
+        raise SpecError("spec", why)
+
+
+def check_needs(sharepod: dict[str, Any]) -> None:
+    try:
+        parse_needs(sharepod["spec"])
+    except NeedsError as error:
+        raise SpecError(error.field, error.message) from None
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.title not in SCHEMA_ONLY], ids=lambda case: case.title)
 def test_the_operator_refuses_what_admission_refuses(case: Case) -> None:
     sharepod = case.manifest()
-    assert any(refusal(check, sharepod) for check in (effective, lambda given: check_pod_fields(given, PodSettings())))
+    checks = (effective, lambda given: check_pod_fields(given, PodSettings()), check_size, check_needs)
+    assert any(refusal(check, sharepod) for check in checks)
 
 
 def test_every_field_of_the_block_has_an_annotation_and_every_prefix_carries_every_key() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
 from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
@@ -20,7 +21,7 @@ MUTABLE = ("request", "limit", "memory")
 
 def pod_fields_policy() -> list[dict[str, Any]]:
     """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
-    path = "'spec.containers[' + c.name + ']"
+    path, device = "'spec.containers[' + c.name + ']", f"k.startsWith('{CDI_PREFIX}')"
 
     def resources(kind: str) -> Validation:
         amounts = f"c.?resources.?{kind}.orValue({{}})"
@@ -39,7 +40,11 @@ def pod_fields_policy() -> list[dict[str, Any]]:
         [
             ("containers", "object.spec.containers + object.spec.?initContainers.orValue([])"),
             ("volumes", "object.spec.?volumes.orValue([])"),
-            ("devices", f"object.metadata.?annotations.orValue({{}}).filter(k, k.startsWith('{CDI_PREFIX}'))"),
+            ("annotations", "object.metadata.?annotations.orValue({})"),
+            (
+                "devices",
+                f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, {device})",
+            ),
         ],
         [
             refuse(
@@ -64,11 +69,6 @@ def pod_fields_policy() -> list[dict[str, Any]]:
                 f"variables.containers.filter(c, {mounted}).map(c, {path}.volumeMounts: ' + c.volumeMounts.filter(m, "
                 f"m.mountPath.matches('{RESERVED_MOUNT_PATTERN}'))[0].mountPath + ' is where SharePod mounts its hook; "
                 "mount this volume elsewhere')[0]",
-            ),
-            refuse(
-                "!('ephemeralContainers' in dyn(object.spec))",
-                "'spec.ephemeralContainers: cannot be set on a new pod; remove it and use kubectl debug "
-                "once the pod runs'",
             ),
         ],
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sharepod.api.bounds import MAX_ITEMS, MAX_QUANTITY
 from sharepod.api.dialects import (
     BYTES_PATTERN,
     DECIMAL_PATTERN,
@@ -16,6 +17,7 @@ from sharepod.api.dialects import (
     FOREIGN_PREFIXES,
     GPUID_KEY,
     KEYS,
+    MAX_LIST_TEXT,
     MAX_LISTED,
     MAX_MEMORY,
     MIN_BYTES,
@@ -60,7 +62,7 @@ def request_policy() -> list[dict[str, Any]]:
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     variables = [
         ("annotations", "object.metadata.?annotations.orValue({})"),
-        ("said", f"variables.annotations.filter(k, {prefixed})"),
+        ("said", f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, {prefixed})"),
         ("unknown", f"variables.said.filter(k, !(k in {texts(FIELD_OF)}))"),
         *((key.field, f"variables.said.filter(k, k in {texts(key.annotations)})") for key in KEYS),
         (
@@ -72,7 +74,21 @@ def request_policy() -> list[dict[str, Any]]:
             f"variables.mode.exists(k, variables.annotations[k] == '{Mode.EXCLUSIVE}')",
         ),
     ]
-    return policy("sharepod-request", ["CREATE", "UPDATE"], variables, [*_one_way(), *_readable(), *_together()])
+    return policy(
+        "sharepod-request", ["CREATE", "UPDATE"], variables, [*_few(), *_one_way(), *_readable(), *_together()]
+    )
+
+
+def _few() -> list[Validation]:
+    """Refuse more annotations or labels than are read. With too many, the other rules look at none of them."""
+    fields = {"annotations": "variables.annotations", "labels": "object.metadata.?labels.orValue({})"}
+    return [
+        refuse(
+            f"size({value}) <= {MAX_ITEMS}",
+            f"'metadata.{name}: has ' + string(size({value})) + ' entries; write at most {MAX_ITEMS}'",
+        )
+        for name, value in fields.items()
+    ]
 
 
 def _one_way() -> list[Validation]:
@@ -109,7 +125,10 @@ def _readable() -> list[Validation]:
     fractions = [*_annotations("request"), *_annotations("limit")]
     labels = [name for field in ("affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"
+    lists = [*_annotations("uuids"), *_annotations("models")]
     return [
+        _no_longer_than(MAX_QUANTITY, f"!(k in {texts(lists)})"),
+        _no_longer_than(MAX_LIST_TEXT, f"k in {texts(lists)}"),
         _each(
             fractions,
             f"v.matches('{DECIMAL_PATTERN}')",
@@ -180,6 +199,16 @@ def _readable() -> list[Validation]:
             f"'\" is not the UUID of a GPU; write it as nvidia-smi -L prints it, {UUID_SHAPE}'",
         ),
     ]
+
+
+def _no_longer_than(most: int, which: str) -> Validation:
+    """Refuse annotations longer than `most` characters. It stands first: the cost of other rules grows with length."""
+    longer = f"variables.said.filter(k, {which} && size(variables.annotations[k]) > {most})"
+    return refuse(
+        f"{longer}.size() == 0",
+        f"'metadata.annotations[' + {longer}[0] + ']: has ' + string(size(variables.annotations[{longer}[0]])) + "
+        f"' characters; write at most {most}'",
+    )
 
 
 def _one_of(field: str, choices: Sequence[str]) -> Validation:

@@ -2,7 +2,7 @@
 
 The API server checks types and enums by the schema, in its own words, and fields that only make sense together by CEL
 rules, in ours; each rule says what to write instead. The rules say the same as `resolve` and `effective` in Python.
-Rules that need annotations or walk containers cannot stand in a CRD: `admission` has them.
+Rules that need annotations or walk containers cannot stand in a CRD: `admission` has them. Nothing unknown is kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from sharepod.api.bounds import MAX_QUANTITY
 from sharepod.api.dialects import MAX_LISTED, MAX_MEMORY, MIN_MEMORY, UUID_PATTERN, UUID_SHAPE
 from sharepod.api.gpunode import KIND as GPUNODE
 from sharepod.api.gpunode import PLURAL as GPUNODES
@@ -173,7 +174,7 @@ def _rule(rule: str, message: str, *, expression: str = "", field: str = "", rea
 
 
 def gpu_schema() -> Schema:
-    """Return the schema of `spec.gpu`. Unlike the pod fields beside it, it keeps no unknown fields."""
+    """Return the schema of `spec.gpu`."""
     labels = "letters, digits, '.', '_' and '-', beginning and ending with a letter or digit"
     return {
         "description": "Request for a share of one or more GPUs.",
@@ -197,6 +198,7 @@ def gpu_schema() -> Schema:
             "memory": {
                 "description": "Memory on each GPU, a quantity such as 4Gi. Default: request x the GPU's memory.",
                 "x-kubernetes-int-or-string": True,
+                "maxLength": MAX_QUANTITY,
                 "x-kubernetes-validations": _memory_rules(),
             },
             "count": {

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sharepod.api.bounds import MAX_CONTAINERS, MAX_ITEMS, MAX_NAME, MAX_QUANTITY, MAX_RESOURCES, MAX_SELECTION
+
 Schema = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/"
@@ -31,8 +33,21 @@ _KEPT = (
 """Keys that a pod's field keeps of its schema. Descriptions would make the CRD five times as large; patch strategies
 mean nothing in a CRD."""
 
-_NOT_ON_CREATE = ("ephemeralContainers",)
-"""Fields that no new pod may have."""
+_QUANTITY_PATTERN = r"^[+-]?([0-9]+|[0-9]+[.][0-9]*|[.][0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+
+_LONGEST = {
+    "containers": MAX_CONTAINERS,
+    "initContainers": MAX_CONTAINERS,
+    "tolerations": MAX_SELECTION,
+    "nodeSelector": MAX_SELECTION,
+    "nodeSelectorTerms": MAX_SELECTION,
+    "matchExpressions": MAX_SELECTION,
+    "matchFields": MAX_SELECTION,
+    "limits": MAX_RESOURCES,
+    "requests": MAX_RESOURCES,
+    "overhead": MAX_RESOURCES,
+}
+"""Most entries of a list or map of a pod, by its field; of all others `MAX_ITEMS`. The operator reads no more."""
 
 
 class SchemaError(ValueError):
@@ -84,9 +99,9 @@ def by_key(schema: Schema, *path: str, key: str) -> None:
 def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
     """Return the structural schema of a PodSpec, from an API server's document `/openapi/v3/api/v1`.
 
-    Unknown fields are kept at every level, so that the fields of a newer cluster's pods pass. Quantities may be
-    numbers (`cpu: 0.5`), which a CRD's int-or-string would refuse: they are checked when the Pod is created. Only the
-    defaults of list keys stay. Raises `SchemaError` for another document.
+    Unknown fields are not kept, so what is stored is as deep as the schema, and a misspelt field is refused at
+    `kubectl apply`. Lists, maps and quantities are bounded. Quantities may be numbers (`cpu: 0.5`), which a CRD's
+    int-or-string would refuse. Only the defaults of list keys stay. Raises `SchemaError` for another document.
     """
     schemas = openapi.get("components", {}).get("schemas", {})
     if _POD_SPEC not in schemas:
@@ -94,34 +109,62 @@ def pod_spec_schema(openapi: Mapping[str, Any]) -> Schema:
             f"the document has no {_POD_SPEC}; it must be what an API server serves at /openapi/v3/api/v1"
         )
     schema = _inlined(schemas[_POD_SPEC], schemas)
-    for field in _NOT_ON_CREATE:
-        schema["properties"].pop(field, None)
+    if "ephemeralContainers" in schema["properties"]:
+        schema["properties"]["ephemeralContainers"] = _not_on_create("use kubectl debug once the pod runs")
     return schema
 
 
-def _inlined(node: Mapping[str, Any], schemas: Mapping[str, Any], keys: Sequence[str] = ()) -> Schema:
+def _not_on_create(instead: str) -> Schema:
+    """Return the schema of a list that no new pod may have: whatever is in it is refused, so nothing is stored."""
+    return {
+        "type": "array",
+        "maxItems": MAX_ITEMS,
+        "items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        "x-kubernetes-validations": [
+            {"rule": "size(self) == 0", "message": f"cannot be set on a new pod; remove it and {instead}"}
+        ],
+    }
+
+
+def _quantity() -> Schema:
+    """Return the schema of a quantity: a number, or a text that is short. No type stands for both in a CRD."""
+    return {
+        "x-kubernetes-preserve-unknown-fields": True,
+        "maxLength": MAX_QUANTITY,
+        "pattern": _QUANTITY_PATTERN,
+        "maxItems": 0,
+        "maxProperties": 0,
+    }
+
+
+def _texts() -> Schema:
+    return {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MAX_ITEMS}
+
+
+def _inlined(node: Mapping[str, Any], schemas: Mapping[str, Any], keys: Sequence[str] = (), field: str = "") -> Schema:
     reference = node.get("$ref") or (node["allOf"][0]["$ref"] if "allOf" in node else None)
     if reference is not None:
         name = reference.removeprefix(_REFERENCE)
         if name == _QUANTITY:
-            return {"x-kubernetes-preserve-unknown-fields": True}
+            return _quantity()
         if name == _INT_OR_STRING:
-            return {"x-kubernetes-int-or-string": True}
-        if name == _OBJECT_META:
-            return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        return _inlined(schemas[name], schemas, keys)
+            return {"x-kubernetes-int-or-string": True, "maxLength": MAX_NAME}
+        if name == _OBJECT_META:  # of a volume claim's template, which takes these two alone
+            return {"type": "object", "properties": {"annotations": _texts(), "labels": _texts()}}
+        return _inlined(schemas[name], schemas, keys, field)
     schema: Schema = {key: node[key] for key in _KEPT if key in node}
     if node.get("type") == "array":
+        schema["maxItems"] = _LONGEST.get(field, MAX_ITEMS)
         schema["items"] = _inlined(node["items"], schemas, node.get("x-kubernetes-list-map-keys", ()))
     elif "additionalProperties" in node:
+        schema["maxProperties"] = _LONGEST.get(field, MAX_ITEMS)
         schema["additionalProperties"] = _inlined(node["additionalProperties"], schemas)
     elif node.get("type") == "object":
         schema["properties"] = {}
         for name, value in node.get("properties", {}).items():
-            field = schema["properties"][name] = _inlined(value, schemas)
+            inner = schema["properties"][name] = _inlined(value, schemas, field=name)
             if name in keys and name not in node.get("required", ()) and "default" in value:
-                field["default"] = value["default"]
+                inner["default"] = value["default"]
         if not schema["properties"]:
-            del schema["properties"]
-        schema["x-kubernetes-preserve-unknown-fields"] = True
+            raise SchemaError(f"{field or 'an entry'} is an object without fields; its depth would have no bound")
     return schema

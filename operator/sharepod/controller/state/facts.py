@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from sharepod.api.bounds import MAX_CONDITIONS, MAX_NAME, beyond, clipped, quoted
+from sharepod.api.bounds import MAX_CONDITIONS, MAX_NAME, MAX_VALUES, beyond, clipped, quoted
 from sharepod.api.dialects import effective
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
 from sharepod.api.objects import (
@@ -41,6 +41,8 @@ from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
 Json = Mapping[str, Any]
 
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+_UNKNOWN = Resources(1 << 62, 1 << 62)
+"""Resources of a Node that cannot be read: it is no reason to say that a SharePod will never fit."""
 _TERMINAL = ("Succeeded", "Failed")
 
 
@@ -280,21 +282,23 @@ def node_facts(raw: Json) -> NodeFacts:
     """Read a Node."""
     metadata, status = _object(raw.get("metadata")), _object(raw.get("status"))
     error: str | None = None
+    labels = _object(metadata.get("labels"))
     taints: tuple[Taint, ...] = ()
     allocatable, pods, ready = Resources(), 0, False
+    if len(labels) > MAX_VALUES or not all(isinstance(value, str) for value in labels.values()):
+        error, labels = f"has {len(labels)} labels, which cannot be read", texts(labels)
     try:
         taints = parse_taints(_object(raw.get("spec")))
         allocatable, pods = parse_allocatable(status)
         conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
         ready = (conditions.get("Ready") or {}).get("status") == "True"
     except Exception as found:  # it takes no tenants until it can be read
-        error = clipped(f"cannot be read: {found}")
-    labels = texts(metadata.get("labels"))
+        error, allocatable = clipped(f"cannot be read: {found}"), _UNKNOWN
     return NodeFacts(
         **_common(metadata),
         labels=labels,
         taints=taints,
-        pool=labels.get(POOL_LABEL, ""),
+        pool=str(labels.get(POOL_LABEL) or ""),
         ready=ready,
         allocatable=allocatable,
         pods=pods,

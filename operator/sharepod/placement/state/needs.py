@@ -19,6 +19,7 @@ from sharepod.api.bounds import (
     MAX_CONTAINERS,
     MAX_LABEL,
     MAX_NAME,
+    MAX_NODE_RESOURCES,
     MAX_RESOURCES,
     MAX_SELECTION,
     MAX_SELECTION_VALUES,
@@ -39,6 +40,8 @@ _TOLERATION_OPERATORS = ("Equal", "Exists", "Gt", "Lt")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 """Whole number that 64 bits may hold, as Kubernetes writes it."""
 
+_MOST_TOLERATIONS = 2 * MAX_SELECTION
+"""Tolerations of a pod: those that its owner may write, and those that the cluster's admin adds."""
 _MOST = 1 << 62
 """Most of a resource that a pod may ask for: half of what 64 bits hold, so that sums of a few stay within them."""
 
@@ -72,7 +75,7 @@ def parse_needs(pod_spec: Dict) -> PodNeeds:
         node_affinity_terms=_affinity_terms(pod_spec),
         tolerations=tuple(
             _toleration(item, f"spec.tolerations[{number}]")
-            for number, item in enumerate(_items(pod_spec, "tolerations", "spec", most=MAX_SELECTION))
+            for number, item in enumerate(_items(pod_spec, "tolerations", "spec", most=_MOST_TOLERATIONS))
         ),
     )
 
@@ -137,7 +140,7 @@ def parse_allocatable(node_status: Dict) -> tuple[Resources, int]:
     say)."""
     allocatable = dict(_mapping(node_status, "allocatable", "status"))
     pods = allocatable.pop("pods", 110)
-    return _resources(allocatable, "status.allocatable"), _quantity(pods, "status.allocatable.pods")
+    return _resources(allocatable, "status.allocatable", MAX_NODE_RESOURCES), _quantity(pods, "status.allocatable.pods")
 
 
 def _container(container: Dict, path: str) -> Resources:
@@ -177,11 +180,11 @@ def _at_pod_level(pod_spec: Dict, containers: Resources) -> Resources:
     )
 
 
-def _resources(amounts: Dict, path: str) -> Resources:
+def _resources(amounts: Dict, path: str, most: int = MAX_RESOURCES) -> Resources:
     extended: dict[str, int] = {}
     cpu = memory = 0
-    if len(amounts) > MAX_RESOURCES:
-        raise NeedsError(path, f"has {len(amounts)} resources; write at most {MAX_RESOURCES}")
+    if len(amounts) > most:
+        raise NeedsError(path, f"has {len(amounts)} resources; write at most {most}")
     for name, value in amounts.items():
         where = f"{path}.{name}"
         if name == "cpu":

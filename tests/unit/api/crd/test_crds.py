@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,12 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from sharepod.api.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, MAX_NAME, MAX_QUANTITY, MAX_SELECTION
 from sharepod.api.crd.definitions import gpu_schema, gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
 from sharepod.api.sharepod import GpuSpec, SharePodStatus
+from sharepod.api.units import UnitError, parse_quantity
 
 ROOT = Path(__file__).resolve().parents[4]
+
+
+REFERENCE = {"$ref": "#/components/schemas/io.k8s.apimachinery.pkg.api.resource.Quantity"}
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -64,17 +70,65 @@ def test_schemas_are_structural(checked_in: dict[str, Any]) -> None:
         ), path
 
 
-def test_pod_fields_have_no_descriptions_and_keep_what_they_do_not_know(checked_in: dict[str, Any]) -> None:
+def test_pod_fields_have_no_descriptions_and_keep_nothing_that_they_do_not_know(checked_in: dict[str, Any]) -> None:
     spec = schema_of(checked_in)["properties"]["spec"]
     pod = {name: field for name, field in spec["properties"].items() if name != "gpu"}
     assert {"containers", "volumes", "affinity", "tolerations", "resourceClaims"} <= set(pod)
     for name, field in pod.items():
         for path, node in nodes(field, name):
             assert "description" not in node, path
-            if node.get("type") == "object" and "additionalProperties" not in node:
-                assert node["x-kubernetes-preserve-unknown-fields"] is True, path
-    for path, node in nodes(spec["properties"]["gpu"]):
-        assert "x-kubernetes-preserve-unknown-fields" not in node, path
+    for path, node in nodes(schema_of(checked_in)):
+        if "x-kubernetes-preserve-unknown-fields" in node and not path.startswith(".spec.ephemeralContainers"):
+            assert (node["maxItems"], node["maxProperties"], node["maxLength"]) == (0, 0, MAX_QUANTITY), path
+    made = pod_spec_schema(
+        {
+            "components": {
+                "schemas": {
+                    "io.k8s.api.core.v1.PodSpec": {"type": "object", "properties": {"overhead": REFERENCE}},
+                    "io.k8s.apimachinery.pkg.api.resource.Quantity": {"type": "string"},
+                }
+            }
+        }
+    )
+    assert (made["properties"]["overhead"]["maxItems"], made["properties"]["overhead"]["maxProperties"]) == (0, 0)
+
+
+def test_what_the_crd_lets_be_stored_is_bounded(checked_in: dict[str, Any]) -> None:
+    spec = schema_of(checked_in)["properties"]["spec"]
+    for path, node in nodes(spec):
+        assert path.count(".") + path.count("[") < MAX_DEPTH
+        assert node.get("type") != "array" or 0 < node["maxItems"] <= MAX_ITEMS, path
+        assert "additionalProperties" not in node or 0 < node["maxProperties"] <= MAX_ITEMS, path
+        if "x-kubernetes-int-or-string" in node:
+            assert node["maxLength"] <= MAX_NAME, path
+    assert spec["properties"]["containers"]["maxItems"] == MAX_CONTAINERS
+    assert spec["properties"]["tolerations"]["maxItems"] == MAX_SELECTION
+
+
+@pytest.mark.parametrize("text", ["1", "0.5", ".5", "5.", "+1", "4Gi", "100m", "1e3", "1E-3", "2E", "9n"])
+def test_a_quantity_that_the_operator_reads_passes_the_schema(checked_in: dict[str, Any], text: str) -> None:
+    assert re.search(quantity_of(checked_in)["pattern"], text)
+    parse_quantity(text)
+
+
+@pytest.mark.parametrize("text", ["", "4GB", "four", "1e", ".", "4 Gi", "0x1", "1e999", "٤"])
+def test_what_is_no_quantity_is_refused_by_the_schema(checked_in: dict[str, Any], text: str) -> None:
+    assert not re.search(quantity_of(checked_in)["pattern"], text)
+    with pytest.raises(UnitError):
+        parse_quantity(text)
+
+
+def quantity_of(crd: dict[str, Any]) -> dict[str, Any]:
+    container = schema_of(crd)["properties"]["spec"]["properties"]["containers"]["items"]
+    limits = container["properties"]["resources"]["properties"]["limits"]
+    found: dict[str, Any] = limits["additionalProperties"]
+    return found
+
+
+def test_an_object_without_fields_is_no_schema() -> None:
+    pod_spec = {"type": "object", "properties": {"anything": {"type": "object"}}}
+    with pytest.raises(SchemaError, match="anything is an object without fields"):
+        pod_spec_schema({"components": {"schemas": {"io.k8s.api.core.v1.PodSpec": pod_spec}}})
 
 
 def test_the_gpu_block_has_the_fields_of_its_model_with_its_defaults() -> None:

@@ -28,8 +28,8 @@ from sharepod.controller.decisions.lifecycle import (
     Wait,
     decide,
 )
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
-from unit.controller.objects import pod, reserved, row, sharepod
+from sharepod.controller.state.facts import PodFacts, SharePodFacts, unreadable_sharepod
+from unit.controller.objects import pod, reserved, row, sharepod, sharepod_object
 
 EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicted"}
 REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
@@ -55,6 +55,14 @@ NEVER_BOUND = RemovalReason.NEVER_BOUND
 def test_the_pod_comes_first_and_asks_for_a_place_behind_its_gate() -> None:
     assert step(sharepod()) == CreatePod()
     assert step(sharepod(), GATED) == Place()
+
+
+def test_nothing_is_concluded_from_the_absence_of_a_pod_while_the_status_cannot_be_read() -> None:
+    unread = unreadable_sharepod(sharepod_object()["metadata"], "is nested too deep")
+    assert step(unread) == Wait()
+    assert step(unread, None, reserved()) == Wait()
+    assert step(unread, None, reserved(written=False)) == Wait()
+    assert isinstance(step(unread, pod(node="node-a", phase="Succeeded"), reserved()), Finish)
 
 
 def test_an_invalid_one_gets_no_pod_and_no_place_and_gives_back_what_it_has() -> None:

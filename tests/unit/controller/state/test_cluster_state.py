@@ -11,6 +11,7 @@ from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import pod_facts
 from sharepod.kube import Json
+from structlog.testing import capture_logs
 from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_object
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -359,3 +360,30 @@ def test_who_waits_hears_of_a_pod_that_takes_less_or_has_ended() -> None:
     rooms.clear()
     state.put_pod(pod_object(node="node-a", version=2, phase="Succeeded"))
     assert rooms
+
+
+def test_a_node_that_cannot_be_read_is_unavailable_and_not_too_small_for_ever() -> None:
+    state = new_state()
+    state.put_node(node_object(status={"allocatable": {"cpu": "1" * 500_000}}))
+    state.put_gpunode(gpunode_object())
+    state.put_sharepod(sharepod_object())
+    account, asked = state.cluster.node("node-a"), state.sharepods.get(TENANT)
+    assert account is not None
+    assert account.state is not None
+    assert asked is not None
+    assert account.state.unavailable is not None
+    assert account.state.unavailable.startswith("cannot be read: status.allocatable.cpu: ")
+    assert account.state.allocatable.cpu_milli > asked.needs.resources.cpu_milli
+
+
+def test_unreadable_objects_are_named_in_the_log_every_ten_seconds_at_most() -> None:
+    now = 0.0
+    state = ClusterState(PODS, AgentLeases(20.0, lambda: now, lambda: NOW), lambda: now)
+    with capture_logs() as logs:
+        for version in range(25):
+            raw = node_object(spec={"taints": "many"})
+            raw["metadata"]["resourceVersion"] = str(version + 1)
+            state.put_node(raw)
+            now += 1.0
+    assert [line["name"] for line in logs] == ["node-a"] * 3
+    assert "cannot be read: spec.taints: is not a list of maps" in logs[0]["error"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from doubles.apiserver.errors import Refused
 from sharepod.controller.decisions import status
+from sharepod.controller.state.facts import unreadable_sharepod
 from sharepod.kube import Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 
@@ -63,6 +64,17 @@ async def test_a_phase_is_written_at_once(world: World) -> None:
     world.pod_phase("Succeeded")
     await world.look()
     assert world.status()["phase"] == "Succeeded"
+
+
+async def test_a_status_that_cannot_be_read_is_left_as_it_is_and_the_owner_is_told(world: World) -> None:
+    before, raw = world.status(), world.read("sharepods", "one")
+    assert raw is not None
+    metadata = raw["metadata"] | {"resourceVersion": str(10 * int(raw["metadata"]["resourceVersion"]))}
+    world.state.sharepods.put(unreadable_sharepod(metadata, "is nested too deep"))
+    await world.tenants.reconcile(world.tenant)
+    assert world.status() == before
+    await world.until(lambda: bool(world.told("Invalid")))
+    assert world.told("Invalid") == ["spec: cannot be read: the object is nested too deep"]
 
 
 async def test_usage_is_written_once_an_interval_and_the_last_figure_is_not_lost(world: World) -> None:

@@ -141,3 +141,50 @@ def test_allocatable_is_read_with_the_number_of_pods() -> None:
     status = {"allocatable": {"cpu": "7910m", "memory": "31Gi", "pods": "250", "rdma/hca": "1"}}
     assert parse_allocatable(status) == (Resources(7_910, 31 * GI, {"rdma/hca": 1}), 250)
     assert parse_allocatable({}) == (Resources(), 110)
+
+
+HOST = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n"]}
+
+
+def affine(*terms: Any) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    return {"containers": [], "affinity": {"nodeAffinity": required}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "says"),
+    [
+        ({"containers": [{}] * 65}, "spec.containers", "has 65 entries; write at most 64"),
+        ({"initContainers": [{}] * 65}, "spec.initContainers", "write at most 64"),
+        ({"tolerations": [{}] * 129}, "spec.tolerations", "write at most 128"),
+        ({"nodeSelector": {f"k{number}": "v" for number in range(65)}}, "spec.nodeSelector", "write at most 64"),
+        ({"nodeSelector": {"k": "v" * 64}}, "spec.nodeSelector[k]", "write at most 63 characters"),
+        (affine(*[{"matchExpressions": [HOST]}] * 65), "nodeSelectorTerms", "write at most 64"),
+        (affine(*[{"matchExpressions": [HOST] * 13}] * 5), "Execution", "has 65 requirements; write at most 64"),
+        (affine({"matchExpressions": [HOST | {"values": ["n"] * 513}] * 2}), "Execution", "has 1026 values"),
+        (affine({"matchExpressions": [HOST | {"operator": "Gt", "values": ["1_0"]}]}), "values", "whole number"),
+        (affine({"matchExpressions": [HOST | {"operator": "Lt", "values": ["9" * 5_000]}]}), "values", "whole number"),
+        ({"containers": [{"resources": {"requests": {f"x/{n}": 1 for n in range(17)}}}]}, "requests", "at most 16"),
+        (
+            {"containers": [{"resources": {"requests": {f"x/{n}": 1}}} for n in range(20)]},
+            "spec.containers",
+            "more than 16 resources",
+        ),
+        ({"containers": [{"resources": {"requests": {"x" * 318: 1}}}]}, "requests", "write at most 317 characters"),
+        (
+            {"overhead": {"memory": "4Ei"}, "containers": [{"resources": {"requests": {"memory": "1"}}}]},
+            "spec",
+            "any node",
+        ),
+    ],
+)
+def test_what_is_beyond_a_bound_is_refused_by_name(spec: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(NeedsError) as refused:
+        parse_needs(spec)
+    assert field in refused.value.field
+    assert says in refused.value.message
+
+
+def test_as_many_requirements_as_the_bounds_allow_are_read() -> None:
+    terms = parse_needs(affine(*[{"matchExpressions": [HOST | {"values": ["n"] * 16}]}] * 64)).node_affinity_terms
+    assert sum(len(term.expressions[0].values) for term in terms) == 1024
