@@ -3,7 +3,7 @@
 Guarantees:
 - One tenant is worked on at most once at a time.
 - Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
-- Absence is confirmed by a GET before anything is concluded from it.
+- Absence is confirmed by a GET before anything is concluded from it; that a SharePod is gone, once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class TenantReconciler:
         # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
-            if not await self._sharepod_is_gone(snapshot, tenant):
+            memo.gone = memo.gone or await self._sharepod_is_gone(snapshot, tenant)
+            if not memo.gone:
                 return
             snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
         # 2. Decide the next step, and 3. do it.

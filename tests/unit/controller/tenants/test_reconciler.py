@@ -218,6 +218,25 @@ async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -
     assert world.server.made("delete", "pods") == []
 
 
+async def test_the_end_of_a_sharepod_is_confirmed_once_and_costs_a_read_of_the_pod_besides(world: World) -> None:
+    """A deletion takes five looks: each had asked for the SharePod again."""
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    before = len(world.server.calls)
+    for _ in range(3):
+        await world.look()
+    world.pod_gone()
+    await world.look()
+    await world.until(lambda: world.rows()[world.tenant]["state"] == "Releasing")
+    for drained in (False, True):
+        world.report({"id": world.tenant, "drained": drained})
+        await world.look()
+    await world.until(lambda: world.tenant not in world.rows())
+    made = [f"{call.verb} {call.kind.plural}" for call in world.server.calls[before:] if call.verb != "list"]
+    assert sorted(made) == ["delete pods", "get pods", "get sharepods", "patch gpunodes", "patch gpunodes"]
+
+
 async def test_a_pod_is_ended_whose_sharepod_was_replaced_by_another_of_that_name(world: World) -> None:
     world.node()
     await world.running()
