@@ -5,29 +5,22 @@ from __future__ import annotations
 import pytest
 from cluster.weather import watches
 from cluster.weather.world import KINDS, Weather, told
-from harness.errors import HarnessError
 
-FAULTS = (AssertionError, HarnessError)
-"""What a fault that is not survived yet raises."""
-ENDS = pytest.mark.xfail(raises=FAULTS, reason="the process ends")
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="blind for 91 s")
 def test_half_open_watches_are_opened_again(weather: Weather) -> None:
     told("half-open watches", watches.half_open(weather))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="places on a belief of any age")
 def test_nothing_is_placed_on_what_a_silent_watch_once_said(weather: Weather) -> None:
     told("silent Nodes and ledgers", watches.stale_belief(weather))
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind == "leases" else ENDS) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_error_event_is_followed_by_a_new_list(weather: Weather, kind: str) -> None:
     told(f"ERROR event, {kind}", watches.error_event(weather, kind))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="an empty list shows no gap")
 def test_shares_are_free_when_watches_expire_and_nothing_is_left_to_list(weather: Weather) -> None:
     told("expired watches, nothing left", watches.expired_and_empty(weather))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-from cluster.operator_world import condition_of, wait
+from cluster.operator_world import wait
 from harness.proxy import ErrorEvent, Mute, Rule, expired
 
 from .world import KINDS, Weather, kinds, of_tenants
@@ -36,10 +36,7 @@ def stale_belief(weather: Weather) -> float:
         assert weather.proxy.silence(kinds(*away)) >= len(away)
         weather.outlast(BELIEF_S + 5)
         world.apply(namespace, "one", {"request": 0.5}, on="belief")
-        wait(
-            lambda: condition_of(world.sharepod(namespace, "one"), "Placed") or world.row(node, "one"),
-            what="an answer to the SharePod",
-        )
+        wait(lambda: weather.sees_all() or world.row(node, "one"), what="a SharePod that the operator has seen")
         assert world.row(node, "one") is None
         weather.outlast(3)
         assert world.row(node, "one") is None

@@ -70,6 +70,10 @@ class Weather:
             operator.stop(0.0)
         self.start()
 
+    def sees_all(self) -> bool:
+        """True if the operator knows as many SharePods as there are."""
+        return self.world.metric("sharepod_operator_sharepods") == len(self.world.api.get(SHAREPODS)["items"])
+
     def runs(self) -> bool:
         """Return True; AssertionError with the end of the log if the operator's process has ended."""
         operator = self.world.operator
