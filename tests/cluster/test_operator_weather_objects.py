@@ -29,7 +29,6 @@ def test_a_node_that_went_and_came_back_without_its_label_is_told(weather: Weath
     told("a Node deleted and unlabelled", objects.deleted_node(weather))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="holds the row for bind_timeout")
 def test_a_pod_name_that_is_taken_holds_no_gpu(weather: Weather) -> None:
     told("a Pod's name is taken", objects.taken_name(weather))
 

@@ -21,12 +21,10 @@ def own() -> Iterator[Weather]:
         yield running
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="the process ends")
 def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
     told("503 for a minute", server.outage(weather))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="Retry-After is not read")
 def test_retry_after_is_honoured(weather: Weather) -> None:
     told("429: later than told", server.too_many_requests(weather))
 
