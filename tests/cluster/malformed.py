@@ -187,10 +187,10 @@ PODS: tuple[Case, ...] = (
     Case("a field of a Deployment", "spec.replicas", "unknown field", SHARE, pod={"replicas": 2}),
     Case(
         "a misspelt field of a container",
-        "spec.containers[0].comand",
+        "spec.containers[0].cmd",
         "unknown field",
         SHARE,
-        container={"comand": ["sleep", "1"]},
+        container={"cmd": ["sleep", "1"]},
     ),
     Case("nested maps", "spec.future", "unknown field", SHARE, pod={"future": nested(300)}),
     Case(
