@@ -26,7 +26,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
 	bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -99,7 +99,10 @@ else
 	$(BIN)/python -m pytest -m alone || status=1; exit $$status
 endif
 
-lint: .venv/installed shim ## format, lint, spelling, dead code, types, import contract
+promise: .venv/installed ## the tests that hold a promise of docs/promises.md: make promise ID=time-guarantee
+	@tests="$$($(BIN)/python docs/promises.py --tests "$(ID)")" && $(MAKE) --no-print-directory test PYTEST_ARGS="$$tests"
+
+lint: .venv/installed shim ## format, lint, spelling, dead code, types, import contract, promises
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 	$(BIN)/ruff check .
@@ -108,9 +111,14 @@ lint: .venv/installed shim ## format, lint, spelling, dead code, types, import c
 	$(BIN)/mypy operator/sharepod tests benchmarks demo shim setup.py crds docs
 	$(BIN)/lint-imports
 	$(BIN)/python shim/layers.py
+	$(BIN)/python docs/promises.py --check
 
-docs: shim ## docs/settings.md, from the code that reads the settings
+docs: shim ## docs/settings.md and docs/promises.md, from the code, the docs and the tests
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/promises.py
+
+figures: .venv/installed ## takes the figures of promises from build/results/ into docs/promises.toml and docs/promises.md
+	@$(BIN)/python docs/promises.py --figures
 
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster

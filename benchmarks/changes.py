@@ -28,6 +28,11 @@ from pathlib import Path
 from hook.world.agent_node import GI, Node, Program, built, running, tenant
 from results import Row, write
 
+PROMISES = {
+    "install-reconnect": ("max", "hooks_back_max"),
+    "install-exact-again": ("max", "right_after_max", "agent"),
+    "time-resized": ("max", "right_after_max", "share edited"),
+}
 REQUESTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 EDITED = {"a": 0.3, "b": 0.5, "c": 0.2}
 LIMIT, HELD = 2 * GI, 1 * GI

@@ -26,6 +26,11 @@ from cluster.weather.storm import Storm
 from cluster.weather.world import bad_weather
 from results import Row, write
 
+PROMISES = {
+    "operator-no-over-commit": ("max", "gpus_over_committed"),
+    "operator-no-second-run": ("max", "doubled"),
+}
+
 _SECONDS_A_FAULT = 6.0
 """Seconds that a fault and the pause after it take, about: so long SharePods keep coming."""
 _AGENT_LEASE = 120  # seconds; a thousand agents' Leases are renewed one after the other

@@ -41,6 +41,7 @@ from sharepod.placement.state.types import (
     Toleration,
 )
 
+PROMISES = {"placement-bounded": ("max", "p99")}
 GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)
 FILLS = {"half full": 0.5, "95 % full": 0.95}

@@ -27,6 +27,7 @@ from results import RESULTS, Row, print_table, write
 from sharepod import protocol
 from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
+PROMISES = {"time-guarantee": ("max", "share_error")}
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
 """Cases of long kernels are measured for at most so many times the length of the others."""

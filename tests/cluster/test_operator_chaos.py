@@ -28,6 +28,7 @@ def audit(world: World) -> Iterator[Audit]:
         assert following.gaps == 0
 
 
+@pytest.mark.promise("operator-no-over-commit")
 def test_a_burst_that_just_fits_is_placed_whole_and_never_three_on_a_gpu(world: World, audit: Audit) -> None:
     burst = Burst(world, audit)
     for _ in range(10):

@@ -50,6 +50,7 @@ def test_a_share_is_not_given_away_while_its_pod_takes_long_to_end(world: World)
     assert all(row["id"] != made["metadata"]["uid"] for row in world.rows(node))
 
 
+@pytest.mark.promise("operator-released-means-gone")
 def test_a_process_that_outlives_its_pod_keeps_the_share_until_it_is_gone(world: World) -> None:
     (node,) = world.nodes("left")
     namespace = world.cluster.namespace("left")
@@ -82,6 +83,7 @@ def test_a_pod_that_ends_by_itself_gives_its_share_back(world: World, phase: str
     assert world.pod(namespace, "one") is not None  # its log stays readable
 
 
+@pytest.mark.promise("operator-no-second-run")
 def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: World) -> None:
     (node,) = world.nodes("byhand")
     namespace = world.cluster.namespace("byhand")

@@ -132,6 +132,7 @@ def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> No
     assert len(world.rows(node)) == 1
 
 
+@pytest.mark.promise("operator-no-second-run")
 def test_a_pod_lost_while_no_operator_ran_is_not_made_again(world: World) -> None:
     (node,) = world.nodes("nobody")
     namespace = world.cluster.namespace("nobody")
@@ -241,6 +242,7 @@ def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_agai
         world.operator = sleeper
 
 
+@pytest.mark.promise("operator-no-over-commit")
 def test_two_leaders_never_overcommit_a_gpu(world: World) -> None:
     """Both hold a Lease, each in a namespace of its own: as if leader election did not exist."""
     elsewhere = world.cluster.namespace("elsewhere")

@@ -134,6 +134,7 @@ def test_an_exclusive_sharepod_is_alone_on_its_gpu(world: World) -> None:
     world.condition(namespace, "other", "Placed", status="False", reason="NoRoom")
 
 
+@pytest.mark.promise("time-resized")
 def test_a_raise_is_granted_where_there_is_room_and_refused_with_a_reason_where_not(world: World) -> None:
     (node,) = world.nodes("resize")
     namespace = world.cluster.namespace("resize")

@@ -137,6 +137,7 @@ def system(whole: System) -> Iterator[System]:
     whole.clear()
 
 
+@pytest.mark.promise("time-guarantee")
 @pytest.mark.alone
 def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     system.apply("alpha", {"request": 0.4, "limit": 0.7, "memory": "4Gi"}, "--kernel-us", "2000")
@@ -148,6 +149,7 @@ def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     assert got == pytest.approx({"alpha": 40, "beta": 60}, abs=POINTS)
 
 
+@pytest.mark.promise("time-limit")
 @pytest.mark.alone
 def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> None:
     system.apply("capped", {"request": 0.4, "limit": 0.7, "memory": "1Gi"})
@@ -160,6 +162,7 @@ def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> Non
     assert got["free"] > 100 - POINTS
 
 
+@pytest.mark.promise("memory-oom")
 def test_not_a_byte_over_the_limit_and_the_program_is_told(system: System) -> None:
     system.apply("greedy", {"request": 0.2, "memory": "1Gi"}, "--memory", "2G", "--chunk", "256M")
     system.await_phase("greedy", "Running")

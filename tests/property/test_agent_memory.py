@@ -44,6 +44,7 @@ def test_who_comes_back_and_answers_nothing_is_waited_for_in_vain_for_a_bounded_
     assert ledger.expire(RETURN_NS - 1 + RECALL) == [Credited("b", 1, 0)]
 
 
+@pytest.mark.promise("memory-limit")
 @settings(max_examples=300)
 @given(
     limit=st.integers(0, 1000),
@@ -115,6 +116,7 @@ def test_credits_never_exceed_the_limit_and_every_request_is_answered(
         now += RETURN_NS
 
 
+@pytest.mark.promise("memory-recall")
 def test_what_a_sibling_does_not_use_is_called_back_before_anyone_is_refused() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     assert answers(ledger.reserve(0, "a", 1, 80)) == [("a", 80)]
@@ -265,12 +267,14 @@ def test_a_vanished_clients_bytes_are_free_at_once() -> None:
     assert answers(ledger.vanish(1, "a")) == [("b", 50)]
 
 
+@pytest.mark.promise("memory-uncapped")
 def test_not_enforced_is_counted_and_never_refused() -> None:
     ledger = MemoryLedger(100, enforced=False, recall_ns=RECALL)
     assert answers(ledger.reserve(0, "a", 1, 500)) == [("a", 500)]
     assert ledger.used == 500
 
 
+@pytest.mark.promise("memory-driver-counts")
 def test_what_the_driver_uses_beyond_credits_counts() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 40)
@@ -280,6 +284,7 @@ def test_what_the_driver_uses_beyond_credits_counts() -> None:
     assert answers(ledger.reserve(0, "a", 3, 30)) == [("a", 30)]
 
 
+@pytest.mark.promise("memory-raised")
 def test_a_raised_limit_admits_who_waits() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 80)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.placement_requests import UNIT, node_states, requests
@@ -52,6 +53,7 @@ def _settle(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment
     return answer
 
 
+@pytest.mark.promise("placement-complete")
 @settings(max_examples=80, deadline=None)
 @given(histories(), st.data())
 def test_packing_finds_a_place_exactly_where_the_filters_leave_one(

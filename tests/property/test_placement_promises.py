@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
@@ -21,6 +22,10 @@ from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import Assignment, NewHolder, PlacementRequest, Refusal, Reservation, label_key
+
+pytestmark = pytest.mark.promise(
+    "operator-no-over-commit", "placement-complete", "placement-rules", "placement-true-refusals"
+)
 
 
 class Placement(Life):

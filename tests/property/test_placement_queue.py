@@ -62,6 +62,7 @@ class Play:
         return {tenant: self.world.request(tenant) for tenant in self.world.loop.waiting()}
 
 
+@pytest.mark.promise("placement-no-lost-wake-up")
 @pytest.mark.parametrize("seed", range(12))
 def test_nobody_waits_who_could_be_placed_and_the_first_in_order_comes_first(seed: int) -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

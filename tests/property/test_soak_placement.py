@@ -7,6 +7,7 @@ from harness.soak import slice_of
 from property.soak_placement import WANTED, soak
 
 
+@pytest.mark.promise("placement-no-lost-wake-up", "placement-no-starvation")
 @pytest.mark.soak
 def test_whatever_happens_in_whatever_order_placement_keeps_its_promises() -> None:
     counts = soak(slice_of("placement"))

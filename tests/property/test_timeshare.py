@@ -32,6 +32,7 @@ def parts(whole: int, most: int) -> st.SearchStrategy[list[int]]:
     return cuts.map(split)
 
 
+@pytest.mark.promise("time-guarantee", "time-exact-books")
 @FEW
 @given(
     requests=parts(1000, 6),
@@ -62,6 +63,7 @@ habits = st.tuples(
 """Milliseconds of work and of pause, length of kernels, begin."""
 
 
+@pytest.mark.promise("time-convergence")
 @SOME
 @given(
     requests=parts(1000, 5),
@@ -97,6 +99,7 @@ def test_after_any_history_all_that_are_busy_get_what_they_were_guaranteed_withi
             assert program.held(begin, begin + 10 * S) >= program.request * 10 * S // 1000 - kernel - 100 * MS
 
 
+@pytest.mark.promise("time-returning")
 @SOME
 @given(
     requests=parts(1000, 5),
@@ -119,6 +122,7 @@ def test_one_that_returns_delays_nobodys_request_by_more_than_the_second_it_can_
             assert program.held(back, back + window) >= due - 2 * parameters.quantum_max_ns
 
 
+@pytest.mark.promise("time-wake-up")
 @FEW
 @given(
     request=st.integers(1, 8), burst=st.integers(1, 20), pause=st.integers(20, 500), kernel=st.sampled_from([1, 5, 20])
@@ -138,6 +142,7 @@ def test_who_wakes_seldom_waits_for_the_least_quantum_and_costs_the_busy_one_not
     assert busy.share(10 * S, 60 * S) + service.share(10 * S, 60 * S) >= 0.98
 
 
+@pytest.mark.promise("time-hand-off-cost")
 @SOME
 @given(requests=parts(1000, 4), gap=st.sampled_from([200 * US, 1 * MS, 5 * MS]))
 def test_what_hand_offs_cost_is_borne_in_proportion(requests: list[int], gap: int) -> None:
@@ -149,6 +154,7 @@ def test_what_hand_offs_cost_is_borne_in_proportion(requests: list[int], gap: in
         assert program.share(WARM_UP, end) == pytest.approx(used * program.request / 1000, abs=0.005)
 
 
+@pytest.mark.promise("time-lent")
 @SOME
 @given(requests=parts(500, 5), kernel=st.lists(kernels, min_size=5, max_size=5))
 def test_idle_time_is_lent_in_proportion_to_requests(requests: list[int], kernel: list[int]) -> None:
@@ -161,6 +167,7 @@ def test_idle_time_is_lent_in_proportion_to_requests(requests: list[int], kernel
         assert program.share(WARM_UP, end) == pytest.approx(program.request / sum(requests), abs=0.015)
 
 
+@pytest.mark.promise("time-ceiling")
 @SOME
 @given(
     terms=st.lists(st.tuples(st.integers(0, 15), st.integers(1, 20)), min_size=1, max_size=5),
@@ -194,6 +201,7 @@ def test_one_alone_gets_its_limit(kernel: int) -> None:
     assert program.share(20 * S, 60 * S) == pytest.approx(0.7, abs=0.01)
 
 
+@pytest.mark.promise("time-alone-uninterrupted")
 def test_one_alone_without_limit_is_never_interrupted() -> None:
     program = Program("a", request=400)
     Simulation([program]).run(60 * S)
@@ -201,6 +209,7 @@ def test_one_alone_without_limit_is_never_interrupted() -> None:
     assert program.share(0, 60 * S) == pytest.approx(1.0, abs=0.001)
 
 
+@pytest.mark.promise("time-debt")
 @pytest.mark.parametrize("preempting", [True, False])
 def test_shares_converge_although_one_runs_kernels_of_five_seconds(preempting: bool) -> None:
     slow = Program("slow", request=100, kernel_ns=5 * S)
@@ -210,6 +219,7 @@ def test_shares_converge_although_one_runs_kernels_of_five_seconds(preempting: b
     assert quick.share(0, 600 * S) >= 0.89
 
 
+@pytest.mark.promise("time-borrowed-free")
 def test_who_ran_alone_owes_nothing_when_another_arrives() -> None:
     early = Program("early", request=500)
     late = Program("late", request=500, start_ns=3600 * S)
@@ -268,6 +278,7 @@ def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: i
     assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 
 
+@pytest.mark.promise("time-best-effort", "time-lent")
 def test_best_effort_runs_in_what_is_left_and_only_there() -> None:
     guaranteed = Program("guaranteed", request=300, limit=600)
     first, second = Program("first"), Program("second")
@@ -290,6 +301,7 @@ def test_a_hung_holder_is_preempted_and_pays_for_all_the_time_it_held() -> None:
     assert other.share(0, 120 * S) >= 0.5
 
 
+@pytest.mark.promise("time-overdue-harmless")
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(
     requests=parts(900, 4),
@@ -365,6 +377,7 @@ def fits(tenants: list[tuple[set[str], int]]) -> bool:
 lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
 
 
+@pytest.mark.promise("time-conflicting")
 @FEW
 @given(
     tenants=st.lists(

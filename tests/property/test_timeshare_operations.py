@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
@@ -72,6 +73,7 @@ class Books:
         self.scheduler.remove(self.now, name)
 
 
+@pytest.mark.promise("time-exact-books")
 @settings(max_examples=300, deadline=None)
 @given(operations)
 def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str, set[str], int, int, int]]) -> None:

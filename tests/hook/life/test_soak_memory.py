@@ -10,6 +10,7 @@ from hook.world.agent_node import built
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
 
 
+@pytest.mark.promise("memory-limit")
 @pytest.mark.soak
 def test_after_every_call_the_ledger_has_what_the_driver_has_and_never_more_than_the_limit() -> None:
     counts = soak(slice_of("memory"))

@@ -6,6 +6,7 @@ import pytest
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, terms
 from hook.world.ledger_check import LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
+from sharepod.protocol import Release
 
 
 def test_no_argument_of_memory_info_is_needed(make_check: MakeCheck) -> None:
@@ -14,6 +15,7 @@ def test_no_argument_of_memory_info_is_needed(make_check: MakeCheck) -> None:
     assert probe.ok("memory_info_of", True, False)[0] == TENANT_MEMORY
 
 
+@pytest.mark.promise("memory-shared-once")
 def test_what_another_process_made_counts_there_alone(make_check: MakeCheck) -> None:
     check = make_check()
     other = check.tenant.probe("other")
@@ -28,6 +30,7 @@ def test_what_another_process_made_counts_there_alone(make_check: MakeCheck) -> 
     other.ok("alloc", 90 * MIB)
 
 
+@pytest.mark.promise("memory-oom", "memory-lowered")
 def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytest.CaptureFixture[str]) -> None:
     check = make_check()
     address = check.probe.ok("alloc", 200 * MIB)
@@ -41,13 +44,21 @@ def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytes
     assert check.same() == 100 * MIB
 
 
+@pytest.mark.promise("memory-little-idle")
 def test_idle_credits_go_back(make_check: MakeCheck) -> None:
     check = make_check()
+    address = check.probe.ok("alloc", 100 * MIB)
+    credited = check.agent.used(0)
+    check.probe.ok("free", address)
+    at_once = check.agent.next_frame(check.agent.client(), Release)
+    assert credited - at_once.bytes <= 32 * MIB
+    check.agent.wait(lambda: check.agent.used(0) == 0, "the other idle credits")
     check.probe.ok("free", check.probe.ok("alloc", 10 * MIB))
     assert check.agent.used(0) > 0
     check.agent.wait(lambda: check.agent.used(0) == 0, "the idle credits")
 
 
+@pytest.mark.promise("memory-uncapped")
 def test_isolation_none_counts_every_kind_and_refuses_none(make_tenant: MakeTenant) -> None:
     check = LedgerCheck(make_tenant(terms(memory=MIB, enforced=False)))
     probe = check.probe

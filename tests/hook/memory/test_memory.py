@@ -17,6 +17,7 @@ def in_use(tenant: Tenant, label: str = "tenant", gpu: str = GPU_0) -> int:
     return sum(client.usage[gpu].memory for client in tenant.read().clients if client.label == label)
 
 
+@pytest.mark.promise("memory-limit")
 @pytest.mark.parametrize("resolve", ["symbol", "dlsym", "getproc", "getproc11"])
 def test_no_byte_over_the_limit_by_any_way_in(tenant: Tenant, resolve: str) -> None:
     tenant.agent()
@@ -38,6 +39,7 @@ def test_the_last_byte_of_the_limit_can_be_used(tenant: Tenant) -> None:
     assert in_use(tenant) == TENANT_MEMORY
 
 
+@pytest.mark.promise("memory-managed")
 def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
     agent = tenant.agent()
     probe = tenant.probe()
@@ -225,6 +227,7 @@ def test_threads_that_allocate_at_once_stay_within_the_limit(tenant: Tenant) -> 
     assert in_use(tenant) == 250 * MIB
 
 
+@pytest.mark.promise("memory-agent-away")
 def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True)
     agent = tenant.agent()
@@ -239,6 +242,7 @@ def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: Make
     assert in_use(tenant) == 2 * MIB
 
 
+@pytest.mark.promise("memory-agent-away")
 def test_an_allocation_waits_for_an_agent_that_comes_back(tenant: Tenant) -> None:
     agent = tenant.agent()
     probe = tenant.probe()

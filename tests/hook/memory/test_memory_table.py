@@ -173,6 +173,7 @@ def refused(symbol: str, caller: Caller) -> bool:
     return True
 
 
+@pytest.mark.promise("memory-every-way")
 @pytest.mark.parametrize("symbol", REFUSED)
 def test_the_limit_is_kept_to_the_byte_and_all_comes_back(limited: Tenant, table: Table, symbol: str) -> None:
     filler, caller = limited.filler(), limited.user(symbol)
@@ -194,6 +195,7 @@ def test_the_limit_is_kept_to_the_byte_and_all_comes_back(limited: Tenant, table
     table[symbol] = {"takes": f"{cost:,}", "limit": "to the byte", "freed": "in full"}
 
 
+@pytest.mark.promise("memory-every-way")
 @pytest.mark.parametrize("symbol", REFUSED)
 def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symbol: str) -> None:
     caller = wide.user(symbol)
@@ -215,6 +217,7 @@ def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symb
     table[symbol]["refused by the driver"] = "rolled back"
 
 
+@pytest.mark.promise("memory-every-way")
 def test_every_entry_of_the_table_that_takes_memory_is_tried_here() -> None:
     memory = {row.symbol: row.name for row in read_table() if row.kind == "memory"}
     untried = {symbol for symbol, name in memory.items() if symbol not in WAYS and name not in TAKES_NOTHING}

@@ -86,6 +86,7 @@ def ask(node: Node, tenant_id: str, program: str = ASK) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.promise("memory-nvml")
 def test_nvml_shows_the_tenants_memory_and_leaves_other_gpus_alone(node: Node) -> None:
     found = ask(node, "a")
     assert found["answers"][GPUS[0]] == [[4 * GI, 0, 4 * GI], [4 * GI, 0, 4 * GI, 0]]
@@ -99,6 +100,7 @@ def test_nvml_shows_the_tenants_memory_and_leaves_other_gpus_alone(node: Node) -
     assert found["refused"] == [2, 2], "the driver's own errors stay"
 
 
+@pytest.mark.promise("memory-nvml")
 def test_nvml_shows_what_the_tenants_other_processes_use(node: Node) -> None:
     program = node.launch("a", "--memory", "1G", "--seconds", "60")
     assert program.report()["event"] == "start"
@@ -109,12 +111,14 @@ def test_nvml_shows_what_the_tenants_other_processes_use(node: Node) -> None:
     program.end()
 
 
+@pytest.mark.promise("memory-nvml-looking")
 def test_asking_nvml_does_not_make_a_process_one_that_uses_the_gpu(node: Node) -> None:
     assert ask(node, "a")["threads"] == 1
     node.stop_agent()
     assert "client connected" not in node.log()
 
 
+@pytest.mark.promise("memory-nvml-agent-away")
 def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node) -> None:
     node.stop_agent()
     assert ask(node, "a")["answers"][GPUS[0]][0] == [4 * GI, 4 * GI, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY
 from hook.world.ledger_check import PAGE, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
@@ -42,6 +43,7 @@ def test_a_pool_counts_by_what_it_reserves(make_check: MakeCheck) -> None:
     probe.ok("alloc", TENANT_MEMORY)
 
 
+@pytest.mark.promise("memory-pools")
 def test_a_pool_that_would_grow_over_the_limit_is_trimmed_again(make_check: MakeCheck) -> None:
     check = make_check()
     probe = check.probe
@@ -130,6 +132,7 @@ def test_threads_that_use_one_pool_at_once_stay_within_the_limit(make_check: Mak
     assert check.same() == 24 * MIB
 
 
+@pytest.mark.promise("memory-shared-once")
 def test_an_imported_pool_is_not_counted_again(make_check: MakeCheck) -> None:
     check = make_check(FAKE_CUDA_POOL_CHUNK=str(PAGE))
     probe, other = check.probe, check.tenant.probe("other")

@@ -39,6 +39,7 @@ def in_use(node: Node) -> int:
     return sum(client.usage[GPUS[0]].memory for client in node.devices().clients if client.alive)
 
 
+@pytest.mark.promise("memory-recall")
 def test_what_fits_the_limit_is_not_refused_for_a_siblings_idle_credits(tmp_path: Path) -> None:
     with siblings(tmp_path, 3) as (node, probes):
         for less in range(0, 4 * 512, 512):
@@ -52,6 +53,7 @@ def test_what_fits_the_limit_is_not_refused_for_a_siblings_idle_credits(tmp_path
             probes.append(probes.pop(0))
 
 
+@pytest.mark.promise("memory-returned")
 def test_a_killed_processs_bytes_come_back_at_once(tmp_path: Path) -> None:
     with siblings(tmp_path, 3) as (node, probes):
         for dying, heir in pairwise(probes):
@@ -79,6 +81,7 @@ def test_threads_and_processes_that_race_for_the_last_bytes_never_pass_the_limit
         assert in_use(node) == len(got) * 10 * MIB
 
 
+@pytest.mark.promise("time-resized", "memory-raised")
 def test_a_raised_limit_is_used_at_once_and_a_lowered_one_refuses(tmp_path: Path) -> None:
     with siblings(tmp_path) as (node, (first, second)):
         address = first.ok("alloc", LIMIT)
@@ -93,6 +96,7 @@ def test_a_raised_limit_is_used_at_once_and_a_lowered_one_refuses(tmp_path: Path
         assert second.call("alloc", 512).code == OUT_OF_MEMORY, "the sibling uses all of the limit"
 
 
+@pytest.mark.promise("memory-written-first")
 def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     with siblings(tmp_path, 3) as (node, (first, second, third)):
         first.ok("alloc", 100 * MIB)

@@ -44,6 +44,7 @@ def process(node: Node, name: str) -> Caller:
     return caller
 
 
+@pytest.mark.promise("memory-contexts")
 def test_what_the_first_contexts_take_is_learnt_and_reserved_by_the_next(node: Node) -> None:
     observer, driver = Observer(node.path("b") / "agent.sock"), Driver(node.state)
     first = process(node, "b")
@@ -66,6 +67,7 @@ def test_what_the_first_contexts_take_is_learnt_and_reserved_by_the_next(node: N
         driver.close()
 
 
+@pytest.mark.promise("memory-driver-counts")
 def test_what_modules_take_counts_against_the_limit_of_all_processes(node: Node) -> None:
     observer, driver = Observer(node.path("a") / "agent.sock"), Driver(node.state)
     loading, sibling = process(node, "a"), process(node, "a")

@@ -21,6 +21,7 @@ def busy(node: Node, *labels: str) -> None:
     wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in labels), f"device time of {labels}")
 
 
+@pytest.mark.promise("time-guarantee")
 def test_two_busy_tenants_share_as_they_asked(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.4), tenant("b", 0.6)) as node:
         node.launch("a", *SYNC)
@@ -33,6 +34,7 @@ def test_two_busy_tenants_share_as_they_asked(tmp_path: Path) -> None:
     assert shares["a"] / (shares["a"] + shares["b"]) == pytest.approx(0.4, abs=0.03)
 
 
+@pytest.mark.promise("time-limit")
 def test_a_tenant_alone_gets_its_limit_and_no_more(tmp_path: Path) -> None:
     with running(tmp_path, tenant("capped", 0.4, 0.7), tenant("free", 0.4, gpus=GPUS[1:2])) as node:
         node.launch("capped")
@@ -47,6 +49,7 @@ def test_a_tenant_alone_gets_its_limit_and_no_more(tmp_path: Path) -> None:
     assert free >= 0.9
 
 
+@pytest.mark.promise("time-resized")
 def test_a_raised_request_shows_in_the_share(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.2), tenant("b", 0.6)) as node:
         node.launch("a", *SYNC)
@@ -57,6 +60,7 @@ def test_a_raised_request_shows_in_the_share(tmp_path: Path) -> None:
         assert 0.3 <= node.shares(4, "a")["a"] <= 0.43
 
 
+@pytest.mark.promise("time-one-token")
 def test_two_processes_of_a_tenant_have_one_share_between_them(tmp_path: Path) -> None:
     with running(tmp_path, tenant("pair", 0.5), tenant("one", 0.5)) as node:
         node.launch("pair", *SYNC, label="first")
@@ -80,6 +84,7 @@ def test_a_holder_that_is_killed_leaves_the_gpu_to_others_at_once(tmp_path: Path
         assert node.shares(2, "b")["b"] >= 0.95
 
 
+@pytest.mark.promise("time-preempted")
 def test_a_stopped_holder_is_preempted(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5), grace_ms="200") as node:
         stopped = node.launch("a", *SYNC)
@@ -104,6 +109,7 @@ def test_memory_over_the_limit_is_refused_and_the_ledger_knows_what_is_used(tmp_
         assert node.devices().client("fits").usage[GPUS[0]].memory == 1 * GI
 
 
+@pytest.mark.promise("install-reconnect")
 def test_programs_live_through_a_restart_of_the_agent(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.4, 0.7, memory=2 * GI)) as node:
         program = node.launch("a", "--memory", "1536M")

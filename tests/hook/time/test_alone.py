@@ -20,6 +20,7 @@ def share_alone(tenant: Tenant, expected: float, *arguments: str) -> float:
     return max(shares)
 
 
+@pytest.mark.promise("time-agent-away")
 @pytest.mark.parametrize("request_milli", [200, 600, 1000])
 def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, request_milli: int) -> None:
     tenant = make_tenant(terms(request=request_milli))
@@ -33,6 +34,7 @@ def test_long_kernels_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
     assert share_alone(tenant, 0.1, "--kernel-us", "50000") == pytest.approx(0.1, abs=0.05)
 
 
+@pytest.mark.promise("time-agent-away-best-effort")
 def test_best_effort_waits_for_the_agent(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(request=0))
     process = tenant.loop("--kernel-us", "1000")
@@ -46,6 +48,7 @@ def test_best_effort_waits_for_the_agent(make_tenant: MakeTenant) -> None:
     process.kill()
 
 
+@pytest.mark.promise("time-agent-away")
 def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> None:
     """Ranks that wait for each other's kernels must not be given turns one after the other."""
     tenant = make_tenant(terms(request=300))
@@ -55,6 +58,7 @@ def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> 
     assert min(shares) > 0.08
 
 
+@pytest.mark.promise("time-agent-away")
 def test_when_the_agent_goes_the_token_goes_and_work_goes_on(tenant: Tenant) -> None:
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()

@@ -212,6 +212,7 @@ def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant
     assert launching.result(10).code == 0
 
 
+@pytest.mark.promise("time-one-token")
 def test_processes_of_a_tenant_share_one_token(tenant: Tenant) -> None:
     agent = tenant.agent()
     probes = [tenant.probe(f"rank{rank}") for rank in range(2)]

@@ -112,6 +112,7 @@ async def test_a_precondition_that_does_not_hold_changes_nothing(client: Client,
     assert await client.get(SHAREPODS, "one", "n") == made
 
 
+@pytest.mark.promise("operator-no-stale-write")
 async def test_a_json_patch_is_applied_whole_or_not_at_all(client: Client) -> None:
     made = await client.create(GPUNODES, GPUNODE)
     test = {"op": "test", "path": "/metadata/generation", "value": 7}

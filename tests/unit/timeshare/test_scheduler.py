@@ -23,6 +23,7 @@ def granted(scheduler: Scheduler, now: int) -> TokenGrant:
     return action
 
 
+@pytest.mark.promise("time-alone-uninterrupted")
 def test_alone_and_unlimited_is_granted_without_quantum_and_unmetered() -> None:
     scheduler = scheduler_with(("a", 500, 1000))
     scheduler.want(1, "a")
@@ -109,6 +110,7 @@ def test_borrowed_time_ends_soon_after_someone_with_credit_comes() -> None:
     assert scheduler.tick(257_500_000) == []
 
 
+@pytest.mark.promise("time-preempted")
 def test_a_holder_is_preempted_after_the_grace_period_and_not_before() -> None:
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
@@ -176,6 +178,7 @@ def test_limit_zero_never_runs_and_needs_no_timer() -> None:
     assert scheduler.next_deadline() is None
 
 
+@pytest.mark.promise("time-gang")
 def test_a_gang_is_granted_all_its_gpus_or_none() -> None:
     scheduler = Scheduler()
     scheduler.set_tenant(0, "single", ("g1",), request_milli=500, limit_milli=1000)
@@ -290,6 +293,7 @@ def test_a_holder_that_announces_its_end_yields_before_it_and_pays_until_it_has_
     assert scheduler.usage(110 * MS, "b").held_ns == 5 * MS
 
 
+@pytest.mark.promise("time-one-yields")
 def test_only_one_tenant_at_a_time_yields_a_gpu() -> None:
     scheduler = scheduler_with(*((name, 300, 1000) for name in "abc"))
     for name in "abc":
@@ -320,6 +324,7 @@ def test_a_holder_that_announces_its_end_and_never_drains_is_preempted_and_pays(
     assert scheduler.usage(end + 1 * S, "b").held_ns == 1 * S
 
 
+@pytest.mark.promise("time-one-yields")
 def test_a_draining_holder_whose_turn_is_next_again_does_not_yield() -> None:
     scheduler = two_that_share(900)
     scheduler.drained(100 * MS, "a", wanting=True)
@@ -359,6 +364,7 @@ def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> Non
     assert granted(scheduler, now + 1 * MS).tenant == "b"
 
 
+@pytest.mark.promise("time-overdue-again")
 def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() -> None:
     scheduler = two_that_share()
     now = 2 * S

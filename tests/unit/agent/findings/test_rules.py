@@ -74,6 +74,7 @@ def test_who_is_busy_no_more_than_it_holds_is_never_reported(parts: list[tuple[f
         assert not watch.findings
 
 
+@pytest.mark.promise("memory-driver-counts")
 def test_a_gap_in_memory_is_reported_when_it_lasts_and_ends_when_it_is_clearly_gone() -> None:
     watch = FindingRules(FindingThresholds(gap_tolerance=512 * MI, gap_after_s=3))
     watch.observe_memory(0, {GPU0: 600 * MI, GPU1: 0})

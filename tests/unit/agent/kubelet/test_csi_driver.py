@@ -266,6 +266,7 @@ async def test_a_row_that_comes_a_moment_later_is_waited_for(bench: Bench) -> No
     assert bench.volumes.published("tenant-a") == (bench.target(),)
 
 
+@pytest.mark.promise("operator-row-before-use")
 async def test_a_pod_without_reservation_is_refused_within_the_bound_with_advice(bench: Bench) -> None:
     bench.add_pod()
     begun = asyncio.get_running_loop().time()

@@ -378,6 +378,7 @@ async def test_a_tenant_that_is_being_released_is_refused(tenants: TenantRegistr
     other.close()
 
 
+@pytest.mark.promise("time-gang")
 async def test_a_gang_has_one_token_for_all_its_gpus(settings: AgentSettings) -> None:
     rows = [row("gang", 500, gpus=(GPU0, GPU1)), row("single", 500, gpus=(GPU1,))]
     async with tenants_with(settings, rows) as tenants:

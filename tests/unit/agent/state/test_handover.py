@@ -33,6 +33,7 @@ def other() -> int:
     return os.getppid()
 
 
+@pytest.mark.promise("memory-written-first")
 @given(
     st.lists(st.tuples(st.sampled_from([ME, os.getppid()]), st.integers(0, 1), st.integers(0, 1 << 47)), max_size=20)
 )
@@ -136,6 +137,7 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     kept.close()
 
 
+@pytest.mark.promise("memory-returned")
 async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_their_process(tmp_path: Path) -> None:
     given_settings, rows = settings_in(tmp_path), [row("a", memory=4 * GI)]
     program = (

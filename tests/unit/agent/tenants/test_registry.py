@@ -138,6 +138,7 @@ async def test_a_hook_that_was_not_built_is_said_so(settings: AgentSettings) -> 
         await TenantRegistry(settings, changed=lambda: None).start()
 
 
+@pytest.mark.promise("operator-released-means-gone")
 async def test_drained_needs_no_process_no_client_and_no_residue(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])

@@ -73,6 +73,7 @@ def test_an_invalid_one_gets_no_pod_and_no_place_and_gives_back_what_it_has() ->
     assert step(invalid, None, reserved()) == RemoveRow("node-a", NEVER_BOUND)
 
 
+@pytest.mark.promise("operator-row-before-use")
 def test_the_gate_opens_only_once_the_ledger_says_reserved_for_this_very_pod() -> None:
     mine = reserved(pod_uid="pod-1")
     assert step(sharepod(), GATED, reserved(written=False, pod_uid="pod-1")) == Wait()
@@ -82,6 +83,7 @@ def test_the_gate_opens_only_once_the_ledger_says_reserved_for_this_very_pod() -
     assert step(sharepod(), GATED, reserved(written=False, pod_uid="pod-0")) == Unreserve("node-a")
 
 
+@pytest.mark.promise("operator-row-before-use")
 def test_a_row_that_is_only_decided_for_this_pod_opens_nothing() -> None:
     former = ReservationSnapshot(node="node-a", wanted=reserved(pod_uid="pod-1").wanted, written=row(pod_uid="pod-0"))
     assert step(sharepod(), GATED, former) == Wait()
@@ -98,6 +100,7 @@ def test_of_two_reservations_for_a_gated_pod_the_same_one_is_kept_by_everybody()
     assert step(sharepod(), GATED, reserved("node-a", written=False, pod_uid="pod-1"), two) == Unreserve("node-a")
 
 
+@pytest.mark.promise("operator-no-second-run")
 def test_a_gated_pod_that_goes_is_made_again_and_one_on_record_is_not() -> None:
     assert step(sharepod(), None, lost=GATED) == CreatePod()
     assert step(sharepod(), None, reserved(written=False, pod_uid="pod-1"), lost=GATED) == Unreserve("node-a")
@@ -137,6 +140,7 @@ def test_a_bound_pod_is_never_taken_back() -> None:
     assert step(made(), pod(node="node-a"), reserved(), unbound_since=0.0, now=1e6) == Wait()
 
 
+@pytest.mark.promise("operator-no-second-run")
 def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
     taken_back = frozenset({"pod-1"})
     assert step(made(), None, reserved(pod_uid="pod-1"), returned=taken_back) == ClearPodUid()

@@ -121,6 +121,7 @@ def begin() -> tuple[FakeServer, Operator]:
     return server, operator
 
 
+@pytest.mark.promise("operator-no-over-commit")
 @pytest.mark.parametrize("seed", range(60))
 async def test_writers_that_race_never_overcommit_and_end_with_what_the_ledger_says(seed: int) -> None:
     chance = random.Random(seed)
@@ -369,6 +370,7 @@ async def test_a_decision_for_a_gpunode_that_was_made_anew_during_a_write_is_wri
     assert operator.events._waiting.empty()
 
 
+@pytest.mark.promise("operator-no-stale-write")
 def test_a_patch_holds_only_for_the_very_generation_it_was_made_from() -> None:
     base = gpunode_facts(gpunode(row("a"), row("b"), row("c"), generation=7))
     operations = patch(

@@ -186,6 +186,7 @@ async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(
     assert "whole" not in world.placed
 
 
+@pytest.mark.promise("placement-no-starvation")
 async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(world: World) -> None:
     world.node("a")
     world.node("b", 2)

@@ -149,6 +149,7 @@ async def test_an_end_is_on_record_before_the_release_begins(world: World) -> No
     assert ended[0] < released[0]
 
 
+@pytest.mark.promise("operator-released-means-gone")
 async def test_a_share_is_given_away_once_the_agent_has_confirmed_that_nothing_is_left(world: World) -> None:
     world.node()
     await world.running()

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from sharepod.api.units import TenantId
 from sharepod.placement.binpack.demand import HALF_LIFE, Demand, class_of
 from sharepod.placement.state.accounts import GpuAccount
@@ -104,6 +105,7 @@ def test_nodes_that_come_and_go_are_seen_by_the_next_decision() -> None:
     assert place_of(cluster, ask("second", 500)) == "GPU-node-a-0"
 
 
+@pytest.mark.promise("placement-bounded")
 def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_the_same() -> None:
     """Most nodes are only guessed at then; none that has room is overlooked."""
     chance = random.Random(3)

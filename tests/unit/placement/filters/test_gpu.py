@@ -22,6 +22,7 @@ def test_requests_fill_a_gpu_exactly_and_no_further() -> None:
     refused(cluster, ask("t0", 1))
 
 
+@pytest.mark.promise("memory-default")
 def test_memory_is_a_share_of_the_gpu_unless_it_is_asked_for() -> None:
     cluster = cluster_of(node(gpus=[gpu("node-a", 0, memory=40 * GI)]))
     assert put(cluster, ask("half", 500)).memory == 20 * GI

@@ -47,6 +47,7 @@ def test_a_decision_counts_before_anything_is_written() -> None:
     refused(cluster, ask("second", 500))
 
 
+@pytest.mark.promise("operator-no-over-commit")
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -370,6 +371,7 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert isinstance(answers.pop(), Assignment)
 
 
+@pytest.mark.promise("memory-in-use")
 def test_memory_is_not_lowered_below_what_is_in_use_so_that_nobody_is_promised_it() -> None:
     cluster = cluster_of(node())
     cluster.load("node-a", [row("t", 500)], 1)
