@@ -153,24 +153,32 @@ def _read_page(page: Path, root: Path, found: Found) -> None:
 def _sentence(before: str, count: int) -> str:
     """Return the last sentences of the paragraph, list item or table cell that ends here."""
     lines = before.split("\n")
-    if not lines[-1].strip():
-        return ""
-    block: list[str] = []
-    for line in reversed(lines):
-        if not line.strip() or line.startswith("#"):
+    first = len(lines)
+    while first and lines[first - 1].strip() and not lines[first - 1].startswith("#"):
+        first -= 1
+        if _ITEM.match(lines[first]) or lines[first].startswith("|"):
             break
-        block.insert(0, line.strip())
-        if _ITEM.match(line) or line.startswith("|"):
-            break
-    text = _LINK.sub(r"\1", _ANCHOR.sub("", " ".join(block)))
-    subject = ""
+    text = _LINK.sub(r"\1", " ".join(line.strip() for line in lines[first:]))
     if text.startswith("|"):
-        first, *more = re.split(r"(?<!\\)\|", text[1:])
-        text = more[-1] if more else first
-        subject = f"{first.strip()}: " if more else ""
-    else:
-        text = _ITEM.sub("", text, count=1) if _ITEM.match(text) else text
-    return subject + " ".join(part.strip() for part in _SENTENCE_END.split(text.strip())[-count:])
+        subject, *more = re.split(r"(?<!\\)\|", text[1:])
+        return f"{subject.strip()}: {_last(more[-1], count)}" if more else _last(subject, count)
+    if item := _ITEM.match(text):
+        text = text[item.end() :]
+    lead = _lead(lines[:first]) if item and text[:1].islower() and not _ANCHOR.search(text) else ""
+    return f"{lead} {_last(text, count).rstrip(';')}".strip()
+
+
+def _last(text: str, count: int) -> str:
+    """Return the last sentences of a text; what stands before an earlier anchor belongs to the promise there."""
+    text = re.split(_ANCHOR.pattern.replace("(", "(?:"), text)[-1].lstrip(" ,;")
+    return " ".join(part.strip() for part in _SENTENCE_END.split(text.strip())[-count:])
+
+
+def _lead(lines: list[str]) -> str:
+    """Return the sentence before a list, which an item in lower case continues."""
+    paragraphs = "\n".join(lines).strip().split("\n\n")
+    ends = [text for text in paragraphs if text.endswith(":") and not _ITEM.match(text)]
+    return _last(" ".join(ends[-1].split()), 1) if ends else ""
 
 
 def _read_tests(module: ast.Module, path: str, found: Found) -> None:
@@ -179,6 +187,8 @@ def _read_tests(module: ast.Module, path: str, found: Found) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             marks = [call for decorator in node.decorator_list for call in _marks(decorator)]
             holder = Holder(path, node.name)
+            if marks and any("mark.xfail" in ast.unparse(decorator) for decorator in node.decorator_list):
+                found.problems.append(f"{holder.pytest_id} is expected to fail, so it holds no promise")
         elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
             marks, holder = list(_marks(node.value)), Holder(path, None)
         else:

@@ -13,6 +13,7 @@ from harness.cluster import Cluster
 from harness.installation import SHAREPODS
 
 
+@pytest.mark.promise("install-refusals")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title.replace(" ", "-"))
 def test_a_refusal_names_the_field_and_the_mend(server: Cluster, case: Case) -> None:
     answer = server.kubectl("apply", "-f", "-", input=json.dumps(case.manifest()), check=False)
@@ -51,6 +52,7 @@ def test_a_gpunode_shows_pool_and_agent(server: Cluster) -> None:
     assert row.split()[:-1] == ["shown", "dedicated", "A100", "1", "0.9", "2", "True", "0.1.0"]
 
 
+@pytest.mark.promise("operator-unknown-fields")
 def test_an_unknown_field_is_refused_by_name_and_never_stored(server: Cluster) -> None:
     body = sharepod("unknown", {"request": 0.5, "colour": "red"}, futureField={"deep": nested(300)})
     body["spec"]["containers"][0]["futureProbe"] = {"period": 3}

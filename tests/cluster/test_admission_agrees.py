@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from cluster.admission import sharepod
 from cluster.malformed import UUID
 from harness.api import ApiError, Object
@@ -114,6 +115,7 @@ def _agree(server: Cluster, body: Object) -> None:
     )
 
 
+@pytest.mark.promise("operator-annotations")
 @settings(
     max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -9,6 +9,7 @@ from harness.cluster import Cluster
 from harness.installation import SHAREPODS
 
 
+@pytest.mark.promise("operator-immutable")
 def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -> None:
     path = f"{SHAREPODS}/change"
     server.api.create(SHAREPODS, sharepod("change", {"request": 0.3, "affinity": "a"}, nodeSelector={"a": "b"}))
@@ -44,6 +45,7 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     )
 
 
+@pytest.mark.promise("operator-immutable")
 def test_annotations_for_request_limit_and_memory_may_change_and_no_others(server: Cluster) -> None:
     path = f"{SHAREPODS}/annotated"
     server.api.create(SHAREPODS, sharepod("annotated", annotations={"gemini/gpu_request": "0.5", "gemini/GPUID": "a"}))

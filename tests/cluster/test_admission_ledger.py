@@ -62,6 +62,7 @@ def lease(name: str) -> Object:
     }
 
 
+@pytest.mark.promise("security-writers")
 def test_an_agent_writes_its_own_node_and_no_other(server: Cluster, agent: Api) -> None:
     agent.patch(f"{GPUNODES}/agents-0/status", {"status": {"agentVersion": "0.1.0"}})
     agent.create(LEASES, lease("sharepod-agent-agents-0"))
@@ -78,6 +79,7 @@ def test_an_agent_writes_its_own_node_and_no_other(server: Cluster, agent: Api) 
     )
 
 
+@pytest.mark.promise("security-writers")
 def test_an_agent_can_write_no_ledger_and_read_no_secret(agent: Api) -> None:
     assert "cannot patch resource" in refusal(agent, f"{GPUNODES}/agents-0", {"spec": {"pool": "dedicated"}})
     for path in ("/api/v1/namespaces/sharepod-system/secrets", "/api/v1/pods", SHAREPODS):
@@ -91,6 +93,7 @@ def test_a_token_that_names_no_node_writes_nothing(server: Cluster, agent: Api) 
     assert "names no node" in refusal(unbound, f"{GPUNODES}/agents-0/status", {"status": {"agentVersion": "0.1.0"}})
 
 
+@pytest.mark.promise("security-ledger", "security-rights", "security-gpunodes-hidden")
 def test_who_edits_a_namespace_edits_its_sharepods_but_neither_status_nor_ledger(server: Cluster, alice: Path) -> None:
     code, said = as_user(server, alice, "apply", "-f", "-", body=sharepod("alices", {"request": 0.5}))
     assert code == 0, said

@@ -25,6 +25,7 @@ def volume_pod(name: str) -> Object:
     }
 
 
+@pytest.mark.promise("security-identity")
 def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Cluster, alice: Path) -> None:
     code, said = as_user(server, alice, "apply", "-f", "-", body=volume_pod("forged"))
     assert code != 0
@@ -34,6 +35,7 @@ def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Clust
     operator.create(PODS, volume_pod("made"))
 
 
+@pytest.mark.promise("security-debug-container")
 def test_debug_containers_of_our_pods_get_no_gpu(server: Cluster) -> None:
     server.api.create(PODS, volume_pod("debugged"))
     plain = volume_pod("plain")
@@ -57,6 +59,7 @@ def test_debug_containers_of_our_pods_get_no_gpu(server: Cluster) -> None:
     debug("debugged", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "b"})
 
 
+@pytest.mark.promise("security-identity", "security-tenant-label")
 def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server: Cluster, alice: Path) -> None:
     body = volume_pod("labelled")
     body["spec"].pop("volumes")
@@ -97,6 +100,7 @@ def test_a_sharepods_pod_cannot_be_given_to_another_controller(server: Cluster) 
     assert "cannot be given to another controller" in refusal(server.api, f"{PODS}/owned", merge)
 
 
+@pytest.mark.promise("security-ledger")
 def test_the_gate_and_the_gpus_of_a_sharepods_pod_are_the_operators_alone(server: Cluster, alice: Path) -> None:
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
     body = volume_pod("gated")

@@ -113,6 +113,7 @@ def test_the_lease_is_renewed_and_belongs_to_the_gpunode(node: OneNode) -> None:
     assert again is not None
 
 
+@pytest.mark.promise("security-writers")
 def test_an_agent_may_write_nothing_but_its_own_status_and_lease(node: OneNode) -> None:
     node.make_gpunode()
     other = one_node(node.cluster)
@@ -170,6 +171,7 @@ def test_drained_is_told_once_the_volume_is_unpublished_and_not_before(node: One
     node.api.delete("/api/v1/namespaces/default/pods/pod-of-a", grace=0)
 
 
+@pytest.mark.promise("node-pod-compared", "security-identity")
 @needs_root
 def test_a_volume_goes_to_the_pod_that_the_api_server_knows_and_to_no_other(node: OneNode) -> None:
     mine = node.make_pod("pod-of-a", "a")
@@ -299,6 +301,7 @@ def test_the_agent_outlives_the_api_server(cluster_factory: Callable[..., Cluste
     assert status["observedGeneration"] == generation
 
 
+@pytest.mark.promise("node-foreign-process")
 def test_a_failed_gpu_and_a_strangers_process_are_in_the_status_until_they_are_gone(node: OneNode) -> None:
     node.make_gpunode(row("a"))
     node.start_agent()

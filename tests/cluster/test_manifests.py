@@ -109,6 +109,7 @@ def test_the_operators_pod_runs_where_pod_security_is_restricted(installed: Clus
     installed.api.create("/api/v1/namespaces/restricted-check/pods", pod, dryRun="All", fieldValidation="Strict")
 
 
+@pytest.mark.promise("install-other-nodes")
 def test_the_agent_runs_on_labelled_nodes_only_and_without_a_cpu_limit(installed: Cluster) -> None:
     daemonset = installed.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/sharepod-agent")
     spec = daemonset["spec"]["template"]["spec"]
@@ -216,6 +217,7 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
     }
 
 
+@pytest.mark.promise("install-settings-restart")
 def test_an_overlay_sets_images_and_settings_and_the_workloads_follow(installed: Cluster, tmp_path: Path) -> None:
     overlay: dict[str, Any] = {
         "resources": [os.path.relpath(MANIFESTS, tmp_path)],

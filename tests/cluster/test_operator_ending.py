@@ -96,6 +96,7 @@ def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: 
     holds_for(2, lambda: world.pod(namespace, "one") is None, "no second pod")
 
 
+@pytest.mark.promise("operator-evicted")
 def test_an_evicted_pod_fails_the_sharepod_as_evicted(world: World) -> None:
     (node,) = world.nodes("evict")
     namespace = world.cluster.namespace("evict")
@@ -108,6 +109,7 @@ def test_an_evicted_pod_fails_the_sharepod_as_evicted(world: World) -> None:
     wait(lambda: world.pod(namespace, "one") is None, what="the end of the Pod")
 
 
+@pytest.mark.promise("operator-agent-away")
 def test_without_its_agent_a_node_is_not_used_and_nothing_of_its_tenants_is_given_away(world: World) -> None:
     (node,) = world.nodes("away")
     namespace = world.cluster.namespace("away")
@@ -142,6 +144,7 @@ def test_without_its_agent_a_node_is_not_used_and_nothing_of_its_tenants_is_give
     )
 
 
+@pytest.mark.promise("operator-override-admin")
 def test_force_release_gives_away_what_no_agent_confirms_but_never_what_runs(world: World) -> None:
     (node,) = world.nodes("force")
     namespace = world.cluster.namespace("force")
@@ -168,6 +171,7 @@ def test_force_release_gives_away_what_no_agent_confirms_but_never_what_runs(wor
     )
 
 
+@pytest.mark.promise("operator-override-taint")
 def test_the_out_of_service_taint_gives_away_what_no_agent_confirms(world: World) -> None:
     (node,) = world.nodes("broken")
     namespace = world.cluster.namespace("broken")
@@ -181,6 +185,7 @@ def test_the_out_of_service_taint_gives_away_what_no_agent_confirms(world: World
     wait(lambda: not world.rows(node), what="an empty ledger")
 
 
+@pytest.mark.promise("operator-node-back")
 def test_a_node_deleted_and_registered_again_keeps_its_ledger(world: World) -> None:
     (node,) = world.nodes("again")
     namespace = world.cluster.namespace("again")
@@ -204,6 +209,7 @@ def test_a_node_deleted_and_registered_again_keeps_its_ledger(world: World) -> N
     assert world.sharepod(namespace, "one")["status"]["phase"] == "Running"
 
 
+@pytest.mark.promise("operator-override-node")
 def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: World) -> None:
     (node,) = world.nodes("gone")
     namespace = world.cluster.namespace("gone")
@@ -218,6 +224,7 @@ def test_when_its_node_is_gone_for_good_the_ledger_ends_with_its_tenants(world: 
     world.cluster.wait_for(f"{GPUNODES}/{node}", lambda seen: seen is None, what="the GPUNode to go")
 
 
+@pytest.mark.promise("operator-reservation-lost")
 def test_a_row_removed_by_an_admin_does_not_leave_an_unaccounted_pod(world: World) -> None:
     (node,) = world.nodes("ledger")
     namespace = world.cluster.namespace("ledger")

@@ -95,6 +95,7 @@ def seal_gates(world: World, namespace: str) -> Callable[[], None]:
     return unseal
 
 
+@pytest.mark.promise("operator-crash")
 def test_killed_before_its_pod_can_be_made_the_pod_appears_once(world: World) -> None:
     (node,) = world.nodes("between")
     namespace = world.cluster.namespace("between")
@@ -112,6 +113,7 @@ def test_killed_before_its_pod_can_be_made_the_pod_appears_once(world: World) ->
     assert len(world.rows(node)) == 1
 
 
+@pytest.mark.promise("operator-crash")
 def test_killed_between_ledger_and_gate_the_same_pod_goes_on(world: World) -> None:
     (node,) = world.nodes("gate")
     namespace = world.cluster.namespace("gate")
@@ -180,6 +182,7 @@ def test_the_api_server_may_go_and_come_back(world: World) -> None:
     assert world.operator.running()
 
 
+@pytest.mark.promise("operator-takeover")
 def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> None:
     nodes = world.nodes("pair", 2)
     namespace = world.cluster.namespace("pair")
@@ -213,6 +216,7 @@ def test_of_two_operators_one_acts_and_the_other_takes_over(world: World) -> Non
         wait(lambda: world.metric("sharepod_operator_leader") == 1.0, what="the first to lead again", timeout=20)
 
 
+@pytest.mark.promise("operator-one-leads")
 def test_a_stopped_leader_that_wakes_up_late_writes_nothing_before_it_leads_again(world: World) -> None:
     (node,) = world.nodes("late")
     namespace = world.cluster.namespace("late")

@@ -83,6 +83,7 @@ INVALID = {
 """SharePods of the corpus that the API server takes, and what their owner is told."""
 
 
+@pytest.mark.promise("operator-one-object-one-owner", "security-input")
 def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> None:
     world.nodes("hostile", 2)
     namespace = world.cluster.namespace("hostile")
@@ -120,6 +121,7 @@ def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> 
     assert world.operator.running()
 
 
+@pytest.mark.promise("operator-one-object-one-owner")
 def test_no_object_of_other_kinds_costs_anybody_else(world: World) -> None:
     (node,) = world.nodes("crowd")
     world.nodes("spoilt", agents=False)

@@ -118,6 +118,7 @@ def test_one_that_waits_is_placed_as_soon_as_another_has_gone(world: World) -> N
     world.phase(namespace, "second", "Running")
 
 
+@pytest.mark.promise("placement-exclusive")
 def test_an_exclusive_sharepod_is_alone_on_its_gpu(world: World) -> None:
     (node,) = world.nodes("alone")
     namespace = world.cluster.namespace("alone")
@@ -226,6 +227,7 @@ def test_a_sharepod_that_slipped_past_admission_gets_a_condition(world: World) -
     world.phase(namespace, "good", "Running")
 
 
+@pytest.mark.promise("operator-refused")
 def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(world: World) -> None:
     (node,) = world.nodes("refused")
     namespace = world.cluster.namespace("refused")
@@ -239,6 +241,7 @@ def test_a_pod_that_the_api_server_refuses_ends_the_sharepod_with_its_words(worl
     wait(lambda: not world.rows(node), what="its share to be given back")
 
 
+@pytest.mark.promise("operator-forbidden")
 def test_a_quota_is_shown_and_the_pod_is_made_when_it_allows(world: World) -> None:
     world.nodes("quota")
     namespace = world.cluster.namespace("quota")
@@ -273,6 +276,7 @@ def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> Non
     world.phase(namespace, "one", "Running", timeout=30)
 
 
+@pytest.mark.promise("operator-taken-back")
 def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
     nodes = world.nodes("refuse", 2)
     namespace = world.cluster.namespace("refuse")
@@ -294,6 +298,7 @@ def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(wo
     assert "PodTakenBack" in {reason for reason, _ in world.events(namespace, "second")}
 
 
+@pytest.mark.promise("placement-device-plugin")
 def test_a_node_of_pool_device_plugin_takes_no_tenants_and_says_so(world: World) -> None:
     world.nodes("plugin", pool="device-plugin")
     namespace = world.cluster.namespace("plugin")
@@ -301,6 +306,7 @@ def test_a_node_of_pool_device_plugin_takes_no_tenants_and_says_so(world: World)
     assert "device-plugin" in world.condition(namespace, "one", "Placed", status="False")
 
 
+@pytest.mark.promise("placement-order")
 def test_the_higher_priority_goes_first(world: World) -> None:
     namespace = world.cluster.namespace("prio")
     world.api.create(
@@ -322,6 +328,7 @@ def test_the_higher_priority_goes_first(world: World) -> None:
     assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
+@pytest.mark.promise("operator-pod-first")
 def test_a_pod_that_is_forbidden_holds_no_share_and_the_reason_stays(world: World) -> None:
     (node,) = world.nodes("barred")
     namespace, other = world.cluster.namespace("barred"), world.cluster.namespace("unbarred")

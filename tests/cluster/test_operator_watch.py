@@ -33,6 +33,7 @@ def running(world: World, prefix: str, **options: Any) -> tuple[str, str, str]:
     return node, namespace, made["metadata"]["uid"]
 
 
+@pytest.mark.promise("operator-report-only")
 def test_what_the_agent_found_out_is_shown_and_the_default_policy_ends_nothing(world: World) -> None:
     _, namespace, tenant = running(world, "report")
     world.agents.report(tenant, connected=True, enforced=True, findings=[GAP])
@@ -52,6 +53,7 @@ def test_what_the_agent_found_out_is_shown_and_the_default_policy_ends_nothing(w
     assert world.phase(namespace, "one", "Running")
 
 
+@pytest.mark.promise("node-gpu-events")
 def test_a_gpu_that_fails_is_told_to_its_tenants_and_its_node(world: World) -> None:
     node, namespace, _ = running(world, "fails")
     gpus = world.api.get(f"{GPUNODES}/{node}")["status"]["gpus"]
@@ -66,6 +68,7 @@ def test_a_gpu_that_fails_is_told_to_its_tenants_and_its_node(world: World) -> N
     wait(lambda: "GpuRecovered" in {reason for reason, _ in world.events("default", node)}, what="the node's Event")
 
 
+@pytest.mark.promise("operator-eviction-budget")
 def test_by_policy_a_pod_without_the_hook_is_evicted_even_against_its_own_budget(world: World) -> None:
     assert world.operator is not None
     world.operator.stop()

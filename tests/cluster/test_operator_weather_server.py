@@ -21,6 +21,7 @@ def own() -> Iterator[Weather]:
         yield running
 
 
+@pytest.mark.promise("operator-late-kinds")
 def test_a_minute_of_503_is_outlived(weather: Weather) -> None:
     told("503 for a minute", server.outage(weather))
 

@@ -9,10 +9,12 @@ from cluster.weather.world import KINDS, Weather, told
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.promise("operator-watch-lost")
 def test_half_open_watches_are_opened_again(weather: Weather) -> None:
     told("half-open watches", watches.half_open(weather))
 
 
+@pytest.mark.promise("operator-no-blind-placement")
 def test_nothing_is_placed_on_what_a_silent_watch_once_said(weather: Weather) -> None:
     told("silent Nodes and ledgers", watches.stale_belief(weather))
 

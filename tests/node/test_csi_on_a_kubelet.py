@@ -236,6 +236,7 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     return cluster.namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
 
 
+@pytest.mark.promise("security-rights", "install-unprivileged", "install-restricted")
 def test_a_restricted_pod_starts_with_its_agent_and_finds_socket_limits_and_hook(
     bench: Bench, cluster: Cluster, namespace: str
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_manifest_in_an_older_dialect_runs_as_it_stands(system: System, tmp_pa
     system.cluster.kubectl("delete", "sharepod", "sharepod1", "-n", "legacy", timeout=60)
 
 
+@pytest.mark.promise("program-silent", "install-unprivileged")
 def test_a_program_without_cuda_is_preloaded_and_notices_nothing(system: System, tmp_path: Path) -> None:
     program = Path("/bin/cat").resolve()
     system.machine.real.load_image(image_with_program("sharepod.test/cat:1", program, directory=tmp_path))
@@ -233,6 +234,7 @@ def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: S
         time.sleep(0.2)
 
 
+@pytest.mark.promise("install-agent-gap")
 def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: System) -> None:
     system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
     system.await_phase("steady", "Running")
@@ -252,6 +254,7 @@ def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: S
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
+@pytest.mark.promise("node-agent-first")
 def test_a_container_does_not_start_before_its_agent_is_up(system: System) -> None:
     system.await_agent()
     system.agent.stop(grace=0)  # killed: it says no word, and its Lease lasts for a while yet

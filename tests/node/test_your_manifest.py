@@ -60,12 +60,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.promise("install-your-manifest")
 def test_the_page_has_a_session_for_every_example_of_another_system() -> None:
     shown = {session[0][0].rpartition("/")[2] for session in sessions()}
     numbers = {f"{number}-" for number in (15, 16, 17, 20, 21, 22, 23)}
     assert shown == {path.name for path in (ROOT / "examples").glob("*.yaml") if path.name[:3] in numbers}
 
 
+@pytest.mark.promise("install-your-manifest")
 @pytest.mark.parametrize("session", sessions(), ids=lambda session: Path(session[0][0]).stem)
 def test_a_command_of_the_page_prints_what_the_page_shows(installed: Cluster, session: list[tuple[str, str]]) -> None:
     manifest = ROOT / session[0][0].split()[-1]

@@ -274,7 +274,7 @@ def test_not_enforced_is_counted_and_never_refused() -> None:
     assert ledger.used == 500
 
 
-@pytest.mark.promise("memory-driver-counts")
+@pytest.mark.promise("memory-driver-counts", "memory-counted-without-hook")
 def test_what_the_driver_uses_beyond_credits_counts() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.reserve(0, "a", 1, 40)

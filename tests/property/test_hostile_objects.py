@@ -138,6 +138,7 @@ CORPUS: dict[str, Callable[[], Iterator[tuple[str, Json]]]] = {
 }
 
 
+@pytest.mark.promise("operator-one-object-one-owner")
 @pytest.mark.parametrize("kind", CORPUS)
 def test_no_object_of_the_corpus_ends_or_stalls_the_reading(kind: str) -> None:
     for name, raw in CORPUS[kind]():
@@ -170,6 +171,7 @@ def spoiled(draw: st.DrawFn, kind: str) -> Json:
     return raw
 
 
+@pytest.mark.promise("operator-one-object-one-owner")
 @pytest.mark.parametrize("kind", CORPUS)
 @settings(max_examples=300)
 @given(data=st.data())

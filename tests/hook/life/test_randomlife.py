@@ -9,6 +9,7 @@ from harness.soak import slice_of
 from hook.life.randomlife import NOTHING_OF, soak
 
 
+@pytest.mark.promise("program-gate")
 @pytest.mark.soak
 def test_in_random_life_no_launch_passes_without_a_token_and_nothing_hangs(double: Path, hook_file: Path) -> None:
     assert double.is_dir()

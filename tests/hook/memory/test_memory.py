@@ -154,6 +154,7 @@ def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
     assert len(agent.frames(agent.client(), Reserve)) == 1
 
 
+@pytest.mark.promise("memory-cuda-view")
 def test_the_tenant_sees_its_limit_as_the_gpu(tenant: Tenant) -> None:
     tenant.agent()
     first, second = tenant.probe("first"), tenant.probe("second")
@@ -227,7 +228,7 @@ def test_threads_that_allocate_at_once_stay_within_the_limit(tenant: Tenant) -> 
     assert in_use(tenant) == 250 * MIB
 
 
-@pytest.mark.promise("memory-agent-away")
+@pytest.mark.promise("memory-agent-away", "install-agent-gap")
 def test_without_an_agent_the_credits_in_hand_are_all_there_is(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True)
     agent = tenant.agent()

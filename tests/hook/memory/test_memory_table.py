@@ -217,7 +217,7 @@ def test_what_the_driver_refuses_is_not_counted(wide: Tenant, table: Table, symb
     table[symbol]["refused by the driver"] = "rolled back"
 
 
-@pytest.mark.promise("memory-every-way")
+@pytest.mark.promise("memory-every-way", "security-share")
 def test_every_entry_of_the_table_that_takes_memory_is_tried_here() -> None:
     memory = {row.symbol: row.name for row in read_table() if row.kind == "memory"}
     untried = {symbol for symbol, name in memory.items() if symbol not in WAYS and name not in TAKES_NOTHING}

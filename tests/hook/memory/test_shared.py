@@ -96,7 +96,7 @@ def test_a_raised_limit_is_used_at_once_and_a_lowered_one_refuses(tmp_path: Path
         assert second.call("alloc", 512).code == OUT_OF_MEMORY, "the sibling uses all of the limit"
 
 
-@pytest.mark.promise("memory-written-first")
+@pytest.mark.promise("memory-written-first", "node-handover")
 def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
     with siblings(tmp_path, 3) as (node, (first, second, third)):
         first.ok("alloc", 100 * MIB)

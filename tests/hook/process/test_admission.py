@@ -14,6 +14,7 @@ from hook.world.probe import OUT_OF_MEMORY, SYSTEM_NOT_READY
 from sharepod.protocol import RefusedReason
 
 
+@pytest.mark.promise("program-too-many")
 def test_one_process_too_many_launches_nothing_says_why_and_comes_in_later(tenant: Tenant, lives: list[Life]) -> None:
     agent = generous(tenant)
     agent.refuse = RefusedReason.FULL
@@ -48,6 +49,7 @@ def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[L
     assert tenant.submitted() == 0
 
 
+@pytest.mark.promise("program-fail-open")
 def test_with_the_agents_leave_programs_go_on_without_limits(make_tenant: MakeTenant, lives: list[Life]) -> None:
     tenant = make_tenant(hasty=True, limits=False)
     (tenant.directory / "fail-open").touch()
@@ -62,6 +64,7 @@ def test_with_the_agents_leave_programs_go_on_without_limits(make_tenant: MakeTe
     assert report["share"] > 0.6, "nothing is gated"
 
 
+@pytest.mark.promise("program-fail-open")
 def test_leave_to_go_on_ends_with_the_first_limits(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(request=200), hasty=True, limits=False)
     (tenant.directory / "fail-open").touch()
@@ -74,6 +77,7 @@ def test_leave_to_go_on_ends_with_the_first_limits(make_tenant: MakeTenant) -> N
     assert (tenant.read().busy_ns("tenant") - before) / (time.monotonic_ns() - begun) < 0.27
 
 
+@pytest.mark.promise("security-fail-open")
 @pytest.mark.parametrize("name", ["FAIL_OPEN", "SHAREPOD_FAIL_OPEN", "SHAREPOD_AGENT_FAIL_OPEN", "SHAREPOD_LIMITS"])
 def test_no_variable_gives_that_leave(make_tenant: MakeTenant, name: str) -> None:
     tenant = make_tenant(hasty=True, limits=False)
@@ -90,6 +94,7 @@ def test_leave_is_of_no_use_where_there_are_limits(make_tenant: MakeTenant) -> N
     assert probe.call("alloc", 300 * MIB).code == OUT_OF_MEMORY
 
 
+@pytest.mark.promise("program-too-many")
 def test_under_the_agent_processes_beyond_its_bound_do_not_add_to_the_share(tmp_path: Path, double: Path) -> None:
     """Four processes of which two may connect get together what the tenant was granted."""
     assert double.is_dir()

@@ -36,6 +36,7 @@ def output_of(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.promise("program-no-library")
 def test_the_hook_needs_no_library(hook_file: Path) -> None:
     dynamic = output_of("readelf", "-dW", hook_file)
     assert "(NEEDED)" not in dynamic
@@ -44,6 +45,7 @@ def test_the_hook_needs_no_library(hook_file: Path) -> None:
     assert "(SYMBOLIC)" in dynamic
 
 
+@pytest.mark.promise("program-no-library")
 def test_it_takes_only_what_every_libc_has(hook_file: Path) -> None:
     symbols = output_of("nm", "-D", "--undefined-only", hook_file).split()
     assert {name for name in symbols if name != "U"} <= ALLOWED_UNDEFINED
@@ -53,12 +55,14 @@ def test_it_costs_the_loader_no_relocation_of_tables(hook_file: Path) -> None:
     assert "_RELATIVE" not in output_of("readelf", "-rW", hook_file)
 
 
+@pytest.mark.promise("program-entry-points")
 def test_it_exports_the_table_and_nothing_else(hook_file: Path) -> None:
     exported = set(re.findall(r" [A-Z] (\w+)$", output_of("nm", "-D", "--defined-only", hook_file), re.MULTILINE))
     table = {row.symbol for row in read_table() if row.wrapped}
     assert exported == table | {"dlsym", "dlvsym", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
 
 
+@pytest.mark.promise("program-silent")
 @pytest.mark.parametrize("bind", ["LD_BIND_NOW", "LD_BIND_LAZILY"])
 def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> None:
     program = BUILD / "programs" / "plain"
@@ -69,6 +73,7 @@ def test_a_program_without_cuda_notices_nothing(tenant: Tenant, bind: str) -> No
     assert hooked["threads"] == 1
 
 
+@pytest.mark.promise("program-preload-file")
 def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
     """Two copies under two paths are two objects; only the first one acts."""
     tenant.agent().on_want = lambda client: None
@@ -80,6 +85,7 @@ def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
         assert last_report(tenant.loop("--seconds", "0.2", "--resolve", resolve, LD_PRELOAD=both))["launches"] == 0
 
 
+@pytest.mark.promise("program-silent")
 def test_it_starts_with_the_first_cuda_call(tenant: Tenant) -> None:
     agent = tenant.agent()
     probe = tenant.probe()
@@ -129,6 +135,7 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
     assert old.ok("proc_address_v1", "cuCtxSynchronize", 11080) != ""
 
 
+@pytest.mark.promise("program-rtld-next")
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
     """An interposer asks for the next symbol behind itself; a forwarding dlsym would answer with the interposer."""
     sources = {
@@ -163,6 +170,7 @@ def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.promise("program-fork")
 def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -187,6 +195,7 @@ def test_a_child_of_fork_starts_clean(tenant: Tenant) -> None:
     probe.ok("launch", "noop")
 
 
+@pytest.mark.promise("program-fork")
 def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> None:
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()

@@ -76,6 +76,7 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
 # ---- waits that are left
 
 
+@pytest.mark.promise("program-signals")
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
     """Otherwise the process would keep the token from others for good: it would seem to wait and never be idle."""
@@ -110,6 +111,7 @@ def test_waits_for_memory_that_were_left_take_no_places(tenant: Tenant, lives: l
     assert life.ends() == 0
 
 
+@pytest.mark.promise("program-signals")
 def test_a_signal_handler_may_launch_while_its_thread_waits(tenant: Tenant, lives: list[Life]) -> None:
     agent = tenant.agent()
     life = begin(lives, tenant, "handler_calls_cuda")
@@ -123,6 +125,7 @@ def test_a_signal_handler_may_launch_while_its_thread_waits(tenant: Tenant, live
     assert asked(agent, client) == 1
 
 
+@pytest.mark.promise("program-signals")
 def test_waits_outlast_signals(tenant: Tenant, lives: list[Life]) -> None:
     agent = generous(tenant, quantum_ms=5)
     life = begin(lives, tenant, "interrupted")
@@ -135,6 +138,7 @@ def test_waits_outlast_signals(tenant: Tenant, lives: list[Life]) -> None:
 # ---- descriptors, threads, stacks, libraries
 
 
+@pytest.mark.promise("program-closed-descriptors")
 def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
@@ -154,6 +158,7 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
     assert life.ends() == 0
 
 
+@pytest.mark.promise("program-no-threads")
 def test_where_no_thread_can_be_started_cuda_says_not_ready_and_nobody_hangs(tenant: Tenant, lives: list[Life]) -> None:
     tenant.agent()
     life = begin(lives, tenant, "no_threads")
@@ -176,6 +181,7 @@ def test_a_driver_that_the_program_closes_goes_on_for_the_hook(tenant: Tenant, l
     assert life.ends() == 0
 
 
+@pytest.mark.promise("program-no-descriptor")
 def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, lives: list[Life]) -> None:
     """Otherwise a tenant would escape its share by a low limit of open files."""
     agent = generous(tenant, quantum_ms=20)
@@ -212,6 +218,7 @@ def test_threads_that_come_and_go_leave_nothing(tenant: Tenant, lives: list[Life
 # ---- stopped, killed
 
 
+@pytest.mark.promise("program-stopped")
 def test_a_stopped_holder_gives_back_when_it_goes_on(tenant: Tenant) -> None:
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "500", "--threads", "3", "--sync-every", "8")
@@ -238,6 +245,7 @@ def ptrace(request: int, thread: int) -> None:
         raise OSError(ctypes.get_errno(), "ptrace")
 
 
+@pytest.mark.promise("program-debugger")
 def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Tenant) -> None:
     """A debugger stops a thread. Its process gives the token back after the grace period and gets it again; the stopped
     thread's launch passes when it goes on."""

@@ -71,6 +71,7 @@ def ask(programs: Path, driver: Path, questions: list[str], *preloads: Path) -> 
     return [[*words[:-2], Path(words[-2]).name, words[-1]] for words in answers[1:]], done.stderr
 
 
+@pytest.mark.promise("program-entry-points", "security-share")
 def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver: Path, hook: Path) -> None:
     rows = exported(NEWEST)
     ways = ("handle", "vhandle", "default", "next")
@@ -86,6 +87,7 @@ def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver:
     assert said == ""
 
 
+@pytest.mark.promise("program-entry-points", "security-share")
 @pytest.mark.parametrize("call", ["proc1", "proc2"])
 @pytest.mark.parametrize("flags", [0, LEGACY, PER_THREAD])
 @pytest.mark.parametrize("version", [10010, 11080, 12000, 12090, NEWEST])
@@ -124,6 +126,7 @@ def test_the_export_table_is_passed_through(programs: Path, driver: Path, hook: 
     assert [answer[-2:] for answer in answers] == [[DRIVER, "cuGetExportTable"]] * 2
 
 
+@pytest.mark.promise("program-unknown-entry")
 def test_an_unknown_function_under_a_gated_name_is_not_found_and_said_once(
     programs: Path, tmp_path: Path, hook: Path
 ) -> None:
@@ -143,6 +146,7 @@ def test_an_unknown_function_under_a_gated_name_is_not_found_and_said_once(
     assert len(lines) == 2
 
 
+@pytest.mark.promise("program-unknown-entry")
 def test_functions_of_a_second_driver_are_refused_where_they_would_slip_through(
     programs: Path, driver: Path, tmp_path: Path, hook: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path)
     assert answers == answers[: len(questions)] * 20
 
 
+@pytest.mark.promise("program-rtld-next")
 @pytest.mark.parametrize("first", ["hook", "witness"])
 def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, first: str
@@ -176,6 +181,7 @@ def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
     assert (tmp_path / "log").exists() == (first == "witness")
 
 
+@pytest.mark.promise("program-preload-file")
 def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, driver: Path, hook: Path) -> None:
     """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own."""
     script = (

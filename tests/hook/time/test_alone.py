@@ -20,7 +20,7 @@ def share_alone(tenant: Tenant, expected: float, *arguments: str) -> float:
     return max(shares)
 
 
-@pytest.mark.promise("time-agent-away")
+@pytest.mark.promise("time-agent-away", "install-agent-gap")
 @pytest.mark.parametrize("request_milli", [200, 600, 1000])
 def test_without_an_agent_the_request_is_the_share(make_tenant: MakeTenant, request_milli: int) -> None:
     tenant = make_tenant(terms(request=request_milli))
@@ -58,7 +58,7 @@ def test_processes_of_a_tenant_run_at_the_same_time(make_tenant: MakeTenant) -> 
     assert min(shares) > 0.08
 
 
-@pytest.mark.promise("time-agent-away")
+@pytest.mark.promise("time-agent-away", "program-reconnects")
 def test_when_the_agent_goes_the_token_goes_and_work_goes_on(tenant: Tenant) -> None:
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -119,6 +119,7 @@ def test_a_changed_limits_file_is_followed(make_tenant: MakeTenant) -> None:
     tenant.until(lambda: tenant.submitted() > 20, "launches at the new request")
 
 
+@pytest.mark.promise("program-fail-closed")
 def test_without_limits_the_first_call_waits_and_then_fails(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(hasty=True, limits=False)
     probe = tenant.probe()
@@ -166,6 +167,7 @@ def test_a_new_agent_learns_what_every_process_holds(tenant: Tenant) -> None:
     assert tenant.read().client("p0").usage[GPU_0].memory == 20 * MIB
 
 
+@pytest.mark.promise("install-running-hook")
 def test_a_new_hook_file_does_not_move_a_running_program(tenant: Tenant) -> None:
     """The agent replaces the file by rename; a running program goes on with the old one."""
     agent = tenant.agent()

@@ -13,6 +13,7 @@ GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
 
 
+@pytest.mark.promise("program-captured")
 @versions
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) -> None:
@@ -33,6 +34,7 @@ def test_what_is_captured_is_not_gated(tenant: Tenant, version: str, mode: int) 
     tenant.until(lambda: tenant.read().busy_ns("tenant") == 3_000_000, "the graph's work")
 
 
+@pytest.mark.promise("program-captures")
 @versions
 @pytest.mark.parametrize("metered", [True, False])
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
@@ -94,6 +96,7 @@ def test_other_streams_stay_gated_while_one_captures(tenant: Tenant) -> None:
     probe.ok("capture_end", "captured", "graph")
 
 
+@pytest.mark.promise("program-callbacks")
 def test_what_a_recapture_calls_back_may_launch(tenant: Tenant) -> None:
     """A launch from the callback waits for the token, and delays no capture that begins or ends meanwhile."""
     agent = tenant.agent()

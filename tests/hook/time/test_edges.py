@@ -134,6 +134,7 @@ def test_a_release_that_is_not_the_last_keeps_the_charge(tenant: Tenant) -> None
     assert probe.ok("memory_info")[0] == TENANT_MEMORY
 
 
+@pytest.mark.promise("program-no-membarrier")
 def test_a_sandbox_entered_after_the_start_does_not_open_the_gate(tenant: Tenant) -> None:
     agent = tenant.agent()
     probe = tenant.probe()

@@ -10,6 +10,7 @@ from hook.conftest import GPU_0, GPU_1, MakeTenant, Tenant, last_report, terms
 from sharepod.protocol import Drained, Hello, Want
 
 
+@pytest.mark.promise("program-gate")
 @pytest.mark.parametrize("resolve", ["symbol", "dlsym", "getproc", "getproc11"])
 @pytest.mark.parametrize("call", ["kernel", "ex", "cooperative", "graph"])
 @pytest.mark.parametrize("per_thread", [False, True], ids=["legacy", "per-thread"])
@@ -149,6 +150,7 @@ def test_a_hung_kernel_keeps_the_token_until_it_ends(tenant: Tenant) -> None:
     assert agent.next_frame(client, Drained).launches == 1
 
 
+@pytest.mark.promise("program-waiting-work")
 def test_work_that_waits_for_a_thread_at_the_gate_gets_another_turn(tenant: Tenant) -> None:
     """A kernel that spins until another has run ends only if that other may be launched. Once the grant is overdue the
     hook asks for the token again, and a new grant opens the gate beside the work of the old one."""
@@ -339,6 +341,7 @@ def test_more_threads_than_slots_all_pass_and_all_count(tenant: Tenant) -> None:
     process.kill()
 
 
+@pytest.mark.promise("program-gate", "program-no-membarrier")
 @pytest.mark.parametrize("under", [(), ("nomembarrier",)], ids=["membarrier", "fences"])
 def test_no_launch_slips_through_a_closing_gate(tenant: Tenant, under: tuple[str, ...]) -> None:
     """Hundreds of grants end in the middle of launches; every launch is counted before DRAINED."""

@@ -39,6 +39,7 @@ def submitted(tenant: Tenant) -> int:
     return tenant.read().client("tenant").usage[GPU_0].submitted
 
 
+@pytest.mark.promise("program-graphs")
 def test_a_graph_that_does_not_fit_the_quantum_waits_for_the_next(tenant: Tenant) -> None:
     agent, client, probe = with_graph(tenant, 60)
     asked = len(agent.frames(client, Want)) + 1
@@ -56,6 +57,7 @@ def test_a_graph_that_does_not_fit_the_quantum_waits_for_the_next(tenant: Tenant
     assert launched[2].result(10).code == 0
 
 
+@pytest.mark.promise("program-graphs")
 def test_a_graph_longer_than_any_quantum_runs_at_the_beginning_of_each(tenant: Tenant) -> None:
     agent, client, probe = with_graph(tenant, 60)
     before = submitted(tenant)

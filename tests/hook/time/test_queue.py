@@ -112,6 +112,7 @@ def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
     tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before, "fences")
 
 
+@pytest.mark.promise("program-callbacks")
 def test_a_destroyed_context_holds_nothing_up(tenant: Tenant) -> None:
     """While a thread destroys a context with work in it the process answers its agent and launches into others."""
     agent = tenant.agent()
@@ -165,6 +166,7 @@ def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> Non
     tenant.until(lambda: unfinished() < 64, "a short queue")
 
 
+@pytest.mark.promise("program-short-queue")
 @pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
 def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
     """Work that would begin after the quantum waits for the next; less than one kernel of each stream is left."""

@@ -30,6 +30,7 @@ def prepare(probe: Probe) -> None:
     probe.ok("capture_end", "s", "graph")
 
 
+@pytest.mark.promise("program-device-work", "security-share")
 def test_all_device_work_waits_for_the_token(tenant: Tenant) -> None:
     """With the token each call answers and works as without the hook (the double lacks CUDA 2's array forms)."""
     bare = tenant.probe("bare", LD_PRELOAD="")
@@ -75,6 +76,7 @@ def test_nothing_is_gated_on_a_capturing_stream(tenant: Tenant, mode: int) -> No
     assert not agent.frames(agent.client(), Want)
 
 
+@pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED])
 def test_a_capture_stays_as_it_is_beside_all_device_work(tenant: Tenant, mode: int) -> None:
     """Another thread works while one captures; the capture is valid or not, call by call, as without the hook."""
@@ -111,6 +113,7 @@ DIRECTIONS = [
 ]
 
 
+@pytest.mark.promise("program-host-copies")
 def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
     """Copies whose direction only the descriptor or the driver can tell."""
     parameters = {row.symbol: row.parameters for row in GATED}
@@ -131,6 +134,7 @@ def test_only_copies_between_device_memories_wait(tenant: Tenant) -> None:
         assert len(agent.frames(agent.client(), Want)) == asked, (symbol, to, source)
 
 
+@pytest.mark.promise("program-host-copies")
 def test_host_copies_pass_a_closed_gate(tenant: Tenant) -> None:
     agent = tenant.agent()
     probe = tenant.probe()

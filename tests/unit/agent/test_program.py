@@ -291,6 +291,7 @@ async def test_what_is_no_question_is_told_so_and_closed(directory: Path, reques
         assert (await ask(request_)).split(b"\r\n")[0] == answer
 
 
+@pytest.mark.promise("security-http")
 async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_no_place_for_long(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,6 +378,7 @@ async def test_facts_tell_of_changes_and_not_of_usage(directory: Path) -> None:
     assert agent.unhealthy() is not None
 
 
+@pytest.mark.promise("node-foreign-process", "node-mig")
 async def test_a_foreign_process_makes_a_gpu_unfit_to_be_shared_and_a_tenants_own_does_not(directory: Path) -> None:
     agent = Agent(settings_in(directory), SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()

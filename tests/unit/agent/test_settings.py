@@ -32,6 +32,7 @@ def test_the_scheduler_is_set_in_nanoseconds() -> None:
     assert (config.quantum_min_ns, config.grace_ns) == (2_000_000, 250_000_000)
 
 
+@pytest.mark.promise("install-wrong-settings")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -48,6 +49,7 @@ def test_wrong_settings_are_refused_by_name(changes: dict[str, object], words: s
         AgentSettings(**changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.promise("install-wrong-settings")
 def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("grace: 500\n")

@@ -57,6 +57,7 @@ def check_needs(sharepod: dict[str, Any]) -> None:
         raise SpecError(error.field, error.message) from None
 
 
+@pytest.mark.promise("operator-annotations")
 @pytest.mark.parametrize("case", [case for case in CASES if case.title not in SCHEMA_ONLY], ids=lambda case: case.title)
 def test_the_operator_refuses_what_admission_refuses(case: Case) -> None:
     sharepod = case.manifest()

@@ -43,6 +43,7 @@ async def test_a_node_of_the_pool_gets_a_gpunode(world: World) -> None:
     assert len(world.server.made("create", "gpunodes")) == 1
 
 
+@pytest.mark.promise("install-other-nodes")
 @pytest.mark.parametrize("labels", [{}, {POOL_LABEL: "swimming"}])
 async def test_a_node_of_no_pool_gets_none(world: World, labels: dict[str, str]) -> None:
     world.node(gpunode=False)
@@ -103,6 +104,7 @@ async def test_a_node_that_left_the_pool_without_tenants_loses_its_gpunode(world
     assert world.read("gpunodes", "node-a") is None
 
 
+@pytest.mark.promise("node-away")
 async def test_a_node_that_left_the_pool_with_tenants_says_what_to_do(world: World) -> None:
     world.node()
     await world.placed()
@@ -126,6 +128,7 @@ async def test_a_pool_that_was_changed_goes_into_the_ledger(world: World) -> Non
     await world.until(lambda: (world.read("gpunodes", "node-a") or {})["spec"]["pool"] == "device-plugin")
 
 
+@pytest.mark.promise("node-gpu-events")
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
@@ -189,6 +192,7 @@ async def test_an_annotation_that_has_changed_meanwhile_is_looked_at_again(world
     assert FORCE_RELEASE_ANNOTATION not in (world.read("gpunodes", "node-a") or {})["metadata"]["annotations"]
 
 
+@pytest.mark.promise("node-away")
 async def test_an_agent_that_is_away_gets_a_condition_with_advice_and_loses_it_when_back(world: World) -> None:
     world.node(alive=False)
     await world.look_at_node()

@@ -59,6 +59,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
+@pytest.mark.promise("operator-restored-backup")
 async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> None:
     async with api_server() as api, running(operator := an_operator(api)):
         await until(lambda: operator._active)
@@ -99,6 +100,7 @@ async def test_credentials_that_are_rejected_for_long_end_it_and_it_says_so(monk
     assert isinstance(ended.value.__cause__, RejectedError)
 
 
+@pytest.mark.promise("operator-no-blind-placement")
 async def test_it_places_nothing_on_old_beliefs_and_goes_on_once_it_sees_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with api_server() as api, running(operator := an_operator(api)):
         await until(lambda: operator._active)

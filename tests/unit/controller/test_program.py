@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from doubles.apiserver.kinds import KINDS, Kind
 from doubles.apiserver.server import ApiServer, api_server
 
@@ -122,6 +123,7 @@ async def test_a_part_that_fails_ends_it_and_is_named(tmp_path: Path) -> None:
             assert program.log[-1]["error"].startswith("metrics failed: ")
 
 
+@pytest.mark.promise("operator-standby")
 async def test_a_standby_is_warm_and_takes_over_without_listing_again(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -45,6 +45,7 @@ def test_the_settings_of_the_manifests_are_taken(monkeypatch: pytest.MonkeyPatch
     assert settings.runtime_class == yaml.safe_load(path.read_text())["runtime_class"]
 
 
+@pytest.mark.promise("install-wrong-settings")
 @pytest.mark.parametrize(
     ("text", "names"),
     [

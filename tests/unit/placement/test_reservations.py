@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import HeadReservation
@@ -56,6 +57,7 @@ def test_its_owner_may_have_what_is_kept_and_any_other() -> None:
     assert put(cluster, ask("oldest", 500, uuids=["GPU-node-b-1"])).node == "node-b"
 
 
+@pytest.mark.promise("placement-head-keeps")
 def test_a_raise_does_not_take_what_is_kept_and_a_lowering_gives_to_it() -> None:
     cluster = cluster_of(node())
     put(cluster, ask("t", 500, memory=GI))

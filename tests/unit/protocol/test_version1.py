@@ -47,16 +47,19 @@ FROM_DAEMONS: dict[str, protocol.AgentFrame] = {
 }
 
 
+@pytest.mark.promise("install-old-hooks")
 @pytest.mark.parametrize(("recorded", "frame"), FROM_CLIENTS.items())
 def test_what_hooks_of_version_1_send_is_understood(recorded: str, frame: protocol.ClientFrame) -> None:
     assert protocol.parse_client(bytes.fromhex(recorded)) == frame
 
 
+@pytest.mark.promise("install-old-hooks")
 @pytest.mark.parametrize(("recorded", "frame"), FROM_DAEMONS.items())
 def test_what_hooks_of_version_1_are_sent_has_not_changed(recorded: str, frame: protocol.AgentFrame) -> None:
     assert protocol.encode(frame, version=1).hex() == recorded
 
 
+@pytest.mark.promise("install-old-hooks")
 async def test_a_client_of_version_1_gets_the_token_and_memory(tmp_path: Path) -> None:
     """A client that knows nothing but the recorded bytes."""
     async with tenants_with(settings_in(tmp_path), [row("a", 400, 1000)]) as tenants:

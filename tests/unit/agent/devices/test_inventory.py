@@ -235,6 +235,7 @@ async def test_gpus_without_nvlink_are_linked_by_their_common_ancestor(nvml: Fak
     assert (await NvmlInventory(5, nvml).read()).gpus[1].links[0].kind == "PHB"
 
 
+@pytest.mark.promise("node-mig")
 async def test_a_gpu_in_mig_mode_is_not_shared(nvml: FakeNvml) -> None:
     nvml.mig[1] = 1
     gpu = (await NvmlInventory(5, nvml).read()).gpus[1]
@@ -247,6 +248,7 @@ async def test_what_a_gpu_does_not_support_is_no_trouble(nvml: FakeNvml) -> None
     assert (await NvmlInventory(5, nvml).read()).gpus[0].health is Health.HEALTHY
 
 
+@pytest.mark.promise("node-xid")
 async def test_a_gpu_that_cannot_be_read_is_unhealthy_and_no_other(nvml: FakeNvml) -> None:
     nvml.broken = {("memory", 0): 999}
     first, second = (await NvmlInventory(5, nvml).read()).gpus
@@ -270,6 +272,7 @@ async def test_a_process_is_listed_once_with_the_most_that_is_told_of_it(nvml: F
     assert (await NvmlInventory(5, nvml).read()).processes == (Process(7, GPU0, 0, 0.0), Process(8, GPU0, 9, 0.0))
 
 
+@pytest.mark.promise("node-driver-hangs")
 async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_goes_on(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(0.05, nvml)
     await inventory.read()
@@ -356,6 +359,7 @@ async def until_xids(inventory: NvmlInventory, counted: int) -> Reading:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.promise("node-xid")
 async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml)
     await inventory.read()
@@ -369,6 +373,7 @@ async def test_a_gpu_whose_driver_reports_a_fatal_xid_has_failed_and_no_other(nv
     assert reading.xids == {GPU1: {31: 1, 79: 1}}
 
 
+@pytest.mark.promise("node-xid-stays", "install-continues")
 async def test_a_gpu_that_failed_stays_failed_over_a_restart_of_the_agent_but_not_of_the_node(
     nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +395,7 @@ async def test_a_gpu_that_failed_stays_failed_over_a_restart_of_the_agent_but_no
     assert {gpu.health for gpu in (await NvmlInventory(5, nvml, xids_file=kept).read()).gpus} == {Health.HEALTHY}
 
 
+@pytest.mark.promise("node-xid")
 async def test_an_administrator_says_which_xids_are_tolerated(nvml: FakeNvml) -> None:
     inventory = NvmlInventory(5, nvml, xids_tolerated=(79,))
     await inventory.read()

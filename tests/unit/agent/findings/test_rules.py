@@ -19,6 +19,7 @@ def reasons(watch: FindingRules) -> list[str]:
     return [finding.reason.value for finding in watch.findings]
 
 
+@pytest.mark.promise("node-unhooked")
 def test_a_process_without_the_hook_is_reported_once_it_has_stayed_and_until_it_goes() -> None:
     watch = FindingRules(FindingThresholds(unhooked_after_s=3))
     for now in (0, 1, 2):
@@ -51,6 +52,7 @@ def test_a_driver_that_does_not_tell_processes_is_said_so_while_it_does_not() ->
     assert not watch.findings
 
 
+@pytest.mark.promise("node-busy-beyond-held")
 def test_a_tenant_busy_far_beyond_what_it_held_is_reported_after_ten_seconds() -> None:
     watch = FindingRules(FindingThresholds(busy_window_s=10, busy_tolerance=0.25))
     for now in range(10):
@@ -90,6 +92,7 @@ def test_a_gap_in_memory_is_reported_when_it_lasts_and_ends_when_it_is_clearly_g
     assert not watch.findings
 
 
+@pytest.mark.promise("node-overtaken")
 def test_three_overtakings_within_a_minute_are_reported_and_forgotten_after_it() -> None:
     watch = FindingRules(FindingThresholds())
     watch.observe_preemptions(0, 17)
@@ -103,6 +106,7 @@ def test_three_overtakings_within_a_minute_are_reported_and_forgotten_after_it()
     assert not watch.findings
 
 
+@pytest.mark.promise("node-finding-restart")
 def test_what_an_earlier_agent_found_out_stands_until_this_one_has_looked_for_as_long() -> None:
     before = FindingRules(FindingThresholds(unhooked_after_s=0, gap_after_s=0))
     before.observe_unhooked(0, {7})

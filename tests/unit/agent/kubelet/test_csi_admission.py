@@ -48,6 +48,7 @@ def row(**changes: Any) -> Tenant:
     return Tenant(**{**fields, **changes})
 
 
+@pytest.mark.promise("node-identity")
 def test_the_kubelet_says_who_the_pod_is() -> None:
     assert identify(context()) == WHO
 
@@ -74,6 +75,7 @@ def test_the_owner_is_the_controller_or_else_the_pod_itself() -> None:
     assert check_pod(pod(), WHO, NODE) == "pod-uid"
 
 
+@pytest.mark.promise("node-pod-compared")
 @pytest.mark.parametrize(
     ("found", "says"),
     [
@@ -127,6 +129,7 @@ _names = st.sampled_from(["a", "b"])
 _ids = st.sampled_from(["x", "y", "z"])
 
 
+@pytest.mark.promise("node-identity", "security-identity")
 @given(
     rows=st.lists(st.tuples(_ids, _names, _names, st.sampled_from(TenantState)), max_size=4, unique_by=lambda r: r[0]),
     namespace=_names,

@@ -254,6 +254,7 @@ async def test_a_flood_of_one_tenant_is_handled_in_turns_of_bounded_length(tenan
         client.close()
 
 
+@pytest.mark.promise("security-disconnected")
 async def test_a_client_that_says_nothing_is_closed(tenants: TenantRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook_connection, "_HELLO_WITHIN_S", 0.05)
     mute = await Client.connect(tenants.directory("a"), hello=False)
@@ -410,6 +411,7 @@ HOSTILE: dict[str, bytes] = {
 }
 
 
+@pytest.mark.promise("security-disconnected", "security-bad-frames")
 @pytest.mark.parametrize("packet", HOSTILE.values(), ids=HOSTILE.keys())
 async def test_whoever_breaks_the_protocol_is_closed_and_nobody_else_notices(
     tenants: TenantRegistry, packet: bytes
@@ -439,6 +441,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_words(tenants: Tenan
     client.close()
 
 
+@pytest.mark.promise("security-disconnected")
 async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) -> None:
     good, deaf = await Client.connect(tenants.directory("a")), await Client.connect(tenants.directory("a"))
     [deafened] = [tenant for tenant in served_in(tenants) if tenant.row.id == "a"]
@@ -458,6 +461,7 @@ async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) 
     deaf.close()
 
 
+@pytest.mark.promise("security-descriptors")
 async def test_descriptors_that_a_client_sends_are_dropped(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("b"))
     before = open_descriptors()

@@ -58,6 +58,7 @@ async def answer_times(client: Client, count: int) -> list[float]:
     return took
 
 
+@pytest.mark.promise("security-input", "security-flood-own-time")
 @pytest.mark.parametrize("how", floods.KINDS)
 async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
         late.close()
 
 
+@pytest.mark.promise("security-flood-own-time")
 async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_path: Path) -> None:
     settings = settings_in(tmp_path, frames_per_s=500)
     async with tenants_with(settings, [row("a")]) as tenants:
@@ -102,6 +104,7 @@ async def test_who_sends_too_much_waits_and_an_honest_sibling_gets_through(tmp_p
         honest.close()
 
 
+@pytest.mark.promise("security-flood-allowance")
 async def test_tenants_that_flood_share_what_one_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharepod.agent.sockets.inbox._STREAK_MAX", 1 << 30)  # nobody is disconnected for it
     settings = settings_in(tmp_path, frames_per_s=1000)

@@ -137,7 +137,7 @@ def test_a_disk_that_takes_nothing_stops_nobody(tmp_path: Path) -> None:
     kept.close()
 
 
-@pytest.mark.promise("memory-returned")
+@pytest.mark.promise("memory-returned", "install-continues")
 async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_their_process(tmp_path: Path) -> None:
     given_settings, rows = settings_in(tmp_path), [row("a", memory=4 * GI)]
     program = (
@@ -178,6 +178,7 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
         await first.close()
 
 
+@pytest.mark.promise("install-continues")
 async def test_the_time_account_goes_on(tmp_path: Path) -> None:
     given_settings, rows = settings_in(tmp_path), [row("a", 400, 700), row("b", 600)]
     async with tenants_with(given_settings, rows) as first:
@@ -208,6 +209,7 @@ def account(request: int, limit: int) -> Account:
     return Account(10 * SECOND, Parameters(), request_milli=request, limit_milli=limit)
 
 
+@pytest.mark.promise("node-handover")
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 20 * SECOND), st.integers(0, 100 * SECOND))
 def test_an_account_that_is_resumed_is_owed_what_it_was_owed(one: int, two: int, held: int, away: int) -> None:
     request, limit = sorted((one, two))

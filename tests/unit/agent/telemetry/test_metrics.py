@@ -106,6 +106,7 @@ def test_names_follow_prometheus_conventions() -> None:
         assert family.kind != "histogram" or name.endswith("_seconds")
 
 
+@pytest.mark.promise("node-series-end")
 async def test_a_shared_tenant_is_told_gpu_by_gpu_and_its_series_end_with_it(agent: Agent) -> None:
     await agent.tenants.apply([row("a", 400, 700, gpus=(GPU0, GPU1))])
     client = await Client.connect(agent.tenants.directory("a"))

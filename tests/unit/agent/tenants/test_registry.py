@@ -105,6 +105,7 @@ async def test_files_that_mounts_pin_are_not_touched_by_a_restart(settings: Agen
         assert pinned(tenants) == before
 
 
+@pytest.mark.promise("install-running-hook")
 async def test_a_new_hook_replaces_the_old_by_rename_and_the_old_goes_when_nobody_has_it(
     settings: AgentSettings,
 ) -> None:
@@ -286,6 +287,7 @@ async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path)
         assert (status.enforced, status.findings) == (None, ())
 
 
+@pytest.mark.promise("node-unhooked")
 async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
         [served] = served_in(tenants)
@@ -305,6 +307,7 @@ async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced
         assert status_of(tenants, "a").enforced is True, "a hook that has lost its connection is still one"
 
 
+@pytest.mark.promise("node-finding-restart", "install-continues")
 async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
         observe(tenants, Process(4242, GPU0, GI), owner="a")
@@ -356,6 +359,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
         assert "3072 MiB" in finding.message
 
 
+@pytest.mark.promise("memory-counted-without-hook")
 async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantRegistry) -> None:
     observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     assert status_of(tenants, "a").memory == 3 * GI

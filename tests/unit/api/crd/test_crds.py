@@ -93,6 +93,7 @@ def test_pod_fields_have_no_descriptions_and_keep_nothing_that_they_do_not_know(
     assert (made["properties"]["overhead"]["maxItems"], made["properties"]["overhead"]["maxProperties"]) == (0, 0)
 
 
+@pytest.mark.promise("operator-bounds")
 def test_what_the_crd_lets_be_stored_is_bounded(checked_in: dict[str, Any]) -> None:
     spec = schema_of(checked_in)["properties"]["spec"]
     for path, node in nodes(spec):

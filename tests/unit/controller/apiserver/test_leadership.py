@@ -97,6 +97,7 @@ async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
     assert two.acting()
 
 
+@pytest.mark.promise("operator-one-leads")
 @pytest.mark.parametrize("seed", range(40))
 async def test_never_two_act_at_once(seed: int) -> None:
     chance = random.Random(seed)
@@ -154,6 +155,7 @@ def seen(world: World) -> Json:
     return world.server.objects[("leases", "n", "sharepod-operator")]
 
 
+@pytest.mark.promise("operator-takeover")
 async def test_a_lease_that_is_given_up_is_taken_as_soon_as_the_watch_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,6 +180,7 @@ async def test_a_lease_that_is_given_up_is_taken_as_soon_as_the_watch_shows_it(
     assert world.gained == ["one", "two"]
 
 
+@pytest.mark.promise("operator-takeover")
 async def test_a_lease_whose_holder_has_died_is_tried_for_as_soon_as_it_has_ended() -> None:
     world = World()
     one, two = world.process("one"), world.process("two", retry_period=60.0)

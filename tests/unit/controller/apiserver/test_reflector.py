@@ -160,6 +160,7 @@ async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
         assert idle.lists() == 5
 
 
+@pytest.mark.promise("operator-watch-lost")
 async def test_after_410_and_with_nothing_left_to_list_everything_is_gone(world: World) -> None:
     world.server.silent.add("sharepods")
     world.delete("a")
@@ -171,6 +172,7 @@ async def test_after_410_and_with_nothing_left_to_list_everything_is_gone(world:
     assert world.lists() == 2
 
 
+@pytest.mark.promise("operator-watch-lost")
 @pytest.mark.parametrize("code", [410, 500])
 async def test_an_error_event_is_followed_by_a_list(world: World, code: int) -> None:
     world.server.cut_watches("sharepods", error=Refused(code, "InternalError", "etcdserver: no leader"))
@@ -179,6 +181,7 @@ async def test_an_error_event_is_followed_by_a_list(world: World, code: int) -> 
     await world.shows("a", "b", "c")
 
 
+@pytest.mark.promise("operator-watch-ended")
 async def test_a_watch_that_breaks_off_goes_on_without_a_list(world: World) -> None:
     world.server.cut_watches()
     world.create("c")
@@ -186,6 +189,7 @@ async def test_a_watch_that_breaks_off_goes_on_without_a_list(world: World) -> N
     assert world.lists() == 1
 
 
+@pytest.mark.promise("operator-watch-lost")
 async def test_a_watch_that_fell_silent_is_followed_by_a_list(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "WATCH_S", (1, 1))
     monkeypatch.setattr(connection, "WATCH_GRACE_S", 0.2)
@@ -197,6 +201,7 @@ async def test_a_watch_that_fell_silent_is_followed_by_a_list(idle: World, monke
         assert idle.lists() >= 2
 
 
+@pytest.mark.promise("operator-restored-backup")
 async def test_versions_that_go_back_are_noticed_and_everything_is_replaced(world: World) -> None:
     backup = world.server.storage.backup()
     world.raise_request("a")
@@ -226,6 +231,7 @@ async def test_versions_that_go_back_within_a_watch_are_noticed_too(world: World
     assert world.replaced == 1
 
 
+@pytest.mark.promise("operator-late-kinds")
 async def test_a_resource_that_is_not_served_yet_is_picked_up_once_it_is(idle: World) -> None:
     idle.server.unserved.add("sharepods")
     async with running(idle):
@@ -240,6 +246,7 @@ async def test_a_resource_that_is_not_served_yet_is_picked_up_once_it_is(idle: W
         assert idle.reflector.sight().failure is None
 
 
+@pytest.mark.promise("operator-unreadable-object")
 @pytest.mark.parametrize("spec", [DEEP, b'"' + b"x" * (5 << 20) + b'"'], ids=["deep", "large"])
 async def test_an_object_that_cannot_be_read_costs_itself_alone_in_a_list_and_in_a_watch(
     idle: World, spec: bytes

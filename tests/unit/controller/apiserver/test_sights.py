@@ -26,6 +26,7 @@ def test_readiness_names_the_kinds_that_are_not_listed_and_why() -> None:
     assert said.startswith("not listed: sharepods (LIST: 404 NotFound: not served); pods")
 
 
+@pytest.mark.promise("operator-healthy")
 @pytest.mark.parametrize(
     ("failure", "failed_s", "answered_s", "healthy"),
     [

@@ -105,6 +105,7 @@ async def test_all_kinds_are_made_known(world: World) -> None:
     assert world.state.other_pods() == {}
 
 
+@pytest.mark.promise("operator-unreadable-object")
 async def test_who_owns_what_cannot_be_read_is_told_and_what_was_known_is_kept(world: World) -> None:
     node = world.create("nodes", "node-a", labels={POOL_LABEL: "dedicated"}, spec={})
     row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400}
@@ -135,6 +136,7 @@ async def test_who_owns_what_cannot_be_read_is_told_and_what_was_known_is_kept(w
     assert "too deep" in (found.error or "")
 
 
+@pytest.mark.promise("operator-no-blind-placement")
 async def test_the_watches_are_believed_until_one_was_silent_for_too_long(world: World) -> None:
     assert not world.watches.believed()
     await world.list_all()

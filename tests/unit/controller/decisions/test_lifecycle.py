@@ -122,6 +122,7 @@ def test_a_pod_made_by_another_operator_decides_which_reservation_stays() -> Non
     assert step(made(), there, reserved("node-a", written=False), reserved("node-b")) == Unreserve("node-a")
 
 
+@pytest.mark.promise("operator-forbidden")
 def test_a_pod_that_cannot_be_made_is_tried_again_later() -> None:
     assert step(sharepod(), now=1.0, blocked_until=5.0) == Wait(5.0)
     assert step(sharepod(), now=5.0, blocked_until=5.0) == CreatePod()
@@ -130,12 +131,14 @@ def test_a_pod_that_cannot_be_made_is_tried_again_later() -> None:
 # Pods that are not bound
 
 
+@pytest.mark.promise("operator-taken-back")
 def test_a_pod_that_kube_scheduler_refuses_for_long_is_taken_back() -> None:
     refused = pod(conditions=[REFUSED])
     assert step(made(), refused, reserved(), unbound_since=10.0, now=20.0) == Wait(70.0)
     assert step(made(), refused, reserved(), unbound_since=10.0, now=70.0) == TakeBackPod(refused, "0/3 nodes")
 
 
+@pytest.mark.promise("operator-bound-stays")
 def test_a_bound_pod_is_never_taken_back() -> None:
     assert step(made(), pod(node="node-a"), reserved(), unbound_since=0.0, now=1e6) == Wait()
 
@@ -177,6 +180,7 @@ def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase,
     assert gone == found
 
 
+@pytest.mark.promise("operator-evicted")
 def test_an_eviction_that_was_shown_is_remembered_after_a_restart() -> None:
     shown = made(conditions=[{"type": "PodReady", "status": "False", "reason": "Evicted", "message": "drained"}])
     assert step(shown, None, reserved()) == Finish(Phase.FAILED, "Evicted", "drained")
@@ -201,12 +205,14 @@ def test_an_override_stands_in_for_the_agent_but_not_for_the_pod() -> None:
     assert step(None, ending, reserved(override=RemovalReason.NODE_GONE)) == Wait()
 
 
+@pytest.mark.promise("operator-override-admin")
 def test_force_release_ends_what_hangs_and_not_what_lives() -> None:
     hanging = pod(node="node-a", phase="Running", deleting=True)
     assert step(None, hanging, reserved(forced=True)) == RemoveRow("node-a", RemovalReason.FORCED)
     assert step(made(), pod(node="node-a", phase="Running"), reserved(forced=True)) == Wait()
 
 
+@pytest.mark.promise("operator-reservation-lost")
 def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
     found = step(made(), pod(node="node-a", phase="Running"))
     assert isinstance(found, Finish)

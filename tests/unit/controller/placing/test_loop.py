@@ -186,7 +186,7 @@ async def test_one_that_cannot_be_placed_blocks_nobody_until_it_has_waited_long(
     assert "whole" not in world.placed
 
 
-@pytest.mark.promise("placement-no-starvation")
+@pytest.mark.promise("placement-no-starvation", "placement-head-keeps")
 async def test_for_the_oldest_that_has_waited_long_one_group_of_gpus_is_kept(world: World) -> None:
     world.node("a")
     world.node("b", 2)
@@ -279,6 +279,7 @@ async def test_a_refusal_that_counts_a_node_which_is_gone_is_explained_again_at_
     assert world.why("late") != before
 
 
+@pytest.mark.promise("placement-head-priority")
 async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world: World) -> None:
     world.node("a")
     await world.want("small", 0.5)
@@ -294,6 +295,7 @@ async def test_nobody_waits_behind_what_is_kept_for_one_of_lower_priority(world:
     assert kept.tenant == "whole"
 
 
+@pytest.mark.promise("placement-head-next")
 async def test_where_nothing_can_be_kept_for_the_oldest_it_is_for_the_next(world: World) -> None:
     world.node("a")
     world.node("b")

@@ -136,6 +136,7 @@ def test_a_pod_that_only_lost_our_label_is_there_again_once_it_was_read() -> Non
     assert state.pod_of(TENANT) is not None
 
 
+@pytest.mark.promise("operator-no-ghost")
 def test_an_answer_that_is_older_than_the_end_of_its_pod_brings_no_ghost_back() -> None:
     state = new_state()
     state.put_pod(pod_object())
@@ -258,6 +259,7 @@ def test_a_node_whose_pool_label_is_put_back_is_there_again() -> None:
     assert state.nodes.named("node-a") is not None
 
 
+@pytest.mark.promise("security-tenant-label")
 def test_a_pod_of_another_controller_is_not_the_tenants_whatever_owner_it_names() -> None:
     state = new_state()
     forged = pod_object(uid="forged", owner="attacker", node="node-b")

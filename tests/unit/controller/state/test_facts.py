@@ -9,6 +9,7 @@ from sharepod.kube import Json
 from unit.controller.objects import pod_object, sharepod, sharepod_object
 
 
+@pytest.mark.promise("operator-bounds")
 def test_a_sharepod_with_more_than_a_pod_can_hold_is_told_and_not_kept() -> None:
     found = sharepod(spec={"nodeSelector": {"a": "x" * 1_000_000}})
     assert str(found.error) == (

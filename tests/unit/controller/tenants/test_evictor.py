@@ -66,6 +66,7 @@ class World:
         return await self.evictor.check(sharepod(), its_pod, seen, memo)
 
 
+@pytest.mark.promise("operator-eviction-rate")
 async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_enough() -> None:
     world, memo = World(), TenantMemo()
     assert await world.look(memo) == 30
@@ -113,6 +114,7 @@ async def test_nobody_else_is_evicted(seen: TenantStatus | None, its_pod: Any) -
     assert not world.deleted
 
 
+@pytest.mark.promise("operator-report-only")
 async def test_the_default_policy_only_reports() -> None:
     world, memo = World(policy="Report"), TenantMemo()
     assert OperatorSettings().unenforced_policy == "Report"
@@ -122,6 +124,7 @@ async def test_the_default_policy_only_reports() -> None:
     assert not world.evicted
 
 
+@pytest.mark.promise("operator-eviction-rate")
 async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate() -> None:
     world = World()
     memos = {f"pod-{number}": TenantMemo() for number in range(30)}
@@ -139,6 +142,7 @@ async def test_a_whole_cluster_without_hooks_is_evicted_no_faster_than_the_rate(
     assert world.now - begun <= 30 * 12, "and hardly slower"
 
 
+@pytest.mark.promise("operator-eviction-budget")
 async def test_a_budget_delays_the_eviction_and_cannot_prevent_it() -> None:
     world, memo = World(budget=True), TenantMemo()
     wait: float | None = await world.look(memo)
@@ -163,6 +167,7 @@ class Recorder:
         self.notes.append(body["note"])
 
 
+@pytest.mark.promise("operator-events")
 async def test_an_object_that_changes_its_mind_each_second_makes_few_events() -> None:
     now = 0.0
     recorder = Recorder()

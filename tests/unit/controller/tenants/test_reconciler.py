@@ -63,6 +63,7 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
     assert world.condition("PodReady")["status"] == "True"
 
 
+@pytest.mark.promise("operator-five-writes")
 async def test_a_life_to_running_takes_five_writes_and_no_read(world: World) -> None:
     world.node()
     await world.running()
@@ -94,6 +95,7 @@ async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_d
     assert world.status()["phase"] == "Pending"
 
 
+@pytest.mark.promise("operator-pod-first")
 async def test_placement_goes_by_the_pod_as_admission_made_it(world: World) -> None:
     world.node("node-a")
     world.node("node-b")
@@ -283,6 +285,7 @@ async def test_a_pod_that_was_created_with_its_answer_lost_is_adopted(world: Wor
     assert len(world.server.storage.select(world.kind("pods"), "")) == 1
 
 
+@pytest.mark.promise("operator-crash")
 async def test_a_pod_of_another_operator_is_adopted_not_created_twice(world: World) -> None:
     await world.gated()
     memo = world.memo
@@ -347,6 +350,7 @@ async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> 
     assert world.read("pods") is not None
 
 
+@pytest.mark.promise("operator-pod-first", "operator-forbidden")
 @pytest.mark.parametrize("refusal", [Refused(403, "Forbidden", "exceeded quota: gpu"), not_found("namespaces", "n")])
 async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: World, refusal: Refused) -> None:
     world.node()
@@ -363,6 +367,7 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
     assert world.memo.blocked is None
 
 
+@pytest.mark.promise("operator-refused")
 async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
     world.node()
     world.sharepod()
@@ -408,6 +413,7 @@ async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewh
     assert (world.read("pods") or {})["metadata"]["uid"] != uid
 
 
+@pytest.mark.promise("operator-bound-stays")
 async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) -> None:
     world.node()
     await world.placed()
@@ -486,6 +492,7 @@ async def test_a_pod_that_vanished_ends_its_sharepod_only_if_the_api_server_miss
     assert (world.status()["phase"], world.condition("PodReady")["reason"]) == ("Failed", "PodLost")
 
 
+@pytest.mark.promise("operator-override-node")
 async def test_a_share_on_a_node_that_is_gone_is_given_away_and_an_admin_told(world: World) -> None:
     world.node()
     await world.running()

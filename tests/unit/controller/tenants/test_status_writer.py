@@ -77,6 +77,7 @@ async def test_a_status_that_cannot_be_read_is_left_as_it_is_and_the_owner_is_to
     assert world.told("Invalid") == ["spec: cannot be read: the object is nested too deep"]
 
 
+@pytest.mark.promise("operator-usage")
 async def test_usage_is_written_once_an_interval_and_the_last_figure_is_not_lost(world: World) -> None:
     world.now += world.settings.usage_interval
     for held in (100, 200, 300):
@@ -182,6 +183,7 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
     assert world.status()["observedGeneration"] == 2
 
 
+@pytest.mark.promise("operator-usage")
 async def test_usage_at_rest_is_not_written_and_a_drift_is_once_it_is_five_points(world: World) -> None:
     async def reports(held: int, memory: int = 1 << 20) -> int:
         """Usage that was written of what an agent reports."""

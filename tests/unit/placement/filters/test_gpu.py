@@ -44,6 +44,7 @@ def test_an_unavailable_gpu_takes_nobody_and_says_why() -> None:
     assert refusal.outlook is Outlook.WAITING
 
 
+@pytest.mark.promise("placement-chosen-gpus")
 def test_only_the_uuids_asked_for() -> None:
     cluster = cluster_of(node(gpus=3))
     assert put(cluster, ask("t", uuids=[A1])).gpus == (A1,)
@@ -52,12 +53,14 @@ def test_only_the_uuids_asked_for() -> None:
     assert refusal.outlook is Outlook.NEVER
 
 
+@pytest.mark.promise("placement-chosen-gpus")
 def test_only_the_models_asked_for() -> None:
     cluster = cluster_of(node(gpus=[gpu("node-a", 0, model="A100"), gpu("node-a", 1, model="L4")]))
     assert put(cluster, ask("t", models=["L4", "H100"])).gpus == (A1,)
     assert "2 GPUs are of no model among spec.gpu.models (A100, L4)" in refused(cluster, ask(models=["H100"])).message
 
 
+@pytest.mark.promise("placement-exclusive")
 def test_exclusive_takes_wholly_free_gpus_and_shares_with_nobody() -> None:
     cluster = cluster_of(node(gpus=2))
     put(cluster, ask("small", 0, memory=GI))
@@ -71,6 +74,7 @@ def test_exclusive_reserves_all_memory() -> None:
     assert put(cluster_of(node()), ask(mode=Mode.EXCLUSIVE)).memory == 80 * GI
 
 
+@pytest.mark.promise("placement-exclusion")
 @pytest.mark.parametrize("first", ["x", None])
 @pytest.mark.parametrize("second", ["x", "y", None])
 def test_exclusion_labels_share_a_gpu_only_with_their_very_like(first: str | None, second: str | None) -> None:
@@ -82,6 +86,7 @@ def test_exclusion_labels_share_a_gpu_only_with_their_very_like(first: str | Non
         refused(cluster, ask("second", 100, exclusion=second))
 
 
+@pytest.mark.promise("placement-labels-of-namespace")
 def test_the_same_exclusion_label_of_another_namespace_is_another_label_and_is_not_told() -> None:
     cluster = cluster_of(node())
     put(cluster, ask("first", 100, exclusion="secret", namespace="one"))
@@ -89,6 +94,7 @@ def test_the_same_exclusion_label_of_another_namespace_is_another_label_and_is_n
     refused(cluster, ask("third", 100, exclusion="secret", namespace="two"))
 
 
+@pytest.mark.promise("placement-anti-affinity")
 def test_anti_affinity_keeps_a_label_on_different_gpus() -> None:
     cluster = cluster_of(node(gpus=2))
     first = put(cluster, ask("first", 100, anti_affinity="db"))
@@ -98,6 +104,7 @@ def test_anti_affinity_keeps_a_label_on_different_gpus() -> None:
     assert '2 GPUs have a SharePod of the anti-affinity label "db" already' in refusal.message
 
 
+@pytest.mark.promise("placement-labels-of-namespace")
 def test_anti_affinity_acts_within_the_namespace() -> None:
     cluster = cluster_of(node())
     put(cluster, ask("first", 100, anti_affinity="db", namespace="one"))
@@ -113,6 +120,7 @@ def test_a_group_goes_to_one_gpu_where_the_first_found_most_free() -> None:
     assert put(cluster, ask("second", 200, affinity="g")).gpus == first.gpus
 
 
+@pytest.mark.promise("placement-affinity")
 def test_a_member_of_a_group_waits_rather_than_go_elsewhere() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"))
     put(cluster, ask("first", 700, affinity="g"))
@@ -124,6 +132,7 @@ def test_a_member_of_a_group_waits_rather_than_go_elsewhere() -> None:
     )
 
 
+@pytest.mark.promise("placement-labels-of-namespace")
 def test_groups_act_within_the_namespace() -> None:
     cluster = cluster_of(node("node-a"), node("node-b"))
     one = put(cluster, ask("first", 500, affinity="g", namespace="one"))
@@ -131,6 +140,7 @@ def test_groups_act_within_the_namespace() -> None:
     assert one.node != two.node
 
 
+@pytest.mark.promise("placement-affinity")
 def test_a_group_of_several_gpus_shares_the_same_ones() -> None:
     cluster = cluster_of(node("node-a", 4))
     first = put(cluster, ask("first", 300, affinity="g", count=2))
@@ -195,6 +205,7 @@ def test_a_group_whose_members_are_all_ending_holds_nobody_once_that_is_written(
     assert put(cluster, ask("second", 700, affinity="g")).node == "node-b"
 
 
+@pytest.mark.promise("placement-one-node")
 def test_several_gpus_are_distinct_and_of_one_node() -> None:
     cluster = cluster_of(node("node-a", 1), node("node-b", 3))
     assignment = put(cluster, ask("t", count=2))
@@ -237,6 +248,7 @@ def test_messages_never_show_more_free_or_less_asked_than_there_is() -> None:
 # Scores
 
 
+@pytest.mark.promise("placement-policies")
 def test_binpack_fills_a_used_gpu_before_it_opens_another() -> None:
     cluster = cluster_of(node("node-a", 2), node("node-b", 2))
     places = [put(cluster, ask(f"t{number}", 250)) for number in range(4)]
@@ -276,6 +288,7 @@ def test_packed_best_effort_goes_where_least_time_is_promised() -> None:
     assert put(cluster, ask("idle", 0, memory=GI)).gpus == (A1,)
 
 
+@pytest.mark.promise("placement-policies")
 def test_spread_goes_where_most_is_free() -> None:
     cluster = cluster_of(node("node-a", 2))
     put(cluster, ask("low", 300, uuids=[A0]))
@@ -283,6 +296,7 @@ def test_spread_goes_where_most_is_free() -> None:
     assert put(cluster, ask("t", 300, placement=PlacementPolicy.SPREAD)).gpus == (A0,)
 
 
+@pytest.mark.promise("placement-policies")
 def test_spread_keeps_replicas_of_one_owner_apart_by_node_then_by_gpu() -> None:
     cluster = cluster_of(node("node-a", 2), node("node-b", 2))
     put(cluster, ask("other", 800, uuids=["GPU-node-b-0"]))

@@ -32,6 +32,7 @@ def indexes(uuids: Sequence[GpuUuid]) -> list[int]:
     return [int(uuid.rsplit("-", 1)[1]) for uuid in uuids]
 
 
+@pytest.mark.promise("placement-nearest")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", list(Mode))
 def test_linked_gpus_are_preferred(policy: PlacementPolicy, mode: Mode) -> None:
@@ -42,6 +43,7 @@ def test_linked_gpus_are_preferred(policy: PlacementPolicy, mode: Mode) -> None:
     assert sorted(indexes(chosen.gpus) + indexes(other.gpus)) == [0, 1, 2, 3]
 
 
+@pytest.mark.promise("placement-nearest")
 def test_without_links_the_same_numa_node_is_preferred() -> None:
     cluster = cluster_of(linked("node-a", 4, {}, numa=(0, 1, 0, 1)))
     put(cluster, ask("small", 1000))
@@ -63,6 +65,7 @@ def test_a_worse_link_is_better_than_none_in_common() -> None:
     assert indexes(put(cluster, ask("pair", 300, count=2)).gpus) == [0, 1]
 
 
+@pytest.mark.promise("placement-spread-first")
 def test_replicas_are_spread_before_gpus_are_near() -> None:
     cluster = cluster_of(linked("node-a", 4, {(0, 1): "NVLINK", (1, 3): "PIX"}))
     put(cluster, ask("r1", 100, owner="rs", uuids=["GPU-node-a-0"]))
@@ -93,6 +96,7 @@ def nodes_with_links(draw: st.DrawFn) -> tuple[GpuState, ...]:
     )
 
 
+@pytest.mark.promise("placement-nearest")
 @given(nodes_with_links(), st.integers(2, 6))
 def test_no_other_set_is_nearer(states: tuple[GpuState, ...], count: int) -> None:
     topology = Topology.of(states)
