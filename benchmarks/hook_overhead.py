@@ -36,6 +36,10 @@ from sharepod.protocol import GpuTerms, Grant
 ROOT = Path(__file__).resolve().parent.parent
 
 BUILD = ROOT / "build"
+PROMISES = {
+    "program-no-shared-write": ("max", "launch_overhead", "alone, 16 threads"),
+    "program-silent": ("max", "exec_overhead", "a program without CUDA"),
+}
 THREADS = (1, 4, 16)
 CALLS = 400_000
 ROUNDS = 60

@@ -311,6 +311,28 @@ async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_
                 await asyncio.sleep(0.1)
 
 
+@pytest.mark.promise("security-http")
+async def test_an_address_has_eight_connections_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_AT_ONCE", 1e6)
+    monkeypatch.setattr("sharepod.agent.telemetry.http._WITHIN_S", 60.0)
+    question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with started(directory) as agent, served_http(agent) as ask, asyncio.timeout(20):
+        silent = [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
+        while await ask(question):  # noqa: ASYNC110 - the eight are being accepted
+            await asyncio.sleep(0.01)
+        assert not any(each.done() for each in silent)
+        silent[0].cancel()
+        while not await ask(question):  # noqa: ASYNC110 - the end of one is noticed
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(_cancelled(each) for each in silent))
+
+
+async def _cancelled(task: asyncio.Future[bytes]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
 _FAILS_WHILE_STOPPING = """
 import asyncio, sys
 from sharepod.agent import main, standalone

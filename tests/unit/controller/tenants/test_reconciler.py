@@ -367,6 +367,21 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
     assert world.memo.blocked is None
 
 
+@pytest.mark.promise("operator-forbidden")
+async def test_a_pod_that_stays_forbidden_is_tried_after_growing_pauses(world: World) -> None:
+    world.node()
+    world.sharepod()
+    pauses = []
+    for tries in range(1, 9):
+        world.server.fail("create", "pods", refusal=Refused(403, "Forbidden", "exceeded quota: gpu"))
+        await world.look()
+        assert len(world.server.made("create", "pods")) == tries
+        assert world.memo.blocked is not None
+        pauses.append(world.memo.blocked.until - world.now)
+        world.now = world.memo.blocked.until
+    assert pauses == pytest.approx([2, 4, 8, 16, 32, 60, 60, 60])
+
+
 @pytest.mark.promise("operator-refused")
 async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
     world.node()
