@@ -108,6 +108,7 @@ def test_no_other_set_is_nearer(states: tuple[GpuState, ...], count: int) -> Non
     assert topology.distance(chosen) == min(topology.distance(some) for some in combinations(uuids, count))
 
 
+@pytest.mark.promise("placement-nearest")
 def test_of_sixteen_gpus_a_group_that_is_linked_is_found() -> None:
     island = (2, 3, 6, 9, 11, 12, 13, 15)
     pairs = dict.fromkeys(combinations(island, 2), "NVLINK")
