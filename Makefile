@@ -26,7 +26,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
 	bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -98,6 +98,10 @@ else
 	@trap "exit 130" INT; status=0; $(BIN)/python -m pytest $(SHARED) || status=1; \
 	$(BIN)/python -m pytest -m alone || status=1; exit $$status
 endif
+
+test-oldest: shim doubles ## the tests on a real API server, with Kubernetes 1.30; its programs are built once, six to nine minutes
+	@assets=$$($(BIN)/python -m harness build --oldest) && KUBEBUILDER_ASSETS="$$assets" \
+		$(BIN)/python -m pytest --numprocesses 3 $(PYTEST_ARGS) tests/cluster
 
 promise: .venv/installed ## the tests that hold a promise of docs/promises.md: make promise ID=time-guarantee
 	@tests="$$($(BIN)/python docs/promises.py --tests "$(ID)")" && $(MAKE) --no-print-directory test PYTEST_ARGS="$$tests"

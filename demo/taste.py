@@ -143,6 +143,7 @@ def main() -> int:
         print("taste: the hook and the doubles are not built; run `make taste`", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
     live = sys.stdin.isatty() and console.is_terminal
     try:
         with _two_programs(console) as (node, tenants_file):

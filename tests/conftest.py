@@ -8,6 +8,7 @@ Properties are not judged by how long the machine takes for an example: it may b
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -24,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--examples-percent", type=int, default=100, help="how many of the examples of each property to try (100)"
     )
+
+
+def pytest_configure() -> None:
+    """Undo what a shell does to commands that it starts in the background: they and their children ignore Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

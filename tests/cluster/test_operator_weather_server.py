@@ -7,10 +7,7 @@ from collections.abc import Iterator
 import pytest
 from cluster.weather import server
 from cluster.weather.world import Weather, bad_weather, told
-from harness.errors import HarnessError
 
-FAULTS = (AssertionError, HarnessError)
-"""What a fault that is not survived yet raises."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -38,12 +35,10 @@ def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
     told("401 for good, until the process ends", server.unauthorized(weather))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="kinds that come later are never watched")
 def test_crds_that_come_after_the_operator_are_picked_up(own: Weather) -> None:
     told("late CRDs", server.late_crds(own))
 
 
-@pytest.mark.xfail(raises=FAULTS, reason="watches go on from a version of the future")
 def test_a_store_restored_from_an_older_backup_is_noticed(own: Weather) -> None:
     own.start()
     told("restored backup", server.restored_backup(own))

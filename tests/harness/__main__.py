@@ -1,6 +1,6 @@
 """python -m harness: a test cluster by hand.
 
-    build                       build the programs and print where they are
+    build [--oldest]            build the programs and print where they are; --oldest: of the oldest Kubernetes
     up [--fake-nodes N] [--node] start a cluster that stays; prints what to `eval`
     env                         print that again
     status                      say what runs
@@ -160,7 +160,8 @@ def _play(server: str, ca: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m harness", description="A test cluster by hand.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
+    builds = commands.add_parser("build", help="build the programs (minutes, once) and print where they are")
+    builds.add_argument("--oldest", action="store_true", help=f"those of Kubernetes {build.OLDEST.version}")
     for command, text in (
         ("up", "start a cluster that stays"),
         ("env", "print what to eval"),
@@ -179,7 +180,7 @@ def main() -> int:
     try:
         match arguments.command:
             case "build":
-                print(build.programs().bin)
+                print(build.own_programs(build.OLDEST) if arguments.oldest else build.programs().bin)
                 return 0
             case "up":
                 return _up(arguments.name, arguments.fake_nodes, arguments.node)

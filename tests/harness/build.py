@@ -5,6 +5,8 @@ kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name
 GB of memory, 8 GB of disk while it runs, 142 MB kept). Programs of a folder that KUBEBUILDER_ASSETS names are taken
 instead (`harness.assets`); if it has all of them, nothing is built.
 
+`OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
+
 Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
 nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
 removed, whether it succeeded, failed or was killed.
@@ -34,7 +36,6 @@ from harness.cache import cache_dir, exclusive
 from harness.errors import BuildError
 from harness.process import die_with
 
-KUBERNETES = "1.36.3"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
 USUAL_DURATION = "six to nine minutes on two cores"
 """Duration of the build: 5 min 26 s on two idle cores, 9 min 2 s on two busy ones."""
@@ -52,14 +53,36 @@ _LINK_S = 40.0
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 
 
-def _ldflags() -> str:
-    major, minor, _ = KUBERNETES.split(".")
-    facts = {"gitVersion": f"v{KUBERNETES}", "gitMajor": major, "gitMinor": minor}
-    stamps = [f"-X {package}.{name}={fact}" for package in _VERSION_PACKAGES for name, fact in facts.items()]
-    return " ".join(["-s", "-w", *stamps])
+@dataclass(frozen=True)
+class Release:
+    """Release of Kubernetes that is built.
+
+    `modules`: the file in `gobuild/` that names its modules, without suffix. `tags`: build tags, for the sources that
+    differ between releases.
+    """
+
+    version: str
+    modules: str
+    tags: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of `go build`."""
+        major, minor, _ = self.version.split(".")
+        facts = {"gitVersion": f"v{self.version}", "gitMajor": major, "gitMinor": minor}
+        stamps = [f"-X {package}.{name}={fact}" for package in _VERSION_PACKAGES for name, fact in facts.items()]
+        return ("-trimpath", "-ldflags", " ".join(["-s", "-w", *stamps]))
+
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """Flags of every Go command that choose modules and sources; none for the release that is usual."""
+        return (f"-modfile={self.modules}.mod", f"-tags={self.tags}") if self.tags else ()
 
 
-_FLAGS = ("-trimpath", "-ldflags", _ldflags())
+CURRENT = Release("1.36.3", "go")
+OLDEST = Release("1.30.14", "oldest", tags="oldest")
+"""Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
+KUBERNETES = CURRENT.version
 
 
 @dataclass(frozen=True)
@@ -83,18 +106,18 @@ class Go:
     own: bool
 
 
-def build_key() -> str:
+def build_key(release: Release = CURRENT) -> str:
     """Twelve hex digits that change whenever the programs would."""
     digest = hashlib.sha256()
-    for name in ("go.mod", "go.sum", "main.go"):
-        digest.update((_SOURCES / name).read_bytes())
-    digest.update(repr((_FLAGS, platform.machine())).encode())
+    for path in (*(_SOURCES / f"{release.modules}.{kind}" for kind in ("mod", "sum")), *sorted(_SOURCES.glob("*.go"))):
+        digest.update(path.read_bytes())
+    digest.update(repr((release.flags, release.selection, platform.machine())).encode())
     return digest.hexdigest()[:12]
 
 
-def built() -> Path | None:
+def built(release: Release = CURRENT) -> Path | None:
     """The directory that holds the programs, or None if they were never built."""
-    path = cache_dir() / f"bin-{build_key()}"
+    path = cache_dir() / f"bin-{build_key(release)}"
     return path if path.is_dir() else None
 
 
@@ -121,11 +144,11 @@ def programs() -> Programs:
     """
     found = assets(os.environ)
     if found is None:
-        return Programs(_own_programs())
+        return Programs(own_programs())
     _say_once(found.describe())
     if not found.lacking:
         return Programs(found.folder)
-    return Programs(_side_by_side(found, _own_programs()), found.emulated)
+    return Programs(_side_by_side(found, own_programs()), found.emulated)
 
 
 def _side_by_side(found: Assets, own: Path) -> Path:
@@ -145,43 +168,45 @@ def _side_by_side(found: Assets, own: Path) -> Path:
     return kept
 
 
-def _own_programs() -> Path:
+def own_programs(release: Release = CURRENT) -> Path:
     """The directory of the programs that this harness builds, built now if they are not there yet."""
-    if path := built():
+    if path := built(release):
         return path
     cache = cache_dir()
     with exclusive(cache / "build.lock", what="building the test cluster's programs", timeout=_BUILD_TIMEOUT):
-        if path := built():
+        if path := built(release):
             return path
         for left in cache.glob("building-*"):  # of a builder that was killed: the lock is ours, so nobody uses them
             _remove(left)
         work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
         try:
-            return _build(cache, work)
+            return _build(release, cache, work)
         finally:
             _remove(work)
 
 
-def _build(cache: Path, work: Path) -> Path:
+def _build(release: Release, cache: Path, work: Path) -> Path:
     free = shutil.disk_usage(cache).free
     if free < DISK_BYTES:
         raise BuildError(
             f"{cache} has {free / 1e9:.1f} GB free, the build needs {DISK_BYTES / 1e9:.0f} GB (142 MB are kept): "
             "make room, or set SHAREPOD_CACHE to a directory on a larger disk"
         )
-    _say(f"Kubernetes {KUBERNETES} is built from source, once: {USUAL_DURATION}")
+    _say(f"Kubernetes {release.version} is built from source, once: {USUAL_DURATION}")
     go = find_go(cache)
     environment = _environment(go, work)
     began = time.monotonic()
-    packages = _list_packages(go, environment, began)
+    packages = _list_packages(release, go, environment, began)
     result = work / "bin"
     result.mkdir()
-    command = [str(go.program), "build", "-v", *_FLAGS, "-o", str(result / "cluster"), "."]
+    command = [str(go.program), "build", "-v", *release.selection, *release.flags, "-o", str(result / "cluster"), "."]
     _run(command, environment, began, label="compiling", total=packages, timeout=_BUILD_TIMEOUT)
     for name in PROGRAMS:
         (result / name).symlink_to("cluster")
-    (result / "BUILT_WITH").write_text(f"{go.version}, Kubernetes {KUBERNETES}, {time.monotonic() - began:.0f} s\n")
-    kept = cache / f"bin-{build_key()}"
+    (result / "BUILT_WITH").write_text(
+        f"{go.version}, Kubernetes {release.version}, {time.monotonic() - began:.0f} s\n"
+    )
+    kept = cache / f"bin-{build_key(release)}"
     result.rename(kept)
     _say(f"built in {_clock(began)}, kept in {kept}")
     return kept
@@ -250,15 +275,15 @@ def _environment(go: Go, work: Path) -> dict[str, str]:
     return environment
 
 
-def _list_packages(go: Go, environment: Mapping[str, str], began: float) -> int:
+def _list_packages(release: Release, go: Go, environment: Mapping[str, str], began: float) -> int:
     """Fetch the modules and count the packages to compile."""
-    command = [str(go.program), "list", "-deps", "."]
+    command = [str(go.program), "list", *release.selection, "-deps", "."]
     try:
         listed = _run(command, environment, began, label="fetching modules", total=None, timeout=_LIST_TIMEOUT)
         return sum(" " not in line for line in listed)
     except BuildError as error:
         raise BuildError(
-            f"the Go modules of Kubernetes {KUBERNETES} could not be fetched: a Go module proxy must be reachable "
+            f"the Go modules of Kubernetes {release.version} could not be fetched: a Go module proxy must be reachable "
             f"(GOPROXY names it, `go env GOPROXY` shows it)\n{error}"
         ) from error
 

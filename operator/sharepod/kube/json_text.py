@@ -29,7 +29,9 @@ _IDENTITY = (
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRUCTURE = re.compile(r'["\\{}\[\]]')
+_STRUCTURE = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+"""The rest of a string, up to its end or that of the text."""
 _NUMBER = re.compile(r"[-+0-9.eE]+")
 
 
@@ -207,7 +209,7 @@ class _Skipped:
     def feed(self, text: str, at: int) -> tuple[int, bool]:
         """Pass over the value from `at` on; return where it, or the text, ends, and whether it was the value."""
         begin = at
-        if number := _NUMBER.match(text, at):
+        if not self.head and (number := _NUMBER.match(text, at)):
             return number.end(), True
         end, ended = self._end(text, at)
         if len(self.head) < _HEAD:
@@ -217,23 +219,33 @@ class _Skipped:
     def _end(self, text: str, at: int) -> tuple[int, bool]:
         if self._escaped:
             at, self._escaped = at + 1, False
-        while (found := _STRUCTURE.search(text, at)) is not None:
-            character, at = found[0], found.end()
+        while at < len(text):
             if self._in_string:
-                if character == "\\":
-                    self._escaped = at == len(text)  # then the next text begins with what is escaped
-                    at += 1
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
+                inside = _IN_STRING.match(text, at)
+                at = inside.end() + 1 if inside is not None else at
+                if at > len(text):
+                    break
+                self._escaped = text[at - 1] == "\\"  # then the next text begins with what is escaped
+                self._in_string = self._escaped
+                if self._in_string:
+                    break
+            elif (found := _STRUCTURE.search(text, at)) is None:
+                break
+            else:
+                at = found.end()
+                self._turn(found[0])
             if self._depth == 0 and not self._in_string:
                 return at, True
         return len(text), False
+
+    def _turn(self, character: str) -> None:
+        """Go a level in or out, or into a string."""
+        if character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
 
 
 def _positions(text: str, at: int) -> Iterator[tuple[str, int]]:

@@ -8,7 +8,6 @@ from .kinds import Json, Kind
 
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 _NAMED = (
-    Kind("/api/v1", "namespaces", "Namespace", namespaced=False),
     Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False),
 )
 """Kinds that are named and not served: Kopf begins to watch once it knows that they exist."""

@@ -89,7 +89,7 @@ KINDS = (
     Kind("/api/v1", "nodes", "Node", namespaced=False, status=True),
     Kind("/apis/events.k8s.io/v1", "events", "Event"),
     Kind("/apis/coordination.k8s.io/v1", "leases", "Lease"),
-    Kind("/apis/scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", namespaced=False),
+    Kind("/api/v1", "namespaces", "Namespace", namespaced=False),
     _crd("sharepods"),
     _crd("gpunodes"),
 )

@@ -6,7 +6,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,7 +23,6 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func server(command func() *cobra.Command) func() int {
@@ -39,7 +37,7 @@ var programs = map[string]func() int{
 	"kube-apiserver":          server(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": server(controllermanager.NewControllerManagerCommand),
 	"kube-scheduler":          server(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
-	"kubelet":                 server(func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) }),
+	"kubelet":                 server(kubeletCommand),
 	"kubectl": func() int {
 		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
 			kubectlutil.CheckErr(err)

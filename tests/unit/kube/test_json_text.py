@@ -66,15 +66,18 @@ def test_an_object_that_is_nested_too_deep_costs_itself_alone(step: int) -> None
     assert metadata == {"resourceVersion": "3"}
 
 
-def test_an_object_that_is_too_large_is_passed_over_and_no_more_of_it_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("written", ['x\\\\\\"{', "\\u003c", "-1e5."])
+def test_an_object_that_is_too_large_is_passed_over_and_no_more_of_it_is_held(
+    monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
     monkeypatch.setattr(json_text, "OBJECT_LIMIT", 1 << 20)
     reader = ListText()
-    large = item(json.dumps('x\\"{' * 1_000_000), "large", "{}")
+    large = item(f'"{written * 500_000}"', "large", "{}")
     text = f'{{"items":[{large},{{"b":2}}],"metadata":{{}}}}'
     found: list[Any] = []
     held = 0
-    for at in range(0, len(text), 50_000):
-        found += reader.feed(text[at : at + 50_000])
+    for at in range(0, len(text), 49_999):
+        found += reader.feed(text[at : at + 49_999])
         held = max(held, len(reader._text))
     found += reader.close()
     assert [getattr(each, "metadata", each) for each in found] == [

@@ -56,6 +56,7 @@ class Resource:
 
 
 PODS = Resource("/api/v1", "pods")
+NAMESPACES = Resource("/api/v1", "namespaces")
 NODES = Resource("/api/v1", "nodes")
 EVENTS = Resource("/apis/events.k8s.io/v1", "events")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")

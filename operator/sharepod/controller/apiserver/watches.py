@@ -20,12 +20,14 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import Json
 
 from . import sights
-from .client import GPUNODES, LEASES, NODES, PODS, SHAREPODS, Client, Resource
+from .client import GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
 from .reflector import Reflector
 from .sights import Sight
 
 _OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take room of a node."""
+_ENDING = "status.phase=Terminating"
+"""Field selector of the namespaces that are being deleted."""
 _REPLAY_S = 0.1
 """Seconds from the opening of a watch until the events since its version count as taken in: they come at once."""
 _POLL_S = 0.02
@@ -175,6 +177,18 @@ class Watches:
             ),
             within=namespace,
         )
+        self.namespaces = reflector(
+            "namespaces",
+            NAMESPACES,
+            _Feed(
+                state.ending_namespaces.put,
+                lambda uid, _version, _last: state.ending_namespaces.drop(uid),
+                state.ending_namespaces.versions,
+                state.ending_namespaces.distrust,
+            ),
+            fields=_ENDING,
+            needed=False,
+        )
         self.all = (
             self.nodes,
             self.gpunodes,
@@ -182,6 +196,7 @@ class Watches:
             self.pods,
             self.other_pods,
             self.leases,
+            self.namespaces,
         )
 
     def sights(self) -> list[Sight]:
@@ -215,7 +230,7 @@ class Watches:
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        while not self._heard_since(asked):  # noqa: ASYNC110 - six watches, and of each only a time
+        while not self._heard_since(asked):  # noqa: ASYNC110 - seven watches, and of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)
         if not self._frozen:

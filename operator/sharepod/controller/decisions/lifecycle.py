@@ -13,7 +13,8 @@ Guarantees, whatever order things happen in:
   when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
   ever bound to that node.
 - L5 a Pod is taken back only while it is not bound.
-- L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate.
+- L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate, and not in a
+  namespace that is being deleted.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class TenantSnapshot:
     now: float = 0.0
     bind_timeout: float = 60.0
     """Seconds after which a Pod that kube-scheduler refuses is taken back."""
+    namespace_ends: bool = False
+    """Its namespace is being deleted."""
     unreadable_row: bool = False
     """A row of the tenant cannot be read, so what it holds is not known."""
 
@@ -263,12 +266,13 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     mine: ReservationSnapshot | None = None
     for reserved in _kept_first(snapshot.reserved):
         ends = reserved.releasing or reserved.wanted.releasing
-        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends:
+        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends and not snapshot.namespace_ends:
             mine = reserved
         elif (step := _drop(reserved)) is not None:
             return step
     if mine is None:
-        return Place() if sharepod.error is None and not snapshot.reserved else Wait()
+        may_ask = sharepod.error is None and not snapshot.namespace_ends
+        return Place() if may_ask and not snapshot.reserved else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
         return Wait()  # on its way to the ledger
     return OpenGate(pod, mine.node, mine.written)  # L1
@@ -337,7 +341,7 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     for reserved in _kept_first(snapshot.reserved):
         if (step := _drop(reserved)) is not None:
             return step
-    if snapshot.reserved or sharepod.error is not None:
+    if snapshot.reserved or sharepod.error is not None or snapshot.namespace_ends:
         return Wait()
     if snapshot.now < snapshot.blocked_until:
         return Wait(snapshot.blocked_until)

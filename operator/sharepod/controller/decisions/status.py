@@ -107,6 +107,7 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | No
     return (
         sharepod,
         inputs.snapshot.pod,
+        inputs.snapshot.namespace_ends,
         inputs.node,
         row,
         tuple(gpu for gpu in gpus if row is not None and gpu.uuid in row.gpus),
@@ -213,6 +214,9 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedG
         which = ", ".join(str(gpu.index) for gpu in gpus)
         text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {inputs.node}: {share(inputs.row)}"
         return _condition(CONDITION_PLACED, "True", "Reserved", text)
+    if inputs.snapshot.namespace_ends and not sharepod.ended:
+        text = f"the namespace {sharepod.namespace} is being deleted: nothing in it gets a share"
+        return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
     if inputs.refusal is not None:
         return _condition(CONDITION_PLACED, "False", inputs.refusal.outlook.value, inputs.refusal.message)
     former = _former(sharepod.status, CONDITION_PLACED)

@@ -39,6 +39,7 @@ from .facts import (
     sharepod_facts,
     unreadable_sharepod,
 )
+from .namespaces import EndingNamespaces
 from .store import Store
 
 Json = Mapping[str, Any]
@@ -73,6 +74,8 @@ class ClusterState:
         self._clock = clock
         self._said: dict[str, RateLimiter] = {}
         self.agents = agents
+        self.ending_namespaces = EndingNamespaces()
+        self.ending_namespaces.on_changed = self._tell_namespace
         self.sharepods: Store[SharePodFacts] = Store()
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
@@ -114,6 +117,11 @@ class ClusterState:
         """Take out a SharePod that is gone, as of `version` if that is known."""
         self.sharepods.drop(uid, version)
         self.on_tenant_changed(uid)
+
+    def _tell_namespace(self, namespace: str) -> None:
+        for item in self.sharepods:
+            if item.namespace == namespace:
+                self.on_tenant_changed(item.uid)
 
     def _say_unreadable(self, kind: str, name: str, error: str | None) -> None:
         """Log that an object cannot be read, unless one of its kind was named a moment ago."""

@@ -52,6 +52,7 @@ class Snapshots:
             blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
             now=now,
             bind_timeout=self._bind_timeout,
+            namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
             unreadable_row=self._state.unreadable_row(tenant),
         )
 

@@ -13,7 +13,7 @@ UNAVAILABLE = UnavailableError("LIST", 503, "ServiceUnavailable", "not now")
 def test_a_kind_is_stale_that_was_silent_for_too_long_or_is_not_listed() -> None:
     old = Sight("pods", True, BELIEF_S + 0.1)
     unlisted = Sight("leases", False, 1.0)
-    spare = Sight("priorityclasses", False, 1e9, needed=False)
+    spare = Sight("namespaces", False, 1e9, needed=False)
     assert stale([GOOD, Sight("pods", True, BELIEF_S), spare]) == []
     assert stale([GOOD, old, unlisted, spare]) == ["pods", "leases"]
 

@@ -93,12 +93,15 @@ async def test_all_kinds_are_made_known(world: World) -> None:
     world.pod_of(sharepod)
     world.create("pods", "other", "n", spec={"nodeName": "node-a", "containers": []})
     world.create("leases", "sharepod-operator", "system", spec={})
+    world.create("namespaces", "n", status={"phase": "Active"})
+    world.create("namespaces", "ending", status={"phase": "Terminating"})
     await world.list_all()
+    assert ["n" in world.state.ending_namespaces, "ending" in world.state.ending_namespaces] == [False, True]
     assert [item.name for item in world.state.nodes] == ["node-a"]
     assert [item.name for item in world.state.gpunodes] == ["node-a"]
     assert world.state.sharepods.uids() == {sharepod["metadata"]["uid"]}
     assert world.state.pod_of(sharepod["metadata"]["uid"]) is not None
-    assert list(world.state.other_pods().values()) == [world.server.storage.version - 1]
+    assert list(world.state.other_pods().values()) == [world.server.storage.version - 3]
     assert world.leases == ["sharepod-operator"]
     world.server.storage.finish_deletion(world.server.kind("pods"), "n", "other")
     await world.watches.other_pods.list_all()

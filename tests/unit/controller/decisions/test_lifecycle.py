@@ -57,6 +57,21 @@ def test_the_pod_comes_first_and_asks_for_a_place_behind_its_gate() -> None:
     assert step(sharepod(), GATED) == Place()
 
 
+def test_in_a_namespace_that_ends_nothing_is_made_placed_or_kept() -> None:
+    assert step(sharepod(), namespace_ends=True) == Wait()
+    assert step(sharepod(), GATED, namespace_ends=True) == Wait()
+    booked = reserved(pod_uid=GATED.uid)
+    assert isinstance(step(sharepod(), GATED, booked), OpenGate)
+    assert step(sharepod(), GATED, booked, namespace_ends=True) == RemoveRow("node-a", NEVER_BOUND)
+    decided = reserved(written=False, pod_uid=GATED.uid)
+    assert step(sharepod(), GATED, decided, namespace_ends=True) == Unreserve("node-a")
+
+
+def test_what_runs_in_a_namespace_that_ends_runs_on() -> None:
+    bound = pod(node="node-a")
+    assert step(made(), bound, reserved(), namespace_ends=True) == step(made(), bound, reserved())
+
+
 def test_nothing_is_concluded_from_the_absence_of_a_pod_while_the_status_cannot_be_read() -> None:
     unread = unreadable_sharepod(sharepod_object()["metadata"], "is nested too deep")
     assert step(unread) == Wait()

@@ -56,6 +56,15 @@ def test_what_was_written_is_not_written_again() -> None:
     assert difference(own.raw_status, second) == {}
 
 
+def test_in_a_namespace_that_ends_the_owner_reads_why_nothing_is_placed() -> None:
+    own, waits = sharepod(), pod(gated=True)
+    refused = inputs(own, waits, refusal=Refusal(outlook=Outlook.WAITING, headline="full"))
+    ending = replace(refused, snapshot=replace(refused.snapshot, namespace_ends=True))
+    assert says(compose(own, refused), "Placed") == ("False", "NoRoom")
+    assert says(compose(own, ending), "Placed") == ("False", "NamespaceTerminating")
+    assert looked_at(own, refused) != looked_at(own, ending)
+
+
 def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
     waiting = pod(node="node-a")
     own = again(compose(sharepod(), placed(sharepod(), waiting)))
