@@ -245,6 +245,7 @@ class Operator:
         """Bring the gauges up to date that are read when they are asked for."""
         for sight in self.watches.sights():
             metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
+        metrics.OVERCOMMITS.set(len(self.state.cluster.overcommits()))
         queues = {"tenant": self.tenant_reconciler.queue, "node": self.node_reconciler.queue}
         for name, queue in queues.items():
             metrics.QUEUE_DEPTH.labels(name).set(len(queue))

@@ -21,7 +21,6 @@ from sharepod.api.bounds import clipped
 from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, TenantId
-from sharepod.controller import metrics
 from sharepod.placement.state.cluster import Cluster
 from sharepod.placement.state.types import GpuState, NodeState, Reservation, Resources
 from sharepod.rate_limit import RateLimiter
@@ -96,8 +95,9 @@ class ClusterState:
 
     def put_sharepod(self, raw: Json, *, sure: bool = False) -> None:
         """Take in a SharePod as it was read. `sure`: by a GET just now."""
-        if not self.sharepods.knows(*_version(raw), sure=sure):
-            self._take_sharepod(sharepod_facts(raw, self._settings), sure=sure)
+        uid, version = _version(raw)
+        if not self.sharepods.knows(uid, version, sure=sure):
+            self._take_sharepod(sharepod_facts(raw, self._settings, self.sharepods.get(uid)), sure=sure)
 
     def put_unreadable_sharepod(self, metadata: Json, why: str) -> None:
         """Take in a SharePod of which only the metadata can be read: its owner is told why."""
@@ -274,9 +274,10 @@ class ClusterState:
 
     def put_gpunode(self, raw: Json) -> None:
         """Take in a GPUNode as it was read or written."""
-        if self.gpunodes.knows(*_version(raw)):
+        uid, version = _version(raw)
+        if self.gpunodes.knows(uid, version):
             return
-        item = self._with_known_rows(gpunode_facts(raw))
+        item = self._with_known_rows(gpunode_facts(raw, self.gpunodes.get(uid)))
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
@@ -365,7 +366,6 @@ class ClusterState:
                     self._take_back(item.name, decided)
         for left in self.cluster.overcommits(item.name):
             log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
-        metrics.OVERCOMMITS.set(len(self.cluster.overcommits()))
         self.on_room_changed()
 
     def unreserve(self, node: str, tenant: str) -> None:
@@ -486,13 +486,18 @@ def _tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[st
     if before is None:
         return set(rows)
     old = before.rows
-    tenants = {tenant for tenant in {*old, *rows} if old.get(tenant) != rows.get(tenant)}
+    tenants = {tenant for tenant in {*old, *rows} if _differ(old.get(tenant), rows.get(tenant))}
     seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
     tenants |= before.unreadable ^ now.unreadable
-    tenants |= {tenant for tenant in {*seen, *was} if seen.get(tenant) != was.get(tenant)}
+    tenants |= {tenant for tenant in {*seen, *was} if _differ(seen.get(tenant), was.get(tenant))}
     health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
     turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
     return tenants | (before.forced ^ now.forced)
+
+
+def _differ(one: object, other: object) -> bool:
+    """Return whether two entries differ. Most are one object (`facts.gpunode_facts`), which costs no comparison."""
+    return one is not other and one != other

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,12 +30,12 @@ from sharepod.api.objects import (
     TENANT_LABEL,
     Condition,
 )
-from sharepod.api.objects import Model as ApiModel
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
 from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
 from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
 from sharepod.placement.state.types import PodNeeds, Resources, Taint
 
+from .entries import Entries, entries, with_lists
 from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
 
 Json = Mapping[str, Any]
@@ -144,6 +144,17 @@ class NodeFacts(ObjectFacts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNodeLists:
+    """Lists of one version of a GPUNode."""
+
+    rows: Entries[Tenant] = field(default_factory=Entries)
+    holders: Entries[PluginHolder] = field(default_factory=Entries)
+    gpus: Entries[Gpu] = field(default_factory=Entries)
+    tenants: Entries[TenantStatus] = field(default_factory=Entries)
+    conditions: Entries[Condition] = field(default_factory=Entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNodeFacts(ObjectFacts):
     """Facts of a GPUNode."""
 
@@ -160,18 +171,28 @@ class GpuNodeFacts(ObjectFacts):
     """Error in reading its spec; with one, nothing is written to the GPUNode."""
     unreadable: frozenset[str] = frozenset()
     """Tenants whose rows cannot be read."""
+    lists: GpuNodeLists = field(default_factory=GpuNodeLists, repr=False, compare=False)
+    """Its lists as they were read, for the reading of its next version."""
 
-    @property
-    def rows(self) -> dict[str, Tenant]:
-        """Rows of the ledger by tenant, in their order."""
-        return {row.id: row for row in self.spec.tenants}
+    rows: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+    """Rows of the ledger by tenant, in their order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
 
 
-def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
-    """Read a SharePod."""
+def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
+    """Read a SharePod. `before`: an earlier version of it; if it asks for the same, that is not read again."""
     metadata, status_raw = _object(raw.get("metadata")), _object(raw.get("status"))
     slim = _slim(raw)
-    gpu, needs, error = _asked(slim, settings)
+    if before is not None and _asks_the_same(slim, before):
+        gpu, needs, error = before.gpu, before.needs, before.error
+        kept: Json = {**before.raw, "metadata": slim["metadata"]}
+    else:
+        too_much = beyond(slim)
+        gpu, needs, error = _asked(slim, too_much, settings)
+        kept = slim if too_much is None else {"metadata": METADATA(metadata)}
+    status_fits = beyond(status_raw) is None
     return SharePodFacts(
         **_common(metadata),
         generation=_whole(metadata.get("generation")),
@@ -181,15 +202,27 @@ def sharepod_facts(raw: Json, settings: PodSettings) -> SharePodFacts:
         gpu=gpu,
         needs=needs,
         error=error,
-        status=_sharepod_status(status_raw),
-        raw=slim if beyond(slim) is None else {"metadata": METADATA(metadata)},
-        raw_status=status_raw if beyond(status_raw) is None else {},
+        status=_sharepod_status(status_raw, fits=status_fits),
+        raw=kept,
+        raw_status=status_raw if status_fits else {},
     )
 
 
-def _asked(raw: Json, settings: PodSettings) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
-    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it."""
-    too_much = beyond(raw)
+def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
+    """Return whether a SharePod differs from a version that could be read in nothing but its status and version."""
+    known = before.raw
+    if not before.readable or slim.keys() != known.keys() or slim.get("spec") != known.get("spec"):
+        return False
+    metadata, former = slim["metadata"], _object(known.get("metadata"))
+    return metadata.keys() == former.keys() and all(
+        value == former[name] for name, value in metadata.items() if name != "resourceVersion"
+    )
+
+
+def _asked(
+    raw: Json, too_much: str | None, settings: PodSettings
+) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
+    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it. `too_much`: see `beyond`."""
     if too_much is not None:
         return (
             None,
@@ -306,23 +339,26 @@ def node_facts(raw: Json) -> NodeFacts:
     )
 
 
-def gpunode_facts(raw: Json) -> GpuNodeFacts:
-    """Read a GPUNode."""
+def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts:
+    """Read a GPUNode. `before`: an earlier version of it, of which what has not changed is taken over."""
     metadata = _object(raw.get("metadata"))
     spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
+    was = before.lists if before is not None else GpuNodeLists()
     faults: list[str] = []
-    unreadable: set[str] = set()
-    rows = _each(Tenant, spec_raw, "tenants", faults, MAX_TENANTS, unreadable)
-    holders = _each(PluginHolder, spec_raw, "holders", faults, MAX_GPUS)
-    spec = _one(GPUNodeSpec, spec_raw, faults, tenants=rows, holders=holders)
+    rows = entries(Tenant, spec_raw, "tenants", MAX_TENANTS, faults, was.rows)
+    holders = entries(PluginHolder, spec_raw, "holders", MAX_GPUS, faults, was.holders)
+    spec = with_lists(GPUNodeSpec, spec_raw, faults, tenants=rows.models, holders=holders.models)
     ledger_faults = len(faults)
-    status = _one(
+    gpus = entries(Gpu, status_raw, "gpus", MAX_GPUS, faults, was.gpus)
+    tenants = entries(TenantStatus, status_raw, "tenants", MAX_TENANTS, faults, was.tenants)
+    conditions = entries(Condition, status_raw, "conditions", MAX_CONDITIONS, faults, was.conditions)
+    status = with_lists(
         GPUNodeStatus,
         status_raw,
         faults,
-        gpus=_each(Gpu, status_raw, "gpus", faults, MAX_GPUS),
-        tenants=_each(TenantStatus, status_raw, "tenants", faults, MAX_TENANTS),
-        conditions=_each(Condition, status_raw, "conditions", faults, MAX_CONDITIONS),
+        gpus=gpus.models,
+        tenants=tenants.models,
+        conditions=conditions.models,
     )
     error = clipped(f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}") if faults else None
     forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
@@ -335,7 +371,8 @@ def gpunode_facts(raw: Json) -> GpuNodeFacts:
         forced=frozenset(part.strip() for part in forced.split(",", MAX_TENANTS)[:MAX_TENANTS] if part.strip()),
         error=error,
         ledger_error=error if ledger_faults else None,
-        unreadable=frozenset(unreadable),
+        unreadable=rows.unreadable,
+        lists=GpuNodeLists(rows=rows, holders=holders, gpus=gpus, tenants=tenants, conditions=conditions),
     )
 
 
@@ -389,9 +426,6 @@ def _tenant(metadata: Json) -> str | None:
     return label if controller is None or controller == label else None
 
 
-A = TypeVar("A", bound=ApiModel)
-
-
 def _object(value: object) -> Json:
     return value if isinstance(value, Mapping) else {}
 
@@ -402,54 +436,12 @@ def _maps(value: object) -> Iterator[Json]:
         yield from (item for item in islice(value, MAX_LIST) if isinstance(item, Mapping))
 
 
-def _each(
-    kind: type[A], raw: Json, field: str, faults: list[str], most: int, unreadable: set[str] | None = None
-) -> tuple[A, ...]:
-    """Return the readable entries of a list, at most `most`; the ids of the others go into `unreadable`."""
-    found: list[A] = []
-    entries = raw.get(field) or ()
-    if not isinstance(entries, list | tuple):
-        faults.append(f"{field}: is not a list")
-        return ()
-    for number, entry in enumerate(entries[:most]):
-        try:
-            found.append(kind.model_validate(entry, extra="ignore"))
-        except Exception as error:
-            faults.append(f"{field}[{number}].{_first(error)}")
-            if unreadable is not None:
-                unreadable.add(_id(entry))
-    if len(entries) > most:
-        faults.append(f"{field}: has {len(entries)} entries; at most {most} are read")
-        if unreadable is not None:
-            unreadable.update(map(_id, entries[most : 10 * most]))
-    return tuple(found)
+def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
+    """Read a status. What cannot be read of it is passed over, but for what decides whether work runs again.
 
-
-def _id(entry: object) -> str:
-    return str(_object(entry).get("id") or "")[:MAX_NAME]
-
-
-def _one(kind: type[A], raw: Json, faults: list[str], **lists: Sequence[ApiModel]) -> A:
-    """Read an object whose lists were read already."""
-    rest = {key: value for key, value in raw.items() if key not in lists}
-    try:
-        found = kind.model_validate(rest, extra="ignore")
-    except Exception as error:
-        faults.append(_first(error))
-        found = kind()
-    return found.model_copy(update=lists)
-
-
-def _first(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return clipped(f"{type(error).__name__}: {error}")
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-
-
-def _sharepod_status(raw: Json) -> SharePodStatus:
-    """Read a status. What cannot be read of it is passed over, but for what decides whether work runs again."""
-    if beyond(raw) is None:
+    `fits`: it is not `beyond` what is read.
+    """
+    if fits:
         try:
             return SharePodStatus.model_validate(raw)
         except Exception:  # noqa: S110 - written by a newer version of this operator, or by somebody else

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from sharepod.controller.state.facts import gpunode_facts, node_facts, other_pod, pod_facts, unreadable_sharepod
+from sharepod.controller.state.facts import (
+    gpunode_facts,
+    node_facts,
+    other_pod,
+    pod_facts,
+    sharepod_facts,
+    unreadable_sharepod,
+)
 from sharepod.controller.state.fitting import MAX_LIST, POD
 from sharepod.kube import Json
-from unit.controller.objects import pod_object, sharepod, sharepod_object
+from unit.controller.objects import PODS, pod_object, sharepod, sharepod_object
 
 
 @pytest.mark.promise("operator-bounds")
@@ -103,3 +110,67 @@ def test_a_ledger_with_more_rows_than_are_read_is_not_written_and_decides_nothin
 def test_a_sharepod_of_which_nothing_else_is_known_is_deleting_if_its_metadata_says_so() -> None:
     metadata = sharepod_object(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})["metadata"]
     assert unreadable_sharepod(metadata, "is larger than 4 MiB").deleting
+
+
+def _ledger(*ids: str, **fields: object) -> Json:
+    rows = [
+        {"id": one, "namespace": "ns", "podName": one, "gpus": ["g"], "requestMilli": 1, "limitMilli": 1, "memory": 1}
+        for one in ids
+    ]
+    return {"metadata": {"name": "n", "uid": "u"}, "spec": {"tenants": rows}, "status": fields}
+
+
+def test_of_a_gpunode_what_has_not_changed_is_taken_over() -> None:
+    gpu = {"uuid": "g", "index": 0, "model": "m", "memory": 1}
+    before = gpunode_facts(_ledger("a", "b", "c", gpus=[gpu], tenants=[{"id": "a"}, {"id": "b"}]))
+    later = _ledger("c", "a", gpus=[gpu], tenants=[{"id": "a"}, {"id": "b", "processes": 1}])
+    found = gpunode_facts(later, before)
+    assert found == gpunode_facts(later)
+    assert found.rows["a"] is before.rows["a"]
+    assert found.rows["c"] is before.rows["c"]
+    assert found.status.gpus[0] is before.status.gpus[0]
+    assert found.status.tenants[0] is before.status.tenants[0]
+    assert found.status.tenants[1].processes == 1
+
+
+def test_an_entry_that_cannot_be_read_any_more_is_not_taken_over() -> None:
+    before, later = gpunode_facts(_ledger("a", "b")), _ledger("a", "b")
+    later["spec"]["tenants"][1]["memory"] = "much"
+    found = gpunode_facts(later, before)
+    assert list(found.rows) == ["a"]
+    assert found.unreadable == {"b"}
+    assert found.ledger_error is not None
+
+
+def test_a_sharepod_that_asks_for_the_same_is_not_read_again() -> None:
+    before = sharepod_facts(sharepod_object(), PODS)
+    later = sharepod_object(status={"phase": "Placed"}, metadata={"resourceVersion": "77"})
+    found = sharepod_facts(later, PODS, before)
+    assert found == sharepod_facts(later, PODS)
+    assert found.needs is before.needs
+    assert found.raw["spec"] is before.raw["spec"]
+    assert found.raw["metadata"]["resourceVersion"] == "77"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metadata": {"labels": {"a": "b"}}},
+        {"metadata": {"annotations": {"note": "new"}}},
+        {"metadata": {"generation": 9}},
+        {"spec": {"restartPolicy": "Never"}},
+    ],
+)
+def test_a_sharepod_that_asks_for_something_else_is_read_anew(changed: dict[str, Json]) -> None:
+    before, later = sharepod_facts(sharepod_object(), PODS), sharepod_object()
+    for part, fields in changed.items():
+        later[part] = {**later[part], **fields}
+    assert sharepod_facts(later, PODS, before) == sharepod_facts(later, PODS)
+
+
+def test_a_sharepod_that_was_too_large_is_read_once_it_is_not() -> None:
+    large, small = sharepod_object(), sharepod_object()
+    large["spec"] = {**large["spec"], "many": list(range(20_000))}
+    before = sharepod_facts(large, PODS)
+    assert before.error is not None
+    assert sharepod_facts(small, PODS, before) == sharepod_facts(small, PODS)

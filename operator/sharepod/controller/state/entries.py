@@ -1,0 +1,101 @@
+"""Entries: the lists of an object, read entry by entry into models.
+
+Guarantees:
+- An entry that cannot be read costs itself alone; it is named.
+- An entry that is as it was in the version before is taken over and not read again: to read an object costs what has
+  changed of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import ValidationError
+
+from sharepod.api.bounds import MAX_NAME, clipped
+from sharepod.api.objects import Model
+
+A = TypeVar("A", bound=Model)
+
+_KEYS = ("id", "uuid", "type")
+"""Fields by which the entries of our lists are told apart: tenants and holders, GPUs, conditions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(Generic[A]):
+    """Entries of one list. `read`: each readable one by its key, as it was written and as it was read; `unreadable`:
+    ids of the others."""
+
+    models: tuple[A, ...] = ()
+    read: Mapping[str, tuple[Any, A]] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
+
+
+def entries(
+    kind: type[A], raw: Mapping[str, Any], name: str, most: int, faults: list[str], before: Entries[A]
+) -> Entries[A]:
+    """Read the list `name` of an object.
+
+    Args:
+        kind: Model of an entry.
+        raw: The object.
+        name: Field of the list.
+        most: Entries that are read.
+        faults: Takes what is wrong with those that cannot be read.
+        before: The list as it was read in an earlier version of the object.
+    """
+    listed = raw.get(name) or ()
+    if not isinstance(listed, list | tuple):
+        faults.append(f"{name}: is not a list")
+        return Entries()
+    models: list[A] = []
+    read: dict[str, tuple[Any, A]] = {}
+    unreadable: set[str] = set()
+    for number, entry in enumerate(listed[:most]):
+        try:
+            key = _key(entry)
+            known = before.read.get(key)
+            if known is None or known[0] != entry:
+                known = (entry, kind.model_validate(entry, extra="ignore"))
+        except Exception as error:
+            faults.append(f"{name}[{number}].{_first(error)}")
+            unreadable.add(_id(entry))
+            continue
+        read[key] = known
+        models.append(known[1])
+    if len(listed) > most:
+        faults.append(f"{name}: has {len(listed)} entries; at most {most} are read")
+        unreadable.update(map(_id, listed[most : 10 * most]))
+    return Entries(tuple(models), read, frozenset(unreadable))
+
+
+def with_lists(kind: type[A], raw: Mapping[str, Any], faults: list[str], **lists: Sequence[Model]) -> A:
+    """Read an object whose lists were read already."""
+    rest = {key: value for key, value in raw.items() if key not in lists}
+    try:
+        found = kind.model_validate(rest, extra="ignore")
+    except Exception as error:
+        faults.append(_first(error))
+        found = kind()
+    return found.model_copy(update=lists)
+
+
+def _first(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return clipped(f"{type(error).__name__}: {error}")
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+
+
+def _key(entry: object) -> str:
+    if isinstance(entry, dict):
+        for name in _KEYS:
+            if isinstance(value := entry.get(name), str):
+                return value[:MAX_NAME]
+    return ""
+
+
+def _id(entry: object) -> str:
+    return str(entry.get("id") or "")[:MAX_NAME] if isinstance(entry, Mapping) else ""
