@@ -93,11 +93,18 @@ class ClusterState:
 
     # SharePods
 
-    def put_sharepod(self, raw: Json, *, sure: bool = False) -> None:
-        """Take in a SharePod as it was read. `sure`: by a GET just now."""
+    def put_sharepod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
+        """Take in a SharePod as it was read.
+
+        Args:
+            raw: The SharePod.
+            sure: It was read by a GET just now.
+            news: False if nothing but the status was written, by the caller, who has looked at it: nobody is told.
+        """
         uid, version = _version(raw)
         if not self.sharepods.knows(uid, version, sure=sure):
-            self._take_sharepod(sharepod_facts(raw, self._settings, self.sharepods.get(uid)), sure=sure)
+            item = sharepod_facts(raw, self._settings, self.sharepods.get(uid))
+            self._take_sharepod(item, sure=sure, news=news)
 
     def put_unreadable_sharepod(self, metadata: Json, why: str) -> None:
         """Take in a SharePod of which only the metadata can be read: its owner is told why."""
@@ -106,11 +113,11 @@ class ClusterState:
             item = replace(item, status=known.status, raw_status=known.raw_status, raw=known.raw)
         self._take_sharepod(item)
 
-    def _take_sharepod(self, item: SharePodFacts, *, sure: bool = False) -> None:
+    def _take_sharepod(self, item: SharePodFacts, *, sure: bool = False, news: bool = True) -> None:
         taken, _, replaced = self.sharepods.put(item, sure=sure)
         if replaced is not None:
             self.on_tenant_changed(replaced.uid)
-        if taken:
+        if taken and news:
             self.on_tenant_changed(item.uid)
 
     def drop_sharepod(self, uid: str, version: float = math.inf) -> None:

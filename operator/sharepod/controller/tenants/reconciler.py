@@ -90,7 +90,8 @@ class TenantReconciler:
         if isinstance(step, lifecycle.Forget):
             return
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
-        snapshot = self._snapshots.take(tenant, memo)
+        if not isinstance(step, lifecycle.Wait | lifecycle.Place):  # those two change nothing that a snapshot shows
+            snapshot = self._snapshots.take(tenant, memo)
         sharepod = snapshot.sharepod
         if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
             await self._status.sync(snapshot, sharepod, memo, finish)

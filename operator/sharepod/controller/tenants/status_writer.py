@@ -133,7 +133,8 @@ class StatusWriter:
         memo.status_written = now
         if "usage" in changes:
             memo.usage_written = now
-        self._state.put_sharepod(answer)
+        decides = finish is not None or cleared  # the next step follows from what was written
+        self._state.put_sharepod(answer, news=decides)
         memo.shown = None
         known = self._state.sharepods.get(sharepod.uid)
         if known is not None and str(known.version) == answer["metadata"]["resourceVersion"]:
