@@ -139,7 +139,7 @@ class Watches:
                 self._put_sharepod,
                 self._drop_sharepod,
                 state.sharepods.versions,
-                state.sharepods.distrust,
+                state.distrust_sharepods,
                 state.put_unreadable_sharepod,
             ),
         )
@@ -250,9 +250,9 @@ class Watches:
             self._arrived[uid] = self._clock()
         self._state.put_sharepod(raw)
 
-    def _drop_sharepod(self, uid: str, version: int, _last: Json | None) -> None:
+    def _drop_sharepod(self, uid: str, version: int, last: Json | None) -> None:
         self._arrived.pop(uid, None)
-        self._state.drop_sharepod(uid, version)
+        self._state.drop_sharepod(uid, version, deleted=last is not None)
 
     def _put_pod(self, raw: Json) -> None:
         self._state.put_pod(raw)

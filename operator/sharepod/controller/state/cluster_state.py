@@ -45,6 +45,8 @@ Json = Mapping[str, Any]
 
 _REASON_LIMIT = 256
 """Characters of a GPU's own reason that go into the explanation of a refusal."""
+_DELETED_REMEMBERED = 20_000
+"""Deletions of SharePods that are remembered: more than wait for their Pods to end. A forgotten one costs a GET."""
 _SAID_EVERY_S = 10.0
 """Least seconds between two log lines about unreadable objects of one kind: a kubelet writes its Node often."""
 
@@ -87,6 +89,8 @@ class ClusterState:
         self._other_pods: dict[str, int] = {}
         self._pods_of: dict[str, set[str]] = {}
         self._unreadable: dict[str, frozenset[str]] = {}
+        self._deleted: dict[str, None] = {}
+        """SharePods whose deletion a watch has shown, the latest last."""
         self.on_tenant_changed: Callable[[str], None] = _nobody
         self.on_node_changed: Callable[[str], None] = _nobody
         self.on_room_changed: Callable[[], None] = lambda: None
@@ -120,15 +124,32 @@ class ClusterState:
         if taken and news:
             self.on_tenant_changed(item.uid)
 
-    def drop_sharepod(self, uid: str, version: float = math.inf) -> None:
-        """Take out a SharePod that is gone, as of `version` if that is known."""
+    def drop_sharepod(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
+        """Take out a SharePod that is gone, as of `version` if that is known.
+
+        `deleted`: a watch has shown its deletion, which no read needs to confirm: all SharePods are watched, so there
+        is no other way in which one could leave what is watched.
+        """
         self.sharepods.drop(uid, version)
+        if deleted:
+            self._deleted[uid] = None
+            if len(self._deleted) > _DELETED_REMEMBERED:
+                del self._deleted[next(iter(self._deleted))]
         self.on_tenant_changed(uid)
 
     def _tell_namespace(self, namespace: str) -> None:
         for item in self.sharepods:
             if item.namespace == namespace:
                 self.on_tenant_changed(item.uid)
+
+    def saw_deleted(self, tenant: str) -> bool:
+        """Return whether a watch has shown the deletion of this SharePod."""
+        return tenant in self._deleted
+
+    def distrust_sharepods(self) -> None:
+        """Count each known version of a SharePod as the oldest, and forget which were deleted."""
+        self._deleted.clear()
+        self.sharepods.distrust()
 
     def _say_unreadable(self, kind: str, name: str, error: str | None) -> None:
         """Log that an object cannot be read, unless one of its kind was named a moment ago."""

@@ -3,7 +3,8 @@
 Guarantees:
 - One tenant is worked on at most once at a time.
 - Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
-- Absence is confirmed by a GET before anything is concluded from it; that a SharePod is gone, once.
+- Absence is confirmed by a GET before anything is concluded from it; that a SharePod is gone, once, and not at all if
+  its watch has shown the deletion.
 """
 
 from __future__ import annotations
@@ -76,13 +77,15 @@ class TenantReconciler:
     async def reconcile(self, tenant: str) -> None:
         """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
-        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read.
+        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read, unless its deletion was seen.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
-            memo.gone = memo.gone or await self._sharepod_is_gone(snapshot, tenant)
+            memo.gone = memo.gone or self._state.saw_deleted(tenant)
             if not memo.gone:
-                return
-            snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
+                memo.gone = await self._sharepod_is_gone(snapshot, tenant)
+                if not memo.gone:
+                    return
+                snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
         # 2. Decide the next step, and 3. do it.
         step = lifecycle.decide(snapshot)
         log.debug("step", tenant=tenant, step=step)

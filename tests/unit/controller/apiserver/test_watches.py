@@ -204,3 +204,19 @@ async def test_a_sharepod_and_its_pod_are_timed_if_the_watch_brings_them(world: 
     for _ in range(2):
         await world.watches.pods.list_all()
     assert observed() == (count + 1, total + 3.0)
+
+
+async def test_only_a_deletion_that_the_watch_shows_needs_no_other_proof(world: World) -> None:
+    kind = world.server.kind("sharepods")
+    seen, unseen = (world.sharepod(name)["metadata"]["uid"] for name in ("seen", "unseen"))
+    await world.list_all()
+    world.server.storage.delete(kind, "n", "unseen")
+    await world.watches.sharepods.list_all()
+    async with asyncio.timeout(PATIENCE_S), world.running():
+        world.server.storage.delete(kind, "n", "seen")
+        while world.state.sharepods.uids():  # noqa: ASYNC110 - the event comes by HTTP
+            await asyncio.sleep(0)
+    assert world.state.saw_deleted(seen)
+    assert not world.state.saw_deleted(unseen), "a list has not shown it"
+    world.watches.sharepods._distrust()
+    assert not world.state.saw_deleted(seen), "in another history it is there"

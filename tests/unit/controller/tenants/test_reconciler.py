@@ -240,6 +240,16 @@ async def test_the_end_of_a_sharepod_is_confirmed_once_and_costs_a_read_of_the_p
     assert sorted(made) == ["delete pods", "get pods", "get sharepods", "patch gpunodes", "patch gpunodes"]
 
 
+async def test_a_deletion_that_the_watch_has_shown_is_not_asked_for(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    world.state.drop_sharepod(world.tenant, world.server.storage.version, deleted=True)
+    await world.tenants.reconcile(world.tenant)
+    assert world.server.made("get", "sharepods") == []
+    assert len(world.server.made("delete", "pods")) == 1
+
+
 async def test_a_pod_is_ended_whose_sharepod_was_replaced_by_another_of_that_name(world: World) -> None:
     world.node()
     await world.running()
