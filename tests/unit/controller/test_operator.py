@@ -72,6 +72,8 @@ async def test_it_begins_anew_when_the_api_servers_versions_have_gone_back() -> 
         for number in range(200):  # so many versions that the Lease's renewals do not make up for them
             api.storage.create(sharepods, "n", body | {"metadata": {"name": f"lost-{number}"}})
         await until(lambda: len(operator.state.sharepods) == 200)
+        # nor do writes that were under way: each SharePod has its Pod and its status
+        await until(lambda: all((item.get("status") or {}).get("phase") for item in api.storage.select(sharepods, "n")))
         term = operator._term
         api.storage.restore(backup)
         api.cut_watches()
