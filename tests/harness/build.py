@@ -66,6 +66,12 @@ class Release:
     tags: str = ""
 
     @property
+    def minor(self) -> tuple[int, int]:
+        """Version without the patch release."""
+        major, minor, _ = self.version.split(".")
+        return int(major), int(minor)
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Flags of `go build`."""
         major, minor, _ = self.version.split(".")
@@ -89,11 +95,12 @@ KUBERNETES = CURRENT.version
 class Programs:
     """The programs of a test cluster, in the folder `bin`.
 
-    `emulated`: Kubernetes version that scheduler and controller manager have to emulate beside an older API server;
-    None where there is nothing to emulate.
+    `server`: Kubernetes version of the API server. `emulated`: Kubernetes version that scheduler and controller
+    manager have to emulate beside an older API server; None where there is nothing to emulate.
     """
 
     bin: Path
+    server: tuple[int, int]
     emulated: str | None = None
 
 
@@ -126,8 +133,7 @@ def assets(environment: Mapping[str, str]) -> Assets | None:
 
     A kubelet is needed by root only: nobody else can run a real node.
     """
-    major, minor, _ = KUBERNETES.split(".")
-    return find_assets(environment, built=(int(major), int(minor)), kubelet=os.geteuid() == 0)
+    return find_assets(environment, built=CURRENT.minor, kubelet=os.geteuid() == 0)
 
 
 def to_build(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -144,11 +150,11 @@ def programs() -> Programs:
     """
     found = assets(os.environ)
     if found is None:
-        return Programs(own_programs())
+        return Programs(own_programs(), CURRENT.minor)
     _say_once(found.describe())
     if not found.lacking:
-        return Programs(found.folder)
-    return Programs(_side_by_side(found, own_programs()), found.emulated)
+        return Programs(found.folder, found.version[:2])
+    return Programs(_side_by_side(found, own_programs()), found.version[:2], found.emulated)
 
 
 def _side_by_side(found: Assets, own: Path) -> Path:

@@ -151,7 +151,9 @@ class Cluster:
         self.services.ask(do="stop", name="etcd", grace=10.0)
 
     def _start_apiserver(self) -> Service:
-        return self.services.start("kube-apiserver", components.apiserver(self._layout, self._apiserver_args))
+        return self.services.start(
+            "kube-apiserver", components.apiserver(self._layout, self._programs.server, self._apiserver_args)
+        )
 
     def _await_ready(self, *services: Service) -> None:
         deadline = time.monotonic() + _START_TIMEOUT

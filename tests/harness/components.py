@@ -14,6 +14,8 @@ from harness.certs import KeyPair
 LOOPBACK = "127.0.0.1"
 SERVICE_ADDRESS = "10.96.0.1"
 _SERVICE_RANGE = "10.96.0.0/16"
+_BINDS_TO_NODES = (1, 31)
+"""First Kubernetes that binds tokens to Nodes without being told to, as the tests' agents' are."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def etcd(layout: Layout) -> list[str]:
     ]
 
 
-def apiserver(layout: Layout, further: Sequence[str] = ()) -> list[str]:
+def apiserver(layout: Layout, version: tuple[int, int], further: Sequence[str] = ()) -> list[str]:
     return [
         str(layout.bin / "kube-apiserver"),
         f"--etcd-servers={layout.etcd}",
@@ -102,6 +104,7 @@ def apiserver(layout: Layout, further: Sequence[str] = ()) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-cluster-ip-range={_SERVICE_RANGE}",
         "--profiling=false",
+        *(["--feature-gates=ServiceAccountTokenNodeBinding=true"] if version < _BINDS_TO_NODES else []),
         *further,
     ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from mutants.__main__ import declared
 
 MUTANTS = Path(__file__).resolve().parents[1] / "mutants"
 RUNNER = """
@@ -142,3 +143,10 @@ def test_a_signal_ends_the_runner_with_its_processes_and_copies(tree: Tree, numb
     assert runner.returncode != 0
     assert tree.told(AT_ONCE_S) == b""
     assert list(tree.temporary.iterdir()) == []
+
+
+def test_every_declared_fault_has_its_text_once_in_its_file() -> None:
+    root = MUTANTS.parents[1]
+    texts = {mutant.file: (root / mutant.file).read_text(encoding="utf-8") for mutant in declared(("python", "hook"))}
+    lost = [mutant.promise for mutant in declared(("python", "hook")) if texts[mutant.file].count(mutant.text) != 1]
+    assert lost == []

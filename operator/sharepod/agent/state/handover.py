@@ -239,8 +239,9 @@ def _possible(sizes: Sequence[int]) -> bool:
 
 
 def _sum(words: Sequence[int]) -> int:
-    """Return a checksum that differs if one word differs or if two have changed places."""
-    return sum((2 * place + 3) * word for place, word in enumerate(words)) % (1 << 62)
+    """Return a checksum, as one signed word."""
+    content = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 @cache

@@ -169,6 +169,13 @@ class Reflector:
         longest = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, nothing secret
 
+    def replace_all(self) -> None:
+        """List again, and let it replace what is known: another kind has shown that the versions have gone back."""
+        if self.listed:
+            self._since, self._seen, self.listed = None, 0, False
+            self._mirror.distrust()
+            self.reopen()
+
     def reopen(self) -> None:
         """Open the watch anew, where it is: the API server then sends at once what has happened since."""
         if self._watching is not None:

@@ -3,6 +3,7 @@
 Guarantees:
 - Each kind is listed and watched once in this process, whether it leads or stands by.
 - What the watches saw is told by kind: `unready`, `stale`, `blind`.
+- Versions that have gone back for one kind have gone back for all: each is listed again, and replaced.
 - A SharePod is timed from when the watch brings it until its Pod has a share, for the metric apply_to_pod_seconds.
 """
 
@@ -83,7 +84,10 @@ class Watches:
             on_lease(raw)
 
         def replaced() -> None:
+            # Versions that were written since can hide from a kind with few events that they had gone back.
             self._believed_until = -math.inf
+            for kind in self.all:
+                kind.replace_all()
             on_replaced()
 
         def reflector(

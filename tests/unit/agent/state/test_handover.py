@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sharepod import protocol
 from sharepod.agent.state.directory import StateDir
@@ -85,6 +85,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3), st.none() | st.integers(0, 311))
+@example(damaged=[(175, 64)], cut=None)
 @settings(max_examples=80, deadline=None)
 def test_whatever_a_disk_makes_of_the_file_nothing_impossible_is_taken_from_it(
     tmp_path_factory: pytest.TempPathFactory, damaged: list[tuple[int, int]], cut: int | None

@@ -109,6 +109,28 @@ async def test_all_kinds_are_made_known(world: World) -> None:
 
 
 @pytest.mark.promise("operator-unreadable-object")
+async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_the_others(world: World) -> None:
+    storage, where = world.server.storage, (world.server.kind("gpunodes"), "", "node-a")
+    world.create("gpunodes", "node-a", spec={"pool": "dedicated"})
+    async with world.running(), asyncio.timeout(PATIENCE_S):
+        while not all(reflector.listed for reflector in world.watches.all):  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)
+        backup = storage.backup()
+        row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400, "limitMilli": 400}
+        storage.update(*where, lambda item: item | {"spec": {"pool": "dedicated", "tenants": [row | {"memory": 1}]}})
+        for number in range(20):  # the Leases see later versions than the GPUNodes
+            world.create("leases", f"before-{number}", "system", spec={})
+        while not next(iter(world.state.gpunodes)).rows or len(world.leases) < 20:  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)
+        storage.restore(backup)
+        for number in range(10):  # as many as hide it from the GPUNodes, not from the Leases
+            world.create("nodes", f"after-{number}", labels={POOL_LABEL: "dedicated"}, spec={})
+        world.server.cut_watches()
+        while next(iter(world.state.gpunodes)).rows or len(world.state.nodes) < 10:  # noqa: ASYNC110 - the test polls
+            await asyncio.sleep(0.01)
+    assert world.replaced == 1
+
+
 async def test_who_owns_what_cannot_be_read_is_told_and_what_was_known_is_kept(world: World) -> None:
     node = world.create("nodes", "node-a", labels={POOL_LABEL: "dedicated"}, spec={})
     row = {"id": "t", "namespace": "n", "podName": "t", "gpus": ["GPU-1"], "requestMilli": 400}
