@@ -18,6 +18,7 @@ def hasty() -> Iterator[Weather]:
         yield running
 
 
+@pytest.mark.promise("operator-no-ghost")
 def test_an_answer_older_than_an_end_brings_no_pod_back(hasty: Weather) -> None:
     told("an answer after the Pod's end", objects.old_answer(hasty))
 
@@ -41,5 +42,6 @@ def own() -> Iterator[Weather]:
         yield running
 
 
+@pytest.mark.promise("operator-unreadable-object")
 def test_large_pods_do_not_fill_the_operators_memory(own: Weather) -> None:
     assert objects.large_pods(own) < objects.LARGE_LIMIT_MIB

@@ -27,6 +27,7 @@ def test_retry_after_is_honoured(weather: Weather) -> None:
     told("429: later than told", server.too_many_requests(weather))
 
 
+@pytest.mark.promise("operator-no-second-run")
 def test_writes_whose_answers_are_lost_happen_once(weather: Weather) -> None:
     told("lost answers and resets", server.lost_answers(weather))
 
@@ -35,10 +36,12 @@ def test_a_lasting_401_is_said_and_ends_the_process(weather: Weather) -> None:
     told("401 for good, until the process ends", server.unauthorized(weather))
 
 
+@pytest.mark.promise("operator-late-kinds")
 def test_crds_that_come_after_the_operator_are_picked_up(own: Weather) -> None:
     told("late CRDs", server.late_crds(own))
 
 
+@pytest.mark.promise("operator-restored-backup")
 def test_a_store_restored_from_an_older_backup_is_noticed(own: Weather) -> None:
     own.start()
     told("restored backup", server.restored_backup(own))

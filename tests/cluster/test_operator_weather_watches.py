@@ -20,9 +20,11 @@ def test_nothing_is_placed_on_what_a_silent_watch_once_said(weather: Weather) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.promise("operator-watch-lost")
 def test_an_error_event_is_followed_by_a_new_list(weather: Weather, kind: str) -> None:
     told(f"ERROR event, {kind}", watches.error_event(weather, kind))
 
 
+@pytest.mark.promise("operator-watch-lost")
 def test_shares_are_free_when_watches_expire_and_nothing_is_left_to_list(weather: Weather) -> None:
     told("expired watches, nothing left", watches.expired_and_empty(weather))
