@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import select
 import signal
 import sys
@@ -22,7 +23,7 @@ import time
 import tty
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -49,6 +50,8 @@ RUN_WITHOUT_TERMINAL_S = 8.0
 JUDGED_S = 5.0
 POINTS = 3.0
 """Largest allowed error of a share over `JUDGED_S`, in percentage points: a turn is 2 points."""
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end it: Ctrl-C, a request to end, a terminal that was closed."""
 STEP = 100
 """Thousandths that a key moves from one program to the other."""
 _HEADER = """\
@@ -108,7 +111,7 @@ class Meter:
         if end > begin:
             for name, seen in self.seen.items():
                 seen.got = (after[name][0] - before[name][0]) / 1e9 / (end - begin)
-                seen.waiting = min(1.0, (after[name][1] - before[name][1]) / (end - begin))
+                seen.waiting = max(0.0, min(1.0, (after[name][1] - before[name][1]) / (end - begin)))
 
 
 class TenantsFile:
@@ -142,9 +145,9 @@ def main() -> int:
     if not built():
         print("taste: the hook and the doubles are not built; run `make taste`", file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
-    live = sys.stdin.isatty() and console.is_terminal
+    for number in ENDS:
+        signal.signal(number, _interrupt)
+    live = sys.stdin is not None and sys.stdin.isatty() and console.is_terminal
     try:
         with _two_programs(console) as (node, tenants_file):
             if live:
@@ -161,6 +164,9 @@ def main() -> int:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """End the run once: what comes while it ends must not cut its cleaning up short."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -245,6 +251,8 @@ def _refused(log: str) -> str:
             continue
         if said.get("event") == "keeping the tenants as they were":
             return "not followed: " + " ".join(str(said.get("error", "")).split(" is not valid: ")[-1].split())
+        if said.get("event") == "cannot serve this row of the ledger":
+            return f"not followed: {said.get('reason', '')}"
         if said.get("event") == "tenant changed":
             return ""
     return ""
@@ -258,12 +266,13 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     def pressed(seconds: float) -> str:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return sys.stdin.read(1) if ready else ""
+        return os.read(sys.stdin.fileno(), 64).decode(errors="ignore") if ready else ""
 
     try:
         yield pressed
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        with suppress(OSError, termios.error):  # the terminal was closed
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 if __name__ == "__main__":

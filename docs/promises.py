@@ -43,6 +43,9 @@ ROOMS = {
 WAYS = {"max": max, "min": min}
 
 _ANCHOR = re.compile(r"<!-- promise: (.*?) -->")
+_NEARLY = re.compile(r"<!--\s*promise\b.*?-->", re.DOTALL | re.IGNORECASE)
+_NOT_RUN = re.compile(r"mark\.(xfail|skip)\b")
+"""Mark of tests that hold nothing; `skipif` is left, as what a machine lacks is skipped there alone."""
 _CONTENT = re.compile(r"(?P<id>[a-z]+(?:-[a-z0-9]+)+)(?:, (?P<count>[2-9]) sentences)?")
 _ITEM = re.compile(r"\s*(?:[-*] |\d+\. )")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\"(\[<])")
@@ -114,7 +117,7 @@ class Found:
 def find(root: Path) -> Found:
     """Return the promises of a checkout with what holds them."""
     found = Found([], defaultdict(list), defaultdict(list), _figures(root), [])
-    for page in (root / "README.md", root / "SECURITY.md", *sorted((root / "docs").glob("*.md"))):
+    for page in (root / "README.md", root / "SECURITY.md", *sorted((root / "docs").rglob("*.md"))):
         if page.is_file() and page.name != "promises.md":
             _read_page(page, root, found)
     for path in sorted((root / "tests").rglob("*.py")):
@@ -134,6 +137,9 @@ def _figures(root: Path) -> dict[str, dict[str, str]]:
 
 def _read_page(page: Path, root: Path, found: Found) -> None:
     text, name = page.read_text(), str(page.relative_to(root))
+    for match in _NEARLY.finditer(text):
+        if _ANCHOR.fullmatch(match[0]) is None:
+            found.problems.append(f"{name}: `{match[0]}` is no anchor: write it as `<!-- promise: ID -->`, on one line")
     for match in _ANCHOR.finditer(text):
         content = _CONTENT.fullmatch(match[1])
         if content is None or content["id"].partition("-")[0] not in ROOMS:
@@ -187,12 +193,16 @@ def _read_tests(module: ast.Module, path: str, found: Found) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             marks = [call for decorator in node.decorator_list for call in _marks(decorator)]
             holder = Holder(path, node.name)
-            if marks and any("mark.xfail" in ast.unparse(decorator) for decorator in node.decorator_list):
-                found.problems.append(f"{holder.pytest_id} is expected to fail, so it holds no promise")
+            if marks and any(map(_NOT_RUN.search, map(ast.unparse, node.decorator_list))):
+                found.problems.append(f"{holder.pytest_id} is skipped or expected to fail, so it holds no promise")
         elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
             marks, holder = list(_marks(node.value)), Holder(path, None)
+            if _NOT_RUN.search(ast.unparse(node.value)):
+                found.problems.append(f"{path}: its tests are skipped or expected to fail, so they hold no promise")
         else:
             continue
+        if marks and not path.rpartition("/")[2].startswith("test_"):
+            found.problems.append(f"{path}: pytest does not collect this file, so it holds no promise")
         for call in marks:
             known.add(call.lineno)
             for argument in call.args:

@@ -216,7 +216,7 @@ def a_world(
         world = World(cluster, kubelets, agents, times)
         world.start_operator()
         yield world
-        assert not kubelets.failures
+        assert not kubelets.failures, kubelets.failures[:3]
         assert not agents.failures
 
 

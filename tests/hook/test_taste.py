@@ -118,8 +118,19 @@ def test_an_edited_file_is_followed_and_a_wrong_one_is_named(screen: _Screen, sh
     right = file.read_text()
     file.write_text(right.replace("requestMilli: 600", "requestMilli: 6000"))
     screen.wait_for("not followed.*requestMilli")
+    file.write_text(right.replace("limitMilli: 1000", "limitMilli: 300", 1))
+    screen.wait_for("not followed.*limitMilli 300")
     file.write_text(right.replace("requestMilli: 600", "requestMilli: 200"))
     screen.wait_for(r"alpha +20%")
     os.killpg(screen.process.pid, signal.SIGINT)
     screen.wait_for("nothing is left behind")
+    assert screen.process.wait(PATIENCE_S) == 0
+
+
+def test_a_closed_terminal_and_signals_while_it_ends_leave_nothing(screen: _Screen) -> None:
+    screen.wait_for(r"alpha +60%")
+    os.kill(screen.process.pid, signal.SIGHUP)  # to it alone: its agent takes the signal for a word to read again
+    for _ in range(3):
+        time.sleep(0.02)
+        os.kill(screen.process.pid, signal.SIGINT)
     assert screen.process.wait(PATIENCE_S) == 0

@@ -113,12 +113,21 @@ bool gate_clear(struct gate *gate) {
     return clear;
 }
 
-uint64_t gate_launches(const struct gate *gate) {
+/* Return the launches so far; `begun`: 1 counts those that threads are inside of, 0 does not. */
+static uint64_t count_launches(const struct gate *gate, unsigned begun) {
     uint32_t count = atomic_load(&gate->slot_count);
     uint64_t launches = atomic_load(&gate->shared_passed);
     for (uint32_t i = 0; i < count; i++)
-        launches += (atomic_load_explicit(&gate->slots[i].sequence, memory_order_relaxed) + 1) / 2;
+        launches += (atomic_load_explicit(&gate->slots[i].sequence, memory_order_relaxed) + begun) / 2;
     return launches;
+}
+
+uint64_t gate_launches(const struct gate *gate) {
+    return count_launches(gate, 1);
+}
+
+uint64_t gate_finished(const struct gate *gate) {
+    return count_launches(gate, 0);
 }
 
 void gate_want(struct gate *gate, uint32_t closing) {

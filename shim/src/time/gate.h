@@ -142,5 +142,8 @@ bool gate_waking(struct gate *gate, bool forget);
 void gate_want(struct gate *gate, uint32_t closing);
 /* Return how many launches have entered so far. */
 uint64_t gate_launches(const struct gate *gate);
+/* Return how many launches have left so far. At a closed gate a thread that has entered finds that and steps back: only
+ * this count is right there. */
+uint64_t gate_finished(const struct gate *gate);
 
 #endif

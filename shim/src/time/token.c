@@ -42,8 +42,8 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->idle = token->quiet = token->asked = false;
     token->deadline = deadline;
     token->opened = now;
-    token->launches = token->seen = gate_launches(gate);
-    token->next_look = now + LOOK_CONTENDED * 2; /* a waiter needs a moment to launch */
+    token->launches = token->seen = gate_finished(gate); /* who is inside finds the gate closed and steps back */
+    token->next_look = now + LOOK_CONTENDED * 2;         /* a waiter needs a moment to launch */
     gate_open(gate, metered, deadline);
 }
 
