@@ -173,7 +173,9 @@ class Tree:
             sys.dont_write_bytecode = True
             status = int(pytest.main(
                 ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning",
-                 "--timeout", str(self._test_timeout_s), *tests]
+                 "--timeout", str(self._test_timeout_s),
+                 "--timeout-method", "thread",  # a signal's exception can be lost in a callback of an event loop
+                 *tests]
             ))  # fmt: skip
         finally:
             sys.stdout.flush()

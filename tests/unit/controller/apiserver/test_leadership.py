@@ -167,7 +167,7 @@ async def test_a_lease_that_is_given_up_is_taken_as_soon_as_the_watch_shows_it(
     leading = asyncio.create_task(one.run())
     world.server.on_write = lambda _, item: two.noticed(item)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(10):
             while two._observed is None:  # noqa: ASYNC110  in steps of the event loop
                 await asyncio.sleep(0)
             leading.cancel()
