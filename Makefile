@@ -26,8 +26,8 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator \
-	bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
+.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-handoff bench-changes bench-apply bench-operator \
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,11 @@ else
 	$(BIN)/python -m pytest -m alone || status=1; exit $$status
 endif
 
+test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tests run under emulation
+	@for tool in aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64:qemu-user; do command -v $${tool%%:*} >/dev/null || \
+		{ echo "no $${tool%%:*} here: the hook for arm64 is not tested (Debian: apt install $${tool##*:} libc6-dev-arm64-cross)"; exit 0; }; done; \
+	$(BIN)/python -m pytest -rs tests/hook/process/test_portable.py -k arm64
+
 test-oldest: shim doubles ## the tests on a real API server, with Kubernetes 1.30; its programs are built once, six to nine minutes
 	@assets=$$($(BIN)/python -m harness build --oldest) && KUBEBUILDER_ASSETS="$$assets" \
 		$(BIN)/python -m pytest --numprocesses 3 $(PYTEST_ARGS) tests/cluster
@@ -127,7 +132,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-handoff bench-changes bench-apply bench-operator bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -135,8 +140,11 @@ bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 bench-memory: shim doubles ## cost of an allocation and a free under the hook, and how soon idle credits are called back
 	@$(BIN)/python benchmarks/memory.py
 
-bench-shares: shim doubles ## asked and got on one simulated GPU, over mixes of shares and kernels (13 minutes); SHARES_ARGS
+bench-shares: shim doubles ## asked and got on one simulated GPU, over mixes of shares and kernels (15 minutes); SHARES_ARGS
 	@$(BIN)/python benchmarks/shares.py $(SHARES_ARGS)
+
+bench-policies: shim ## the time scheduler's core beside SFQ, stride, lottery and Gemini's in simulated time (a minute); POLICIES_ARGS
+	@$(BIN)/python benchmarks/policies.py $(POLICIES_ARGS)
 
 bench-handoff: shim doubles ## how long the token takes from tenant to tenant, and the agent's CPU
 	@$(BIN)/python benchmarks/handoff.py
@@ -149,6 +157,9 @@ bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
 
 bench-operator: shim cluster ## the operator's latency, rate, processor time and calls beside a bare client (5 minutes); OPERATOR_ARGS
 	@$(BIN)/python benchmarks/operator_speed.py $(OPERATOR_ARGS)
+
+bench-status: shim cluster ## a SharePod's status by merge patch and by server-side apply, on a real API server (a minute)
+	@$(BIN)/python benchmarks/status_writes.py
 
 bench-packing: shim ## % allocated beside BestFit and FGD; TRACE=DIR with a trace's CSV files, else a generated one
 	@$(BIN)/python benchmarks/packing.py $(if $(TRACE),--trace $(TRACE)) $(PACKING_ARGS)

@@ -9,6 +9,8 @@ under one mutex. `launch_overhead` is the median over the rounds of what a way a
 
 alone           one grant without end, nothing metered: the gate stands open. Into the default stream the driver is
                 asked for the current context, unless there is one device and no context but its own
+cold caches     before each launch the thread writes 4 MiB; medians of single launches by the wall clock
+in turn         so many streams of each thread one after the other; a thread remembers 16, of which two may collide
 ceiling-bound   70 ms of each 100 ms, metered
 contended       a neighbour wants the GPU: grants of 50 ms, metered, and as long without
 
@@ -45,6 +47,31 @@ CALLS = 400_000
 ROUNDS = 60
 EXECS = 3_000
 GPU = "10000000-0000-4000-8000-000000000000"
+SITUATIONS: tuple[tuple[str, str, str, dict[str, str], tuple[int, ...]], ...] = (
+    ("alone", "launch", "stream", {}, THREADS),
+    ("alone, cold caches", "launch-cold", "stream", {}, (1,)),
+    ("alone, graphs", "graph", "stream", {}, (1,)),
+    ("alone, default stream", "launch", "default", {}, THREADS),
+    ("alone, default stream, 2 devices", "launch", "default", {"HOLLOW_DEVICES": "2"}, THREADS),
+    ("alone, default stream, 8 devices", "launch", "default", {"HOLLOW_DEVICES": "8"}, (1,)),
+    ("alone, 4 streams in turn", "launch", "4", {}, (1,)),
+    ("alone, 40 streams in turn", "launch", "40", {}, (1,)),
+    ("alone, beside 10 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "10"}, (1,)),
+    ("alone, beside 5000 threads", "launch", "stream", {"LAUNCHCOST_ALIVE": "5000"}, (1,)),
+    (
+        "alone, 4000 streams in turn, 10000 more known",
+        "launch",
+        "4000",
+        {"LAUNCHCOST_ALIVE": "1", "LAUNCHCOST_STREAMS": "10000"},
+        (1,),
+    ),
+    ("ceiling-bound", "launch", "stream", {}, THREADS),
+    ("contended", "launch", "stream", {}, THREADS),
+    ("contended, graphs", "graph", "stream", {}, (1,)),
+    ("contended, 4 streams in turn", "launch", "4", {}, (1,)),
+    ("contended, 40 streams in turn", "launch", "40", {}, (1,)),
+)
+"""Name, call, streams, environment, numbers of threads; see launchcost.c."""
 WAYS = {"counter": "a shared counter", "mutex": "a mutex"}
 
 
@@ -81,30 +108,25 @@ def in_turns(agent: ScriptedAgent, quantum_ms: float, pause_ms: float) -> Callab
 def launch_rows(agent: ScriptedAgent, hooked: Mapping[str, str]) -> list[Row]:
     """Each situation at each number of threads; beside those alone the straight call and the other ways."""
     rows = []
-    for situation, stream in (
-        ("alone", "stream"),
-        ("alone, default stream", "default"),
-        ("alone, default stream, 2 devices", "default"),
-        ("ceiling-bound", "stream"),
-        ("contended", "stream"),
-    ):
-        for threads in THREADS:
-            agent.hints.contended = situation == "contended"
+    for situation, call, stream, more, numbers in SITUATIONS:
+        for threads in numbers:
+            agent.hints.contended = situation.startswith("contended")
             if situation == "ceiling-bound":
                 agent.on_want = in_turns(agent, 70, 30)
-            elif situation == "contended":
+            elif agent.hints.contended:
                 agent.on_want = in_turns(agent, 50, 50)
             else:
                 agent.on_want = lambda client: agent.next_grant()
-            devices = {"HOLLOW_DEVICES": "2" if "2 devices" in situation else "1"}
-            took = cost(threads, "launch", stream, {**hooked, **devices})
+            took = cost(threads, call, stream, {**hooked, **more})
             case = f"{threads} thread{'s' if threads > 1 else ''}"
-            if situation == "alone":
+            if situation in ("alone", "alone, cold caches"):
+                case = case if situation == "alone" else f"{case}, cold caches"
                 rows.append(Row(f"straight, {case}", "launch_bare", "ns", round(took["bare"][0], 2)))
                 rows += [
                     Row(f"{name}, {case}", "launch_overhead", "ns", round(took[way][1], 2))
                     for way, name in WAYS.items()
                 ]
+            case = case.removesuffix(", cold caches")
             rows.append(Row(f"{situation}, {case}", "launch_overhead", "ns", round(took["hooked"][1], 2)))
     return rows
 

@@ -1,11 +1,16 @@
-"""Cost of the hook per allocation and free, and delay until a sibling's idle credits are recalled.
+"""Cost of the hook per allocation and free, what allocating costs the agent and the neighbours, and delay until a
+sibling's idle credits are recalled.
 
     make bench-memory
 
 Writes build/results/memory.json. Allocations go to a libcuda that does nothing, so that the difference between with and
-without the hook is the hook's own time. In credit they are of a kind that the hook decides by itself; out of credit
-each of them asks the agent, and each free gives back. Beside them stands a bare question to the agent by the same
-socket. The real agent at its default settings; rounds with and without the hook in turns, and the median of them.
+without the hook is the hook's own time, in the steady state: a program that takes again what it frees asks the agent
+once. Beside them stands a bare question to the agent by the same socket. The real agent at its default settings; rounds
+with and without the hook in turns, and the median of them.
+
+Beside a neighbour: two tenants with half of a simulated GPU each, both with a program that launches; a second program
+of the one allocates and frees in a loop meanwhile. Timed is what the other tenant gets of the GPU's time, and the
+agent's processor time.
 
 Called back: one process has credits that it does not use, and its sibling asks for so much that it needs them. Timed is
 the sibling's whole call, on the fake driver, as the process that drives it sees it, which adds a pipe's two ways.
@@ -23,9 +28,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hook.world.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, built, running, tenant
+from hook.world.agent_node import FAKE_CUDA, GPUS, PROGRAMS, Node, Program, built, running, tenant
 from hook.world.caller import Caller
 from results import Row, write
+from shares import cpu_of
 
 ROOT = Path(__file__).resolve().parent.parent
 HOLLOW = ROOT / "build" / "doubles" / "hollow"
@@ -35,8 +41,12 @@ TURNS = 7
 CALLED_BACK = 300
 IN_CREDIT = (512 << 10, 32, 2000)
 """Bytes, how many at once, how often: together less than what a process keeps as idle credits."""
-OUT_OF_CREDIT = (64 * MIB, 1, 1000)
+LARGE = (64 * MIB, 1, 1000)
 """One at a time, and more than that."""
+PAIRS = {"pool, 1 MiB": (1, 1), "pool, 34 MiB": (34, 1), "pool, 128 MiB in four threads": (128, 4)}
+"""By case: MiB and threads of allocations from a memory pool, each freed at once."""
+PAIR_ROUNDS = 20_000
+NEIGHBOUR_S = 10.0
 
 
 def ran(arguments: list[str], environment: Mapping[str, str]) -> dict[str, float]:
@@ -68,6 +78,45 @@ def calls(case: str, shape: tuple[int, int, int], bare: Mapping[str, str], hooke
         rows.append(Row(case, f"{call}_bare", "ns", round(medians[0], 1)))
         rows.append(Row(case, f"{call}_hooked", "ns", round(medians[1], 1)))
         rows.append(Row(case, f"{call}_overhead", "ns", round(medians[1] - medians[0], 1)))
+    return rows
+
+
+def pairs(bare: Mapping[str, str], hooked: Mapping[str, str]) -> list[Row]:
+    """An allocation from a memory pool with its free: without the hook, with it, and the difference."""
+    rows = []
+    for case, (mib, threads) in PAIRS.items():
+        arguments = ["pairs", str(mib * MIB), str(threads), str(PAIR_ROUNDS)]
+        turns = [(ran(arguments, bare)["pair_ns"], ran(arguments, hooked)["pair_ns"]) for _ in range(TURNS)]
+        without, having = (statistics.median(column) for column in zip(*turns, strict=True))
+        rows.append(Row(case, "pair_bare", "ns", round(without, 1)))
+        rows.append(Row(case, "pair_hooked", "ns", round(having, 1)))
+        rows.append(Row(case, "pair_overhead", "ns", round(having - without, 1)))
+    return rows
+
+
+def beside_a_neighbour(node: Node, seconds: float) -> list[Row]:
+    """Measure the neighbour's share of the GPU and the agent's processor time, without and with allocations."""
+    rows = []
+    for program in ("a", "b"):
+        node.launch(program, "--kernel-us", "1000")
+    loops = {"nothing": None, **PAIRS}
+    for case, loop in loops.items():
+        allocating = None
+        if loop is not None:
+            size, threads = loop
+            arguments = ["pairs", str(size * MIB), str(threads), "0"]
+            allocating = Program([str(PROGRAMS / "alloccost"), *arguments], node.environment("a", label="loop"))
+        try:
+            time.sleep(1)
+            before, begin = cpu_of(node), time.monotonic()
+            share = node.shares(seconds, "b")["b"]
+            used = (cpu_of(node) - before) / (time.monotonic() - begin)
+        finally:
+            if allocating is not None:
+                allocating.close()
+        case = f"the neighbour allocates {case}"
+        rows.append(Row(case, "share", "of the GPU, of 0.5", round(share, 3)))
+        rows.append(Row(case, "agent_cpu", "fraction of a core", round(used, 4)))
     return rows
 
 
@@ -117,11 +166,17 @@ def main() -> int:
         }
         hooked = bare | {"LD_PRELOAD": str(node.path("a") / "libsharepod.so")}
         rows = calls("in credit", IN_CREDIT, bare, hooked)
-        rows += calls("out of credit", OUT_OF_CREDIT, bare, hooked)
+        rows += calls("64 MiB at once", LARGE, bare, hooked)
+        rows += pairs(bare, hooked)
         trip = ran(["trip", str(node.path("a") / "agent.sock"), "5000"], bare)
         rows.append(Row("a question to the agent", "round_trip_p50", "ns", trip["trip_ns"]))
         rows.append(Row("a question to the agent", "round_trip_p99", "ns", trip["trip_p99_ns"]))
         rows += called_back(node)
+    with (
+        tempfile.TemporaryDirectory(prefix="bm") as directory,
+        running(Path(directory), tenant("a", 0.5, memory=4 * LIMIT), tenant("b", 0.5)) as node,
+    ):
+        rows += beside_a_neighbour(node, NEIGHBOUR_S)
     write("memory", rows)
     return 0
 

@@ -13,8 +13,8 @@ same library and connections, and the same scheduler binds them. Cases:
     delete    500 SharePods deleted at once: calls for each
     ablation  parts of the processor time for each SharePod: timed one by one, and with one part left out
 
-`calls` are the operator's: by audit log on the real control plane, by user agent on the double. Prints a table and
-writes build/results/operator.json.
+`calls` are the operator's: by audit log on the real control plane, by user agent on the double. `server_cpu` is the
+processor time of the real API server, whoever calls. Prints a table and writes build/results/operator.json.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ IN_FLIGHT = 256
 _WARM = 20
 """SharePods that come first and are not counted, one after the other."""
 _LATENCY_S = 8.0
+_LATENCY_MOST = 2000
+"""Most SharePods of one latency case: at half of a fast bare client's rate, 8 s of them would fill the nodes."""
 _BARE_S = 8.0
 _REST_S = 20.0
 _QUIET_S = 3.0
@@ -147,12 +149,22 @@ class Measurement:
 
     async def _bare(self) -> None:
         async with client(self._plane.kubeconfig, self._plane.namespace("bare"), sharepods=False) as load:
+            before = self._server_cpu()
             self._bare_rate = await load.in_flight(IN_FLIGHT, seconds=_BARE_S)
             await load.all_bound()
+            self._server_row("bare client", before, len(load.seen.sent))
         self._row("bare client", "sustained_rate", "1/s", self._bare_rate)
 
+    def _server_cpu(self) -> float:
+        return self._plane.server_cpu() if isinstance(self._plane, RealPlane) else 0.0
+
+    def _server_row(self, case: str, before: float, count: int) -> None:
+        """Row of the API server's processor time for each object since then."""
+        if isinstance(self._plane, RealPlane):
+            self._row(case, "server_cpu", "ms per object", (self._server_cpu() - before) / count * 1000)
+
     async def _latency(self, rate: float) -> None:
-        case, count = f"{rate:.0f}/s", max(200, round(rate * _LATENCY_S))
+        case, count = f"{rate:.0f}/s", min(_LATENCY_MOST, max(200, round(rate * _LATENCY_S)))
         found: dict[tuple[str, bool, int], float] = {}
         for sharepods in (False, True):
             name = f"{'shared' if sharepods else 'bare'}-{rate:.0f}"
@@ -185,7 +197,7 @@ class Measurement:
             self._row(f"{case}, {key}", "calls", "per SharePod", number / count)
 
     async def _rate(self, load: LoadClient) -> None:
-        case, before, cpu = "sustained", self._calls(), cpu_of(self._plane.pid)
+        case, before, cpu, server = "sustained", self._calls(), cpu_of(self._plane.pid), self._server_cpu()
         with Stalls(self._plane.probe) as stalls:
             rate = await load.in_flight(IN_FLIGHT, seconds=self._options.seconds)
             used, bound = cpu_of(self._plane.pid) - cpu, len(load.seen.bound)
@@ -195,6 +207,7 @@ class Measurement:
         self._row(case, "cpu_until_bound", "ms per SharePod", used / bound * 1000)
         self._row(case, "longest_stall", "ms", stalls.longest * 1000)
         await load.all_bound()
+        self._server_row(case, server, len(load.seen.sent))
         await self._settle()
         self._costs(case, before, cpu, len(load.seen.sent))
         self._row(case, "rss", "MB", rss_of(self._plane.pid))

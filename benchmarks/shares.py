@@ -1,12 +1,14 @@
 """Measured beside requested shares of GPU time: the real agent and the real hook on a simulated GPU.
 
-Every case runs its tenants' programs at once for a stated time, each launching without end. The device's own account is
-read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's length.
-`work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to getting
-it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes on until
-every share is and stays within a point: `window`. In the case `service` one tenant is a service that launches 5 ms of
-work every 50 ms and waits for it, beside one that is always busy. Prints tables and writes `build/results/shares.json`;
-a run of some of the cases replaces only their rows there.
+Every case runs its tenants' programs at once for a stated time, each launching without end. The device's own account
+is read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's
+length. `work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to
+getting it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes
+on until every share is and stays within a point: `window`. In the case `service` one tenant is a service that launches
+5 ms of work every 50 ms and waits for it, beside one that is always busy. In the cases `pausing` one tenant works and
+thinks beside one with long kernels: `pausing_expected` is request x work / (work + pause), `pausing_idle` the part of
+the time for which the GPU was kept idle for it. Prints tables and writes `build/results/shares.json`; a run of some of
+the cases replaces only their rows there.
 """
 
 from __future__ import annotations
@@ -56,7 +58,13 @@ MIXES: dict[str, tuple[float, ...]] = {
     "50:50": (0.5, 0.5),
     "20:30:50": (0.2, 0.3, 0.5),
     "ten at 0.1": (0.1,) * 10,
+    "2:98": (0.02, 0.98),
+    "fifty at 0.02": (0.02,) * 50,
 }
+SMALL = {"2:98", "fifty at 0.02"}
+"""Mixes that a run of everything measures with `SMALL_WORK` only: with longer kernels one turn is a large part of what
+they ask for."""
+SMALL_WORK = "5 ms"
 WORKS: dict[str, tuple[Work, ...]] = {
     "0.1 ms": (Work(100),),
     "5 ms": (Work(5_000),),
@@ -66,6 +74,29 @@ WORKS: dict[str, tuple[Work, ...]] = {
     "mixed": (Work(100), Work(50_000), Work(5_000)),
 }
 """By name; tenants take them in turn."""
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """A tenant that works and thinks, by its request, beside another that is always busy."""
+
+    request: float
+    neighbour: float
+    work_ms: int
+    pause_ms: int
+
+    @property
+    def expected(self) -> float:
+        """Return the share that the pausing tenant should get."""
+        return self.request * self.work_ms / (self.work_ms + self.pause_ms)
+
+
+PAUSING = (Pauses(0.7, 0.3, 20, 5), Pauses(0.9, 0.0, 5, 2))
+PAUSING_KERNELS_MS = (1, 40, 250, 900)
+PAUSING_S = 8.0
+"""Seconds that a case is measured, at the least some turns of the neighbour's longest kernel."""
+LEARN_S = 4.0
+"""Seconds for which the agent learns the tenants' habits before anything is measured."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +247,42 @@ def beside_service(seconds: float) -> list[Row]:
     return rows
 
 
+def sample(node: Node, name: str, tenant_id: str) -> float:
+    """Return one of the tenant's counters."""
+    return sum(s.value for s in node.metrics() if s.name == name and s.labels["tenant"] == tenant_id)
+
+
+def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
+    """Measure a tenant with regular pauses beside one that launches kernels without end."""
+    case = (
+        f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms, "
+        f"{kernel_ms} ms"
+    )
+    names, idle_metric = ("pausing", "neighbour"), "sharepod_tenant_anticipated_seconds_total"
+    rows = [tenant("pausing", pauses.request), tenant("neighbour", pauses.neighbour)]
+    with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
+        work, pause = f"{pauses.work_ms}000", f"{pauses.pause_ms}000"
+        node.launch("pausing", "--kernel-us", work, "--sync-every", "1", "--idle-us", pause)
+        node.launch("neighbour", "--kernel-us", f"{kernel_ms}000")
+        wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
+        time.sleep(LEARN_S)
+        waits, idle = waits_of(node, "pausing"), sample(node, idle_metric, "pausing")
+        shares = node.shares(seconds, *names)
+        time.sleep(1.1)  # what the agent tells is up to a second old
+        waited = [late - early for early, late in zip(waits, waits_of(node, "pausing"), strict=True)]
+        idle = (sample(node, idle_metric, "pausing") - idle) / (seconds + 1.1)
+    return [
+        Row(case, "pausing_share", "fraction", round(shares["pausing"], 4)),
+        Row(case, "pausing_expected", "fraction", round(pauses.expected, 4)),
+        Row(case, "pausing_idle", "fraction", round(idle, 4)),
+        Row(case, "neighbour_share", "fraction", round(shares["neighbour"], 4)),
+        *(
+            Row(case, f"wait_p{part * 100:g}", "ms", round(quantile(WAIT_BOUNDS_S, waited, part) * 1e3, 2))
+            for part in (0.5, 0.99)
+        ),
+    ]
+
+
 def rows_of(case: str, measured: list[Measured], single: float, window: float, cpu: float) -> list[Row]:
     """Return the rows as they are written."""
     rows = []
@@ -253,20 +320,30 @@ def main() -> int:
     parser.add_argument("--mix", action="append", choices=MIXES, help="only these shares; may be repeated")
     parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
     parser.add_argument("--service", action="store_true", help="only the service beside a busy program")
+    parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
     arguments = parser.parse_args()
+    everything = not (arguments.work or arguments.mix or arguments.service or arguments.pauses)
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
     singles: dict[Work, float] = {}
     rows: list[Row] = []
-    if arguments.service or not (arguments.work or arguments.mix):
+    if arguments.service or everything:
         rows += beside_service(arguments.seconds)
-    for work in arguments.work or (() if arguments.service and not arguments.mix else WORKS):
+    if arguments.pauses or everything:
+        for pauses in PAUSING:
+            for kernel_ms in PAUSING_KERNELS_MS:
+                fresh = with_pauses(pauses, kernel_ms, PAUSING_S)
+                print_table(fresh, title=fresh[0].case)
+                rows += fresh
+    for work in arguments.work or (WORKS if everything or arguments.mix else ()):
         for one in WORKS[work]:
             if one not in singles:
                 singles[one] = alone(one, min(5.0, arguments.seconds))
         single = sum(singles[one] for one in WORKS[work]) / len(WORKS[work])
         for mix in arguments.mix or MIXES:
+            if everything and mix in SMALL and work != SMALL_WORK:
+                continue
             case = f"{mix}, {work}"
             measured, window, cpu = together(mix, work, arguments.seconds)
             fresh = rows_of(case, measured, single, window, cpu)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sharepod.kube import ApiError, Connection, Json
+from sharepod.kube import ApiError, Connection, GoneError, Json
 
 SHAREPODS = "/apis/sharepod.dev/v1alpha1/namespaces/{}/sharepods"
 PODS = "/api/v1/namespaces/{}/pods"
@@ -114,15 +114,18 @@ class LoadClient:
     async def follow(self) -> None:
         """Note the moments of the namespace's Pods until cancelled."""
         path = PODS.format(self._namespace)
-        since = "0"
+        since = str((await self._api.get(path, {"limit": "1"}))["metadata"]["resourceVersion"])
         while True:
             try:
-                listed = await self._api.get(path, {"limit": "1"})
-                since = str(listed["metadata"]["resourceVersion"]) if since == "0" else since
                 async for event in self._api.watch(path, {}, since):
                     since = str(event["object"]["metadata"]["resourceVersion"])
                     if event["type"] in ("ADDED", "MODIFIED"):
                         await self._note(event["object"])
+            except GoneError:  # much else has changed since the namespace last did
+                listed = await self._api.get(path)
+                since = str(listed["metadata"]["resourceVersion"])
+                for pod in listed["items"]:
+                    await self._note(pod)
             except ApiError:
                 await asyncio.sleep(0.1)
 

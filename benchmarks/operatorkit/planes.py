@@ -29,6 +29,8 @@ from harness.fakes import FakeKubelets
 from harness.installation import NAMESPACE, Installation
 from results import ROOT
 
+from operatorkit.process import server_cpu
+
 GPUS = 8
 """GPUs of a node: what the common large servers have."""
 _READY_S = 60.0
@@ -231,10 +233,16 @@ class RealPlane:
         with self._audit.open() as lines:
             for line in lines:
                 event = json.loads(line)
-                about = event["objectRef"]
+                about = event.get("objectRef")
+                if about is None:  # discovery
+                    continue
                 part = f"/{about['subresource']}" if about.get("subresource") else ""
                 found[f"{event['verb']} {about['resource']}{part}"] += 1
         return found
+
+    def server_cpu(self) -> float:
+        """Return the API server's processor time so far, in seconds."""
+        return server_cpu(self.cluster)
 
     @property
     def pid(self) -> int:

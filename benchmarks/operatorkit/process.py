@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from harness.cluster import Cluster
+
 _PROBE_S = 0.02
 """Seconds between two probes."""
 
@@ -26,6 +28,12 @@ def rss_of(pid: int, field: str = "VmRSS") -> float:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024 / 1e6
     raise ValueError(f"/proc/{pid}/status has no {field}")
+
+
+def server_cpu(cluster: Cluster) -> float:
+    """Return the processor time of a cluster's API server so far, in seconds."""
+    lines = cluster.kubectl("get", "--raw", "/metrics").stdout.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("process_cpu_seconds_total "))
 
 
 class Stalls:

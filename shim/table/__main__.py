@@ -1,4 +1,5 @@
-"""`python -m table` writes shim/src/driver/entries.def; with `--check` it only fails when that file is stale.
+"""`python -m table` writes shim/src/driver/entries.def and shim/src/wrappers/work/moves.def; with `--check` it only
+fails when one of them is stale.
 
 `--header DIR` (repeatable) reads other headers than those of the releases in wheels.py.
 """
@@ -12,7 +13,8 @@ from pathlib import Path
 from table import wheels
 from table.classes import CLASSES_FILE, WRAPPED, ClassError, classify, read_rules
 from table.headers import HeaderError, read, union
-from table.render import TABLE_FILE, render
+from table.moves import MOVES_FILE, render_moves
+from table.render import TABLE_FILE, parse_table, render
 
 
 def main() -> int:
@@ -32,14 +34,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     text = render(classified, [header.release for header in headers])
+    texts = {TABLE_FILE: text, MOVES_FILE: render_moves(parse_table(text))}
     if chosen.check:
-        if TABLE_FILE.read_text(encoding="utf-8") == text:
-            return 0
-        print(
-            f"{TABLE_FILE.name} is not what classes.txt and the headers make of it; run `make table`", file=sys.stderr
-        )
-        return 1
-    TABLE_FILE.write_text(text, encoding="utf-8")
+        stale = [file for file, wanted in texts.items() if file.read_text(encoding="utf-8") != wanted]
+        for file in stale:
+            print(f"{file.name} is not what classes.txt and the headers make of it; run `make table`", file=sys.stderr)
+        return 1 if stale else 0
+    for file, wanted in texts.items():
+        file.write_text(wanted, encoding="utf-8")
     wrapped = sum(one.kind in WRAPPED for one in classified)
     print(f"{TABLE_FILE.name}: {len(classified)} entry points, {wrapped} wrapped")
     return 0

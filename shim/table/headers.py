@@ -1,8 +1,10 @@
 """Reader of NVIDIA's headers: the entry points that a release of CUDA declares.
 
 Guarantees: every function of cuda.h is found under every symbol that libcuda exports for it (older forms and per-thread
-stream variants too), and so are those of which only cudaTypedefs.h still knows. cuda.h goes through the C preprocessor,
-because it renames its own functions by macros; cudaTypedefs.h says since when cuGetProcAddress hands out a form.
+stream variants too), and so are those of which only cudaTypedefs.h still knows; likewise those of cudaGL.h, cudaEGL.h,
+cudaVDPAU.h and cudaProfiler.h. The headers go through the C preprocessor, because they rename their own functions by
+macros; the files of typedefs say since when cuGetProcAddress hands out a form. Types of OpenGL, EGL and VDPAU, whose
+headers need not be there, come out as the plain types that they stand for.
 """
 
 from __future__ import annotations
@@ -11,16 +13,41 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-_FUNCTION = re.compile(r"\bCUresult\s+(cu\w+)\s*\(([^;{}]*)\)\s*;")
+_FUNCTION = re.compile(r"\bCUresult\s+(?:CUDAAPI\s+)?(cu\w+)\s*\(([^;{}]*)\)\s*;")
 _TYPEDEF = re.compile(
     r"typedef\s+CUresult\s*\(\s*CUDAAPI\s*\*\s*PFN_(cu\w+?)_v(\d{4,6})(_ptds|_ptsz)?\s*\)\s*\(([^;]*)\)\s*;"
 )
 _RELEASE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+CUDA_VERSION[ \t]+(\d+)", re.MULTILINE)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_INTEROP = ("cudaGL", "cudaEGL", "cudaVDPAU", "cudaProfiler")
+"""Headers beside cuda.h, without their ends; what a release does not have is left out."""
+_FOREIGN = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
+"""Headers that these include."""
+_PLAIN = {
+    "GLuint": "unsigned int",
+    "GLenum": "unsigned int",
+    "CUGLDeviceList": "unsigned int",
+    "CUoutput_mode": "unsigned int",
+    "EGLint": "int",
+    "EGLImageKHR": "void *",
+    "EGLStreamKHR": "void *",
+    "EGLSyncKHR": "void *",
+    "CUeglStreamConnection": "void *",
+    "CUeglFrame": "struct CUeglFrame_st",
+    "CUeglFrame_v1": "struct CUeglFrame_st",
+    "VdpDevice": "unsigned int",
+    "VdpVideoSurface": "unsigned int",
+    "VdpOutputSurface": "unsigned int",
+    "VdpGetProcAddress": "void",
+}
+"""Types of the headers beside cuda.h, and what they are; a function type is `void`: it occurs behind pointers only."""
+_WITHOUT_HEADER = {"cuMemGetAttribute": "void"}
+"""Functions that libcuda exports and no header declares."""
 _SUFFIX = re.compile(r"^(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?$")
 
 
@@ -74,10 +101,18 @@ def read(include: Path) -> Header:
     release = _RELEASE.search(plain)
     if release is None:
         raise HeaderError(f"{include / 'cuda.h'}: no CUDA_VERSION; is this NVIDIA's cuda.h?")
-    functions = {name: _tidy(parameters) for name, parameters in _FUNCTION.findall(_preprocessed(include))}
+    beside = [name for name in _INTEROP if (include / f"{name}.h").is_file()]
+    functions = dict(_WITHOUT_HEADER)
+    for name in ("cuda", *beside):
+        declared = _FUNCTION.findall(_preprocessed(include, f"{name}.h"))
+        functions |= {symbol: _tidy(parameters) for symbol, parameters in declared}
     forms: dict[str, list[_Form]] = {}
-    for name, since, per_thread, parameters in _TYPEDEF.findall(_COMMENT.sub(" ", _text(include / "cudaTypedefs.h"))):
-        forms.setdefault(name, []).append(_Form(int(since), per_thread.lstrip("_"), _tidy(parameters)))
+    for typedefs in ("cudaTypedefs.h", *(f"{name}Typedefs.h" for name in _INTEROP)):
+        if typedefs != "cudaTypedefs.h" and not (include / typedefs).is_file():
+            continue
+        for name, since, per_thread, parameters in _TYPEDEF.findall(_COMMENT.sub(" ", _text(include / typedefs))):
+            if "HGPUNV" not in parameters:  # of Windows
+                forms.setdefault(name, []).append(_Form(int(since), per_thread.lstrip("_"), _tidy(parameters)))
     if not functions or not forms:
         raise HeaderError(
             f"{include}: found {len(functions)} functions and {len(forms)} typedefs; is this NVIDIA's cuda.h?"
@@ -144,8 +179,10 @@ def _split(symbol: str) -> tuple[str, int, str]:
 
 
 def _tidy(parameters: str) -> str:
-    text = " ".join(parameters.split())
+    text = " ".join(parameters.replace("CUDAAPI", " ").split())
+    text = re.sub(r"\b\w+\b", lambda word: _PLAIN.get(word[0], word[0]), text)
     text = re.sub(r"\s*,\s*", ", ", text)
+    text = re.sub(r"\*\s+(?=\*)", "*", text)
     return re.sub(r"\s*(\*+)\s*(?=\w)", r" \1", text).strip() or "void"
 
 
@@ -156,11 +193,16 @@ def _text(path: Path) -> str:
         raise HeaderError(f"{path}: {error.strerror}; it comes with the wheel nvidia-cuda-runtime") from error
 
 
-def _preprocessed(include: Path) -> str:
-    """Return cuda.h after the preprocessor, with every form of every function under its own name."""
+def _preprocessed(include: Path, name: str) -> str:
+    """Return a header after the preprocessor, with every form of every function under its own name."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    command = [*compiler, "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", str(include / "cuda.h")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    with tempfile.TemporaryDirectory() as empty:
+        for foreign in _FOREIGN:
+            (Path(empty) / foreign).parent.mkdir(exist_ok=True)
+            (Path(empty) / foreign).touch()
+        flags = ["-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", f"-I{include}", f"-I{empty}"]
+        command = [*compiler, *flags, str(include / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:
         raise HeaderError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout

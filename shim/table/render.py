@@ -84,6 +84,11 @@ def _row(one: Classified) -> str:
 
 def read_table(path: Path = TABLE_FILE) -> list[Row]:
     """Return the rows of entries.def, for tests that must not forget an entry point."""
+    return parse_table(path.read_text(encoding="utf-8"))
+
+
+def parse_table(text: str) -> list[Row]:
+    """Return the rows of the text of entries.def."""
     return [
         Row(
             kind=match["kind"] or ("call" if match["plain"] == "CALLED" else "pass"),
@@ -92,5 +97,5 @@ def read_table(path: Path = TABLE_FILE) -> list[Row]:
             since=int(match["since"]),
             parameters=match["parameters"],
         )
-        for match in _ROW.finditer(path.read_text(encoding="utf-8"))
+        for match in _ROW.finditer(text)
     ]

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -272,10 +273,23 @@ def _settled(world: World, audit: Audit, namespace: str) -> bool:
     return _running(world.api, world.path(namespace)).keys() == staying
 
 
+def _why_lost(world: World, namespace: str, names: set[str]) -> Counter[str]:
+    """Count what the status of these SharePods says."""
+    found: Counter[str] = Counter()
+    for item in world.api.get(world.path(namespace))["items"]:
+        if item["metadata"]["name"] in names:
+            status = item.get("status") or {}
+            said = [f"{one['type']} {one['reason']}: {one['message']}" for one in status.get("conditions") or ()]
+            found["; ".join([str(status.get("phase")), *said])] += 1
+    return found
+
+
 def _outcome(world: World, audit: Audit, namespace: str, killing: _Killing, seconds: float) -> Outcome:
     staying = _names(world, namespace)
     running = _running(world.api, world.path(namespace))
     rows, pods = _mine(audit, namespace)
+    for words, count in _why_lost(world, namespace, staying - running.keys()).items():
+        print(f"chaos: {count} not running: {words}", file=sys.stderr, flush=True)
     tenants = [row["id"] for row in rows]
     uids = {item["metadata"]["uid"] for item in running.values()}
     podded = {item["status"]["podUID"] for item in running.values()}

@@ -58,15 +58,17 @@ class Usage:
     peak: int
     copies: int
     """Transfers with host memory; `submitted` does not count them."""
+    misused: int
+    """Of the first device: calls with handles whose context has ended, and calls while the library ends."""
     kinds: dict[str, int]
     """Bytes of `memory` by kind, see KINDS."""
 
 
 def _usage(content: bytes, at: int) -> Usage:
     fields = _USAGE.unpack_from(content, at)
-    submitted, kernels, busy_ns, last_end, memory, peak, copies = fields[:7]
+    submitted, kernels, busy_ns, last_end, memory, peak, copies, misused = fields[:8]
     kinds = dict(zip(KINDS, fields[8:], strict=True))
-    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, kinds)
+    return Usage(submitted, kernels, busy_ns, last_end, memory, peak, copies, misused, kinds)
 
 
 @dataclass(frozen=True)

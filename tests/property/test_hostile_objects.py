@@ -70,11 +70,11 @@ class Operator:
             self.loop.engine.place(self.loop.request(found, GATED))
         snapshot = TenantSnapshot(sharepod=found, pod=None, reserved=())
         inputs = StatusInputs(
-            snapshot=snapshot, node=None, row=None, report=None, refusal=None, resize_refusal=None,
+            snapshot=snapshot, node=None, row=None, gpus=None, seen=None, refusal=None, resize_refusal=None,
             resizing=False, blocked=None, usage_due=True, now="2026-01-01T00:00:00Z",
         )  # fmt: skip
-        for condition in compose(found, inputs).conditions:
-            assert len(condition.message) <= MAX_MESSAGE or found.ended
+        for condition in compose(found, inputs)["conditions"]:
+            assert len(condition["message"]) <= MAX_MESSAGE or found.ended
         json.dumps(found.raw)
 
     def pod(self, raw: Json) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +37,7 @@ class Books:
         self.holds: dict[str, int] = {}
         self.preempted: set[str] = set()
         self.charged = dict.fromkeys(GPUS, 0)
+        self.opened: dict[str, int] = {}
 
     def advance(self, delay: int) -> None:
         """Lets time pass, tick by tick as the scheduler asks for it."""
@@ -62,6 +65,18 @@ class Books:
                     self.preempted.add(action.tenant)
         holding = [gpu for name in self.holds if name not in self.preempted for gpu in self.gpus[name]]
         assert len(holding) == len(set(holding)), "a GPU has one holder that is not preempted"
+
+    def check_gpu_time(self) -> None:
+        """Whatever the time of a GPU went to, it adds up to all of it."""
+        used = {gpu for gpus in self.gpus.values() for gpu in gpus}
+        self.opened = {gpu: self.opened[gpu] for gpu in used if gpu in self.opened}
+        for gpu in GPUS:
+            time = self.scheduler.gpu_time(self.now, gpu)
+            assert (time is not None) == (gpu in used)
+            if time is not None:
+                spent = sum(astuple(time))
+                self.opened.setdefault(gpu, self.now - spent)
+                assert self.now - spent == self.opened[gpu]
 
     def forget(self, name: str) -> None:
         if name in self.gpus:
@@ -100,6 +115,7 @@ def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str
             usage = scheduler.usage(books.now, name_)
             assert 0 <= usage.borrowed_ns <= usage.held_ns <= books.now
             assert 0 <= usage.held_milli <= 1000
+        books.check_gpu_time()
     for name in list(books.gpus):
         if len(books.gpus[name]) > 1:  # a gang is charged the mean of its GPUs, which says nothing of each
             return

@@ -12,12 +12,15 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, count
+from typing import Any
 
 from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
 
 US = 1_000
 MS = 1_000_000
 S = 1_000_000_000
+STALL_NS = 20 * MS
+"""Lateness from which the agent counts as stalled."""
 
 
 @dataclass
@@ -32,6 +35,10 @@ class Program:
     start_ns: int = 0
     burst_ns: int = 0
     pause_ns: int = 0
+    pauses: Callable[[], int] | None = None
+    """Length of the next pause; None: always `pause_ns`."""
+    look_ns: int = 0
+    """How long it goes on holding after its last kernel until it sees that it has no more work."""
     graphs: bool = False
     """Each kernel is a graph, whose length the hook has learned."""
     busy_from_ns: int | None = None
@@ -41,11 +48,21 @@ class Program:
     hang_until_ns: int = 0
 
     work_ns: int = 0
+    worked_ns: int = 0
+    """Time that its kernels took."""
+    kernels: int = 0
+    """Number of kernels of the hold that is planned."""
+    paused_ns: int = 0
+    pauses_made: int = 0
     grant: TokenGrant | None = None
     granted_at: int = 0
     ends_at: int | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    """How far it lagged behind its request at each grant after a wait, in nanoseconds."""
+    granted: list[int] = field(default_factory=list)
+    """Moments of these grants."""
     wanted_at: int | None = None
     announced: bool = False
     """Its gate has closed, and it has said when its last work ends."""
@@ -71,8 +88,11 @@ class Simulation:
         gap_ns: int = 0,
         announces: bool = False,
         guess: float = 1.0,
+        scheduler: Any = None,
     ) -> None:
-        self.scheduler = Scheduler(parameters)
+        self.scheduler: Any = Scheduler(parameters) if scheduler is None else scheduler
+        """The core, or another with its interface."""
+        self._is_core = isinstance(self.scheduler, Scheduler)
         self.programs = {program.id: program for program in programs}
         self.hand_off_ns = hand_off_ns
         """How much longer than its kernels a hold lasts."""
@@ -88,6 +108,8 @@ class Simulation:
         self.busy_until: dict[str, int] = {}
         """By GPU, when the last work of those whose gate has closed ends."""
         self.preemptions_seen = 0
+        self.stalls: list[tuple[int, int]] = []
+        """Begin and end of times in which the agent does nothing; what programs send waits for it."""
         self.held_ns = 0
         """Time that anybody had the token and had not drained."""
         self._events: list[tuple[int, int, Callable[[], None]]] = []
@@ -110,7 +132,13 @@ class Simulation:
             times = [time for time in (due, next_event) if time is not None]
             if not times or min(times) > until:
                 break
-            self._pass(max(self.now, min(times)))
+            moment = max(self.now, min(times))
+            for begin, end in self.stalls:
+                if begin <= moment < end:
+                    moment = end
+            self._pass(moment)
+            if due is not None and moment - due >= STALL_NS:
+                self.scheduler.stalled(moment)
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
             self._pass(self.now + self.gap_ns)
@@ -189,6 +217,9 @@ class Simulation:
         program.grant, program.granted_at, program.ends_at = grant, begin, None
         if program.wanted_at is not None:
             program.waits.append(self.now - program.wanted_at)
+            if self._is_core:
+                program.lags.append(self.scheduler._tenants[program.id].account.lag_ns())
+                program.granted.append(self.now)
             program.wanted_at = None
         if program.hang_at_ns is not None and self.now >= program.hang_at_ns:
             program.hang_at_ns = None
@@ -203,9 +234,11 @@ class Simulation:
         it will have ended by then, or is the first."""
         run = close - program.granted_at
         kernels = max(1, run // program.kernel_ns if program.graphs else -(-run // program.kernel_ns))
-        if program.burst_ns:
-            kernels = min(kernels, max(1, -(-program.work_ns // program.kernel_ns)))
-        ends = max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns)
+        looks = 0
+        if program.burst_ns and (left := max(1, -(-program.work_ns // program.kernel_ns))) <= kernels:
+            kernels, looks = left, program.look_ns
+        program.kernels = kernels
+        ends = max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns + looks)
         self._schedule_drain(program, ends, close)
 
     def _schedule_drain(self, program: Program, time: int, close: int | None = None) -> None:
@@ -232,15 +265,18 @@ class Simulation:
         program.grant = None
         self.preempted.discard(program.id)
         program.announced = False
-        program.spans.append((program.granted_at, self.now))
+        program.spans.append((program.granted_at, min(self.now, max(time, program.granted_at))))
+        program.worked_ns += program.kernels * program.kernel_ns
         wanting = True
         if program.busy_from_ns is not None and self.now >= program.busy_from_ns:
             program.burst_ns = 0
         if program.burst_ns:
-            program.work_ns -= self.now - program.granted_at
+            program.work_ns -= program.kernels * program.kernel_ns
             wanting = program.work_ns > 0
             if not wanting:
-                wakes = self.now + program.pause_ns
+                pause = program.pauses() if program.pauses else program.pause_ns
+                program.paused_ns, program.pauses_made = program.paused_ns + pause, program.pauses_made + 1
+                wakes = self.now + max(1, pause - program.look_ns)
                 if program.busy_from_ns is not None:
                     wakes = min(wakes, program.busy_from_ns)
                 self.at(wakes, lambda: self._wake(program))
@@ -253,7 +289,7 @@ class Simulation:
         for program in self.programs.values():
             if program.grant is None or program.id in self.preempted or program.announced:
                 continue
-            assert held_grant_id(self.scheduler, program.id) == program.grant.grant_id
+            assert not self._is_core or held_grant_id(self.scheduler, program.id) == program.grant.grant_id
             for gpu in program.gpus:
                 assert gpu not in holders, f"{holders[gpu]} and {program.id} both hold {gpu} at {self.now}"
                 holders[gpu] = program.id

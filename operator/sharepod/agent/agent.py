@@ -125,7 +125,7 @@ class Agent:
     def facts(self) -> AgentFacts:
         """Return what is known now. No I/O."""
         return AgentFacts(
-            gpus=self._gpus(),
+            gpus=self.gpus(),
             tenants=self.tenants.status(),
             simulated=self.inventory.simulated,
             agent_version=agent_version(),
@@ -189,7 +189,7 @@ class Agent:
             self._last = now
             self.changed.set()
 
-    def _gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[Gpu, ...]:
         """Return the inventory's GPUs, with those not shareable that have failed or that a foreign process uses."""
         gpus = []
         for gpu in self._reading.gpus:

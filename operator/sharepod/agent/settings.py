@@ -100,12 +100,12 @@ class AgentSettings(BaseSettings):
     """Hook library that is preloaded in tenants' containers. Default: the hook that was built into this package."""
 
     target_latency_ms: Annotated[int, Field(ge=20, le=10_000)] = 300
-    """Milliseconds within which every tenant that waits for a GPU should have had a turn. The quantum is this time
-    divided by the number of runnable tenants."""
+    """Milliseconds within which every tenant that waits for a GPU should have had a turn. A tenant's quantum is its
+    part of this time, by its request."""
 
     quantum_min_ms: Annotated[int, Field(ge=2, le=1000)] = 10
-    """Shortest quantum, in milliseconds. Shorter quanta cost throughput (each hand-off drains the GPU), longer ones
-    cost latency."""
+    """What a holder keeps of its quantum when a tenant wakes with credit, in milliseconds. Shorter costs throughput
+    (each hand-off drains the GPU), longer costs latency."""
 
     quantum_max_ms: Annotated[int, Field(ge=2, le=1000)] = 100
     """Longest quantum while other tenants wait, in milliseconds."""

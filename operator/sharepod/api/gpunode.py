@@ -150,6 +150,8 @@ class FindingReason(StrEnum):
     """The tenant's processes keep a GPU busy for far more time than the tenant held it."""
     MEMORY_BEYOND_TRACKED = "MemoryBeyondTracked"
     """The driver counts far more memory of the tenant's processes than their allocations explain."""
+    MEMORY_BEYOND_LIMIT = "MemoryBeyondLimit"
+    """The tenant has more device memory than its limit: the driver took it, or a hook says so."""
     OVERTAKEN = "Overtaken"
     """The tenant was overtaken several times within a minute: its work did not end with its turn."""
     PROCESSES_NOT_TOLD = "ProcessesNotTold"

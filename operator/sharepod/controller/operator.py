@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
 import structlog
 
 from sharepod.api.pod import PodSettings
+from sharepod.api.sharepod import Phase
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
@@ -34,11 +36,12 @@ from sharepod.tasks import Supervisor
 
 from . import metrics
 from .exposition import serve
+from .garbage import Garbage
 from .nodes import NodeReconciler
 from .settings import OperatorSettings
 
 _TICK_S = 1.0
-"""Period of the checks of agents, watches, credentials and gauges."""
+"""Period of the checks of agents, watches and credentials, and of garbage collection."""
 _STALLED_S = 30.0
 """Seconds without a tick after which the health probe fails: longer than any step that works takes."""
 _REJECTED_S = 60.0
@@ -67,6 +70,7 @@ class Operator:
         self._active = False
         self._believed = True
         self._ticked = clock()
+        self._garbage = Garbage(clock)
         self._term = 0
         """Counts the times that leadership was gained or lost, or everything was replaced."""
         self._term_begun = asyncio.Event()
@@ -196,15 +200,10 @@ class Operator:
     async def _tick(self) -> None:
         while True:
             self._ticked = self._clock()
+            self._garbage.settle(acting=self._active)
             self._check_credentials()
             self._check_beliefs()
             self.node_reconciler.check_agents()
-            phases: dict[str, int] = {}
-            for item in self.state.sharepods:
-                phases[item.status.phase.value] = phases.get(item.status.phase.value, 0) + 1
-            metrics.UNENFORCED.set(self.state.unenforced())
-            for phase in ("Pending", "Placed", "Running", "Succeeded", "Failed"):
-                metrics.SHAREPODS.labels(phase).set(phases.get(phase, 0))
             await asyncio.sleep(_TICK_S)
 
     def _check_credentials(self) -> None:
@@ -245,6 +244,10 @@ class Operator:
         """Bring the gauges up to date that are read when they are asked for."""
         for sight in self.watches.sights():
             metrics.WATCH_AGE_SECONDS.labels(sight.kind).set(sight.silent_s)
+        phases = Counter(item.status.phase for item in self.state.sharepods)
+        for phase in Phase:
+            metrics.SHAREPODS.labels(phase.value).set(phases[phase])
+        metrics.UNENFORCED.set(self.state.unenforced())
         metrics.OVERCOMMITS.set(len(self.state.cluster.overcommits()))
         queues = {"tenant": self.tenant_reconciler.queue, "node": self.node_reconciler.queue}
         for name, queue in queues.items():
@@ -285,11 +288,12 @@ class Operator:
         if self._settings.metrics_port:
             parts["metrics"] = serve(self._settings.bind_address, self._settings.metrics_port, self)
         try:
-            async with Supervisor() as supervisor:
-                for name, part in parts.items():
-                    supervisor.start(name, part)
-                await supervisor.wait(stop)
-                log.info("stopping")
+            with self._garbage:
+                async with Supervisor() as supervisor:
+                    for name, part in parts.items():
+                        supervisor.start(name, part)
+                    await supervisor.wait(stop)
+                    log.info("stopping")
         finally:
             await self.client.close()
             await self.lease_client.close()

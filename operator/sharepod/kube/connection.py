@@ -14,6 +14,7 @@ import asyncio
 import codecs
 import json
 import random
+import re
 import ssl
 import time
 import urllib.request
@@ -50,6 +51,8 @@ WATCH_GRACE_S = 3.0
 """Seconds after which a watch counts as dead that the server has not ended when it was to."""
 _TURN_S = 0.005
 """Seconds for which a list is read before other tasks get a turn."""
+_ESCAPED = re.compile("[\x7f-\uffff]")
+"""Characters of a body that are sent as escapes; JSON itself escapes those below the blank."""
 
 
 class Connection:
@@ -252,8 +255,22 @@ class Connection:
         if self._config.proxy:
             options |= {"proxy": self._config.proxy, "proxy_headers": self._config.proxy_headers}
         url = f"{self._host}{path}?{urlencode(query)}" if query else f"{self._host}{path}"
-        sent = json.dumps(body) if body is not None else None
+        sent = aiohttp.BytesPayload(encoded(body), content_type=content) if body is not None else None
         return await self._session.request(method, URL(url, encoded=True), data=sent, headers=headers, **options)
+
+
+def encoded(body: Json | list[Json]) -> bytes:
+    """Return a body as JSON that is YAML too, as which the API server reads what is applied.
+
+    YAML knows no surrogate pairs of escapes, so characters beyond 16 bits are sent as they are; others that are not
+    ASCII are escaped, because YAML refuses some of them and reads some as ends of lines.
+    """
+    return _ESCAPED.sub(_escape, json.dumps(body, ensure_ascii=False)).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\u{0xFFFD if 0xD800 <= code <= 0xDFFF else code:04x}"  # half a pair is no character
 
 
 async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.0) -> None:

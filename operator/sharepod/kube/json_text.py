@@ -179,7 +179,7 @@ def parse_event(line: bytes, *, whole: bool = True) -> dict[str, Any] | tuple[st
         kind = next((value for key, value in _members(text, 0, only=("type",)) if key == "type"), "MODIFIED")
         at = next((at for key, at in _positions(text, 0) if key == "object"), None)
         return str(kind), Unreadable({} if at is None else item_metadata(text[at:]), why)
-    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+    if not isinstance(event, dict) or not isinstance(event.get("object"), dict) or "type" not in event:
         raise NotAnEventError("not an event of a watch")
     return event
 

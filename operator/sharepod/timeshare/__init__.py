@@ -2,6 +2,7 @@
 
 from .account import Account, AccountSnapshot, TimeUsage
 from .actions import Action, Preemption, TokenGrant, TokenRevocation
+from .gpu_time import GpuTime
 from .parameters import Parameters
 from .scheduler import Scheduler
 
@@ -9,6 +10,7 @@ __all__ = [
     "Account",
     "AccountSnapshot",
     "Action",
+    "GpuTime",
     "Parameters",
     "Preemption",
     "Scheduler",

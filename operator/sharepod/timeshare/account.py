@@ -45,6 +45,18 @@ class TimeUsage:
     late_ns: int
     """Part of `held_ns` after the end of a quantum, until the tenant had drained or was preempted."""
 
+    overdue_ns: int
+    """Time that the tenant was charged beyond `held_ns`, because it had not drained when others held. Since this
+    process began."""
+
+    surcharged_ns: int
+    """Time that the tenant was charged because its kernels ran without the token. No part of `held_ns`. Since this
+    process began."""
+
+    anticipated_ns: int
+    """Time for which a GPU was kept idle for the tenant, because its pauses are short. Charged like time held, and no
+    part of it. Since this process began."""
+
     grants: int
     preemptions: int
     """Number of grants in which the tenant was preempted."""
@@ -84,6 +96,11 @@ class Account:
         self.held_ns = 0
         self.borrowed_ns = 0
         self.late_ns = 0
+        self._unpaid = 0
+        """Surcharge beyond the debt cap, in thousandths of a nanosecond."""
+        self.overdue_ns = 0
+        self.surcharged_ns = 0
+        self.anticipated_ns = 0
         self.grants = 0
         self.preemptions = 0
         self._slot_ns = max(1, parameters.window_ns // _SLOTS)
@@ -144,6 +161,10 @@ class Account:
         elapsed = now - self.at
         if elapsed <= 0:
             return
+        if self._unpaid:
+            paid = min(self._unpaid, elapsed * self.request_milli)
+            self._unpaid -= paid
+            self.assured -= paid
         if held_ns == 0 and not owed_ns:
             self.at = now
             self.assured += elapsed * self.request_milli
@@ -169,6 +190,20 @@ class Account:
             self.held_ns += held_ns
             self._record(self.at, now, held_ns)
         self.at = now
+
+    def surcharge(self, ns: int) -> None:
+        """Charge both buckets for time that was used and not held. What exceeds the debt cap of the assured bucket is
+        paid later, from what fills it."""
+        self.surcharged_ns += ns
+        most = self._parameters.debt_ns
+        level = self.assured - ns * 1000
+        self.assured = max(level, min(self.assured, -most * self.request_milli))
+        self._unpaid += self.assured - level
+        self.ceiling = max(self.ceiling - ns * 1000, min(self.ceiling, -most * self.limit_milli))
+
+    def skip(self, now: int) -> None:
+        """Bring the account forward to `now` unchanged: the time since `at` is nobody's."""
+        self.at = max(self.at, now)
 
     def cap_debt(self, hold_ns: int) -> None:
         """Cancel debt beyond the debt cap, at the end of a hold that was charged `hold_ns`. The debt of that one hold
@@ -209,6 +244,9 @@ class Account:
             held_ns=self.held_ns,
             borrowed_ns=self.borrowed_ns,
             late_ns=self.late_ns,
+            overdue_ns=self.overdue_ns,
+            surcharged_ns=self.surcharged_ns,
+            anticipated_ns=self.anticipated_ns,
             grants=self.grants,
             preemptions=self.preemptions,
         )

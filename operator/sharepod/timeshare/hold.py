@@ -61,6 +61,10 @@ class Hold:
     phase: HoldPhase = HoldPhase.RUNNING
     yields_at: int | None = None
     """Moment from which the next tenant may be granted; None unless the hold is draining."""
+    ends_at: int | None = None
+    """Moment at which the last work is announced to end; None unless the hold is draining."""
+    seen_late: bool = False
+    """The scheduler was there when the hold had not drained although it should have."""
     charged_ns: int = 0
     """Time charged to the account in the present quantum."""
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .account import Charge
+from .gpu_time import GpuBooks, GpuTime, GpuUse
 from .hold import HoldPhase, Metering
+from .plan import Anticipation
 from .tenant import TokenTenant
 
 _PREEMPTED = HoldPhase.PREEMPTED
@@ -26,12 +28,17 @@ class Occupancy:
         """All tenants by GPU. GPUs without tenants are left out."""
         self.holder: dict[str, TokenTenant] = {}
         """The tenant that may launch on a GPU. Free GPUs are left out."""
+        self.awaited: dict[str, Anticipation] = {}
+        """GPUs that are kept idle, with the sleeping tenant that pays for it."""
+        self._books: dict[str, GpuBooks] = {}
         self._yielding: dict[str, TokenTenant] = {}
         self._preempted: dict[str, list[TokenTenant]] = {}
 
-    def add(self, tenant: TokenTenant) -> None:
+    def add(self, now: int, tenant: TokenTenant) -> None:
         """Add a tenant to its GPUs."""
         for gpu in tenant.gpus:
+            if gpu not in self._books:
+                self._books[gpu] = GpuBooks(now)
             self.tenants_on.setdefault(gpu, []).append(tenant)
 
     def remove(self, tenant: TokenTenant) -> None:
@@ -41,12 +48,27 @@ class Occupancy:
             self.tenants_on[gpu].remove(tenant)
             if not self.tenants_on[gpu]:
                 del self.tenants_on[gpu]
+                del self._books[gpu]
 
     def occupy(self, tenant: TokenTenant) -> None:
         """Make the tenant the holder of its GPUs, which have to be free."""
         for gpu in tenant.gpus:
             assert gpu not in self.holder, "S1: a GPU has at most one holder"
+            assert gpu not in self.awaited, "S8: what is idle for a tenant is not held"
             self.holder[gpu] = tenant
+
+    def keep_idle(self, now: int, anticipation: Anticipation) -> None:
+        """Keep a free GPU idle for a tenant that sleeps. The tenant pays from now on."""
+        self._enter(now, anticipation.tenant.gpus[0])
+        self.settle(now, anticipation.tenant)
+        self.awaited[anticipation.tenant.gpus[0]] = anticipation
+
+    def cease_waiting(self, now: int, gpu: str) -> None:
+        """Keep the GPU idle no longer."""
+        if gpu in self.awaited:
+            self._enter(now, gpu)
+            self.settle(now, self.awaited[gpu].tenant)
+            del self.awaited[gpu]
 
     def start_yielding(self, tenant: TokenTenant) -> None:
         """Let others hold the tenant's GPUs while its last work ends. The tenant pays on."""
@@ -83,7 +105,7 @@ class Occupancy:
         on."""
         account, hold = tenant.account, tenant.hold
         if hold is None:
-            account.advance(now, 0, Charge.BORROWED)
+            self._settle_without_hold(now, tenant)
             return
         preempted = hold.phase is _PREEMPTED
         paying = sum(1 for gpu in tenant.gpus if self._payer(gpu) is tenant)
@@ -100,6 +122,7 @@ class Occupancy:
                 or (hold.metering is Metering.METERED_FROM_START and (late or hold.given_as is Charge.GUARANTEED))
             )
             hold.charged_ns += owed
+            account.overdue_ns += owed - held
             account.late_ns += held if late else 0
             for gpu in tenant.gpus:
                 tenant.virtual_ns[gpu] += owed * 1000 // tenant.weight
@@ -113,8 +136,49 @@ class Occupancy:
     def settle_on(self, now: int, gpus: Iterable[str]) -> None:
         """Settle all tenants that pay for one of these GPUs, or would if another did not."""
         for gpu in gpus:
+            self._enter(now, gpu)
             for other in self._possible_payers(gpu):
                 self.settle(now, other)
+
+    def stall(self, begin: int, end: int, gpus: Iterable[str]) -> None:
+        """Take the time from `begin` to `end` out of all accounts of these GPUs: it is nobody's."""
+        for gpu in gpus:
+            self._enter(begin, gpu)
+            self._books[gpu].advance(end, GpuUse.STALLED)
+            for tenant in self.tenants_on[gpu]:
+                self.settle(begin, tenant)
+                tenant.account.skip(end)
+
+    def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
+        """Return what the time of a GPU went to up to `now`; None if it has no tenants."""
+        if gpu not in self._books:
+            return None
+        self._enter(now, gpu)
+        return self._books[gpu].time()
+
+    def _enter(self, now: int, gpu: str) -> None:
+        """Enter the time until now into the GPU's books."""
+        if gpu not in self._books:
+            return
+        if self._payer(gpu) is not None:
+            use = GpuUse.HELD
+        elif gpu in self.awaited:
+            use = GpuUse.ANTICIPATED
+        elif any(tenant.runnable for tenant in self.tenants_on[gpu]):
+            use = GpuUse.HANDED_OVER
+        else:
+            use = GpuUse.IDLE
+        self._books[gpu].advance(now, use)
+
+    def _settle_without_hold(self, now: int, tenant: TokenTenant) -> None:
+        account, gpu = tenant.account, tenant.gpus[0]
+        idle = now - account.at
+        if idle <= 0 or gpu not in self.awaited or self.awaited[gpu].tenant is not tenant:
+            account.advance(now, 0, Charge.BORROWED)
+            return
+        account.anticipated_ns += idle
+        tenant.virtual_ns[gpu] += idle * 1000 // tenant.weight
+        account.advance(now, 0, Charge.GUARANTEED, owed_ns=idle)
 
     def _leave(self, tenant: TokenTenant) -> None:
         for gpu in tenant.gpus:

@@ -16,11 +16,15 @@ class Parameters:
     """
 
     target_latency_ns: int = 300 * _MS
-    """Within this time every runnable tenant has had a turn: the quantum is this, divided by the number of runnable
-    tenants. 300 ms: three tenants get the longest quantum, thirty the shortest."""
+    """Within this time every runnable tenant has had a turn: each turn is the tenant's part of it."""
 
     quantum_min_ns: int = 10 * _MS
-    """Shortest quantum. A hand-off costs about 0.2 ms (benchmarks/handoff.py), which is 2 % of it."""
+    """What a holder keeps of its quantum when a tenant wakes with credit, and the least room under a ceiling that is
+    worth a turn. A hand-off costs about 0.2 ms (benchmarks/handoff.py), which is 2 % of it."""
+
+    turn_min_ns: int = 2 * _MS
+    """Shortest turn: of a tenant with a small share, and what a holder of borrowed time keeps of its quantum when a
+    tenant with credit comes. Some ten times what a hand-off costs."""
 
     quantum_max_ns: int = 100 * _MS
     """Longest quantum while others wait or the tenant's ceiling binds."""
@@ -80,6 +84,8 @@ class Parameters:
         if self.quantum_min_ns > self.quantum_max_ns:
             raise ValueError(f"quantum_min_ns {self.quantum_min_ns} is more than quantum_max_ns {self.quantum_max_ns}")
 
-    def quantum(self, runnable: int) -> int:
-        """Return the quantum in nanoseconds where `runnable` tenants compete."""
-        return max(self.quantum_min_ns, min(self.quantum_max_ns, self.target_latency_ns // max(1, runnable)))
+    def quantum(self, part: int, whole: int, overrun_ns: int = 0) -> int:
+        """Return the quantum in nanoseconds of a tenant of weight `part` of the `whole` that competes, whose
+        turns last `overrun_ns` longer than told."""
+        own = self.target_latency_ns * part // max(1, whole) - overrun_ns
+        return max(self.turn_min_ns, min(self.quantum_max_ns, own))

@@ -25,6 +25,15 @@ class Turn:
     """The GPUs are reserved for another tenant from the end of this turn at the latest."""
 
 
+@dataclass(frozen=True)
+class Anticipation:
+    """A free GPU kept idle for a tenant of one GPU that sleeps and is expected back soon."""
+
+    tenant: TokenTenant
+    until: int
+    """Moment at which the decision is to be made again, in nanoseconds of the clock."""
+
+
 def waiting_with(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]) -> list[TokenTenant]:
     """Return the runnable tenants of these GPUs, and of all GPUs that runnable gangs connect with them.
 
@@ -46,9 +55,18 @@ def waiting_with(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTen
     return list(found.values())
 
 
-def count_competing(gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]) -> dict[str, int]:
-    """Return how many tenants compete for each of these GPUs: those that are runnable, and those that hold it."""
-    return {gpu: sum(1 for tenant in tenants_on[gpu] if tenant.runnable or tenant.holding) for gpu in gpus}
+def competing_weight(
+    gpus: Iterable[str], tenants_on: Mapping[str, Sequence[TokenTenant]]
+) -> dict[tuple[str, bool], int]:
+    """Return the weight of the tenants that compete for each of these GPUs, by GPU and kind (whether best effort):
+    those that are runnable, and those that hold it."""
+    weights: dict[tuple[str, bool], int] = {}
+    for gpu in gpus:
+        for tenant in tenants_on[gpu]:
+            if tenant.runnable or tenant.holding:
+                key = gpu, tenant.best_effort
+                weights[key] = weights.get(key, 0) + tenant.weight
+    return weights
 
 
 def plan_turns(
@@ -58,6 +76,7 @@ def plan_turns(
     now: int,
     quantum: Callable[[TokenTenant], int],
     shortest_ns: int,
+    overrun: Callable[[TokenTenant], int],
 ) -> list[Turn]:
     """Return the turns that begin at `now`.
 
@@ -67,6 +86,7 @@ def plan_turns(
         now: The present moment.
         quantum: Length of a tenant's turn, in nanoseconds.
         shortest_ns: Shortest turn worth giving as backfill.
+        overrun: Time for which a tenant usually holds beyond the end of its turn, in nanoseconds.
     """
     held = set(free_at)
     ends = dict(free_at)
@@ -76,11 +96,12 @@ def plan_turns(
         length = quantum(tenant)
         if held.isdisjoint(tenant.gpus):
             room = min((reserved_from[gpu] - now for gpu in tenant.gpus if gpu in reserved_from), default=None)
+            room = None if room is None else room - overrun(tenant)
             if room is None or room >= shortest_ns:
                 length = length if room is None else min(length, room)
                 turns.append(Turn(tenant, length, room is not None))
                 held.update(tenant.gpus)
-                ends.update(dict.fromkeys(tenant.gpus, now + length))
+                ends.update(dict.fromkeys(tenant.gpus, now + length + overrun(tenant)))
                 continue
         start = max(ends.get(gpu, now) for gpu in tenant.gpus)
         for gpu in tenant.gpus:

@@ -11,6 +11,7 @@ Guarantees:
   before it can start.
 - S6: A tenant starts only if its ceiling leaves room for a shortest quantum. A turn is no longer than that room.
 - S7: The order of service is that of turns.py.
+- S8: A GPU is kept idle only for a tenant with credit that is expected back soon, at that tenant's cost.
 
 Every method takes the present time in nanoseconds, of any clock; a time earlier than a previous one counts as that
 one. The caller has to call `tick` after any change, and again at `next_deadline` at the latest, and to carry out the
@@ -23,10 +24,11 @@ from collections.abc import Sequence
 
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, TokenGrant
+from .gpu_time import GpuTime
 from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
-from .plan import Turn, waiting_with
+from .plan import Anticipation, Turn, waiting_with
 from .tenant import TokenTenant
 from .transitions import HoldTransitions
 from .turns import TurnPolicy
@@ -89,7 +91,7 @@ class Scheduler:
                 account.resume(resumed)
             tenant = TokenTenant(tenant_id, tuple(gpus), account, asleep_since=now)
             self._tenants[tenant_id] = tenant
-            self._occupancy.add(tenant)
+            self._occupancy.add(now, tenant)
         else:
             if tenant.gpus != tuple(gpus):
                 raise ValueError(
@@ -108,6 +110,7 @@ class Scheduler:
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
             return
+        self._cease_waiting(now, tenant)
         self._occupancy.settle_around(now, tenant)
         self._occupancy.remove(tenant)
         self._holds.end(tenant)
@@ -127,7 +130,10 @@ class Scheduler:
         if tenant.waiting_since is not None or tenant.holding:
             return
         self._occupancy.settle_around(now, tenant)
+        self._cease_waiting(now, tenant)
         woke = tenant.asleep_since is not None and now - tenant.asleep_since >= self._parameters.wake_ns
+        if tenant.asleep_since is not None and tenant.account.grants:
+            tenant.habits.paused(now - tenant.asleep_since, tenant.account.held_ns)
         self._enqueue(now, tenant, woke=woke)
 
     def unwant(self, now: int, tenant_id: str) -> None:
@@ -149,6 +155,9 @@ class Scheduler:
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         tenant.connected = connected
+        if not connected:
+            tenant.habits.forget_pauses()
+            self._changed_gpus.update(tenant.gpus)
         if connected:
             self._holds.meter(now, tenant.gpus, tenant)
 
@@ -159,6 +168,7 @@ class Scheduler:
         hold = self._tenants[tenant_id].hold
         if hold is not None and hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
             hold.phase = HoldPhase.DRAINING
+            hold.ends_at = now + expected_ns
             hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
@@ -173,6 +183,8 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
+        if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START:
+            tenant.habits.overran(max(0, now - hold.deadline))
         self._occupancy.free(tenant)
         self._holds.end(tenant)
         tenant.active_until = now
@@ -183,6 +195,41 @@ class Scheduler:
         else:
             tenant.asleep_since = now
         self._changed_gpus.update(tenant.gpus)
+
+    def surcharge(self, now: int, tenant_id: str, ns: int) -> None:
+        """Charge a tenant for time in which its kernels ran although it did not hold the token. Its buckets pay and its
+        turns come later; the books of held time stay as they are."""
+        now = self._advance_clock(now)
+        tenant = self._tenants[tenant_id]
+        self._occupancy.settle_around(now, tenant)
+        tenant.account.surcharge(ns)
+        for gpu in tenant.gpus:
+            tenant.virtual_ns[gpu] += ns * 1000 // tenant.weight
+        if tenant.waiting_since is not None:
+            self._classify(now, tenant)
+
+    def stalled(self, now: int) -> None:
+        """Note that the caller was held up, at most since it last called. To be called before anything else on its
+        return.
+
+        Time after the end of a turn and its usual overrun was not held by choice: it is charged to nobody, and grace
+        periods begin anew.
+        """
+        since, now = self._now, self._advance_clock(now)
+        for idle in list(self._occupancy.awaited.values()):
+            self._stall(max(since, idle.until), now, idle.tenant)
+        for tenant in self._tenants.values():
+            hold = tenant.hold
+            if hold is not None and hold.phase is not HoldPhase.PREEMPTED and hold.deadline is not None:
+                ends = hold.deadline + tenant.habits.overrun_ns if hold.ends_at is None else hold.ends_at
+                self._stall(max(since, ends), now, tenant)
+
+    def _stall(self, begin: int, now: int, tenant: TokenTenant) -> None:
+        if begin >= now:
+            return
+        self._occupancy.stall(begin, now, tenant.gpus)
+        if tenant.hold is not None and tenant.hold.deadline is not None:
+            tenant.hold.deadline += now - begin
 
     # ---- output
 
@@ -200,9 +247,11 @@ class Scheduler:
             if tenant.throttled_until is not None and now >= tenant.throttled_until:
                 self._occupancy.settle_around(now, tenant)
                 self._classify(now, tenant)
-        # 3. Holds.
+        # 3. GPUs that were kept idle for long enough.
+        self._changed_gpus.update(gpu for gpu, idle in self._occupancy.awaited.items() if now >= idle.until)
+        # 4. Holds.
         actions = self._holds.tick(now)
-        # 4. Free GPUs.
+        # 5. Free GPUs.
         if self._changed_gpus:
             actions.extend(self._grant_free_gpus(now))
         return actions
@@ -212,6 +261,7 @@ class Scheduler:
         it has nothing to do."""
         times = [t.throttled_until for t in self._throttled.values() if t.throttled_until is not None]
         times += [self._starves_at(tenant) for tenant in self._preempted_waiting.values() if not tenant.starving]
+        times += [idle.until for idle in self._occupancy.awaited.values()]
         return min([*times, *self._holds.due()], default=None)
 
     def usage(self, now: int, tenant_id: str) -> TimeUsage:
@@ -220,6 +270,10 @@ class Scheduler:
         tenant = self._tenants[tenant_id]
         self._occupancy.settle(now, tenant)
         return tenant.account.usage()
+
+    def gpu_time(self, now: int, gpu: str) -> GpuTime | None:
+        """Return what the time of a GPU went to up to `now`; None if it has no tenants."""
+        return self._occupancy.gpu_time(self._advance_clock(now), gpu)
 
     def snapshot(self, now: int, tenant_id: str) -> AccountSnapshot:
         """Return the tenant's account as of `now`, for another process to resume."""
@@ -323,11 +377,26 @@ class Scheduler:
 
     def _grant_free_gpus(self, now: int) -> list[Action]:
         waiting = waiting_with(self._changed_gpus, self._occupancy.tenants_on)
+        for gpu in self._changed_gpus:
+            self._occupancy.cease_waiting(now, gpu)
         self._changed_gpus.clear()
         holder = self._occupancy.holder
         if all(len(tenant.gpus) == 1 and tenant.gpus[0] in holder for tenant in waiting):
             return []
-        return [self._grant(now, turn) for turn in self._policy.next_turns(now, waiting)]
+        actions: list[Action] = []
+        for turn in self._policy.next_turns(now, waiting):
+            if isinstance(turn, Anticipation):
+                self._occupancy.keep_idle(now, turn)
+            else:
+                actions.append(self._grant(now, turn))
+        for tenant in waiting:
+            if len(tenant.gpus) > 1 and tenant.runnable:
+                self._holds.cut_for(now, tenant)
+        return actions + self._holds.new_terms()
+
+    def _cease_waiting(self, now: int, tenant: TokenTenant) -> None:
+        for gpu in tenant.gpus:
+            self._occupancy.cease_waiting(now, gpu)
 
     def _grant(self, now: int, turn: Turn) -> TokenGrant:
         tenant = turn.tenant
@@ -335,6 +404,7 @@ class Scheduler:
             self._occupancy.settle_around(now, tenant)
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)
+        self._cease_waiting(now, tenant)
         self._occupancy.settle_on(now, tenant.gpus)
         unlimited = self._unlimited(now, tenant) and not turn.backfill
         deadline = None if unlimited else now + turn.quantum_ns

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .account import Account
+from .habits import Habits
 from .hold import Hold, HoldPhase
 
 _CREDIT_KEPT_NS = 1_000_000
@@ -40,6 +41,7 @@ class TokenTenant:
     """True if the tenant has connected processes, which may want the token at any moment."""
     active_until: int | None = None
     """Moment at which it last ceased to wait or to hold."""
+    habits: Habits = field(default_factory=Habits)
     virtual_ns: dict[str, int] = field(default_factory=dict)
     """Virtual time by GPU: time held over weight, by which weighted fair queueing lends idle time."""
 

@@ -23,6 +23,10 @@ from .turns import TurnPolicy
 _NOTICE_NS = 1_000_000
 """Least notice of a new deadline: 1 ms, what a holder takes to bound its queue. With less it is revoked instead."""
 
+_LATE_NS = 20_000_000
+"""Time beyond a tenant's usual overrun at which the scheduler wakes: 20 ms. If it wakes much later, the caller has
+stalled, and the tenant is not charged for that."""
+
 _RUNNING = HoldPhase.RUNNING
 
 
@@ -80,8 +84,10 @@ class HoldTransitions:
         """Bring the deadlines of the holders of these GPUs forward to the quantum for those that compete now.
 
         A holder keeps a shortest quantum only:
-        - for a waiter with credit, if its own time is borrowed or it lags less by more than a quantum;
+        - for a waiter with credit, if it lags less by more than a quantum;
         - for a waiter that wakes with credit, as often as `cut_every_ns` allows.
+
+        For a waiter with credit a holder of borrowed time keeps a shortest loan.
 
         Args:
             now: The present moment.
@@ -95,26 +101,45 @@ class HoldTransitions:
             if holder is None or holder.hold is None or unlimited(now, holder):
                 continue
             hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
-            if lag is not None and (hold.given_as is Charge.BORROWED or lag - holder.account.lag_ns() > quantum):
-                quantum = self._parameters.quantum_min_ns
+            if lag is not None and hold.given_as is Charge.BORROWED:
+                quantum = self._parameters.turn_min_ns
+            elif lag is not None and lag - holder.account.lag_ns() > quantum:
+                quantum = min(quantum, self._parameters.quantum_min_ns)
             elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
-                quantum, cut = self._parameters.quantum_min_ns, True
+                quantum, cut = min(quantum, self._parameters.quantum_min_ns), True
             deadline = max(now, hold.granted_at + quantum)
-            if hold.deadline is None or hold.deadline - deadline >= self._parameters.quantum_min_ns:
+            if hold.deadline is None or hold.deadline - deadline >= min(quantum, self._parameters.quantum_min_ns):
                 if cut:
                     paid_at = max(now, self._cuts_paid_at.get(gpu, now))
                     self._cuts_paid_at[gpu] = paid_at + self._parameters.cut_every_ns
                 self._occupancy.settle(now, holder)
                 self._set_deadline(now, holder, hold, deadline)
 
+    def cut_for(self, now: int, gang: TokenTenant) -> None:
+        """Let the holders of a gang's other GPUs keep a shortest quantum only, while one of its GPUs is idle for it."""
+        if gang.account.assured <= 0 or all(gpu in self._occupancy.holder for gpu in gang.gpus):
+            return
+        for gpu in gang.gpus:
+            holder = self._occupancy.holder.get(gpu)
+            if holder is None or holder.hold is None or holder.hold.deadline is None:
+                continue
+            self._occupancy.settle(now, holder)
+            deadline = max(now, holder.hold.granted_at + self._parameters.quantum_min_ns)
+            if (
+                holder.hold.phase is _RUNNING
+                and holder.account.lag_ns() < gang.account.lag_ns()
+                and holder.hold.deadline - deadline >= self._parameters.turn_min_ns
+            ):
+                self._set_deadline(now, holder, holder.hold, deadline)
+
+    def new_terms(self) -> list[Action]:
+        """Return the changed terms of holds that were not returned yet."""
+        told, self._new_terms = self._new_terms, []
+        return [terms for tenant, terms in told if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id]
+
     def tick(self, now: int) -> list[Action]:
         """Carry out all transitions that are due at `now`, and return what holders have to be told."""
-        actions: list[Action] = [
-            terms
-            for tenant, terms in self._new_terms
-            if tenant.hold is not None and tenant.hold.grant_id == terms.grant_id
-        ]
-        self._new_terms = []
+        actions = self.new_terms()
         for tenant in list(self._tenants.values()):
             hold = _hold_of(tenant)
             # 1. Yield, if its last work is about to end.
@@ -122,6 +147,7 @@ class HoldTransitions:
                 self._yield(now, tenant, hold)
             if hold.deadline is None or now < self._look_at(hold):
                 continue
+            hold.seen_late = hold.seen_late or now >= self._late_at(tenant, hold)
             # 2. Renew, if its turn is next again.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
@@ -148,12 +174,19 @@ class HoldTransitions:
             if hold.deadline is None:
                 continue
             if hold.phase is not _RUNNING or (hold.renewal_considered and not hold.told_longer):
-                yield hold.deadline + self._parameters.grace_ns
+                late_at = self._late_at(tenant, hold)
+                preempted_at = hold.deadline + self._parameters.grace_ns
+                yield preempted_at if hold.seen_late else min(late_at, preempted_at)
             else:
                 yield hold.deadline if hold.renewal_considered else self._look_at(hold)
 
     def _may_cut(self, now: int, gpu: str) -> bool:
         return self._cuts_paid_at.get(gpu, now) <= now + self._parameters.cut_burst_ns
+
+    def _late_at(self, tenant: TokenTenant, hold: Hold) -> int:
+        """Return the moment from which the tenant is later than it usually is."""
+        assert hold.deadline is not None, "the hold has a deadline"
+        return hold.deadline + tenant.habits.overrun_ns + _LATE_NS
 
     def _look_at(self, hold: Hold) -> int:
         """Return the moment at which the renewal is considered; its deadline once that was done."""
@@ -168,7 +201,7 @@ class HoldTransitions:
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
         """Set an earlier deadline. The holder is told at once, so that its queue is short by then; if it is too late
         for that, the holder is revoked at the deadline."""
-        hold.deadline, hold.renewal_considered = deadline, False
+        hold.deadline, hold.renewal_considered, hold.seen_late = deadline, False, False
         hold.told_longer = deadline - now < _NOTICE_NS
         if not hold.told_longer and hold.phase is _RUNNING:
             if hold.metering is Metering.UNMETERED:
@@ -186,13 +219,13 @@ class HoldTransitions:
             quantum = min(quantum, room - left)
         if turn.backfill:  # ends when the reservation begins, else tenants of backfilled GPUs outstay each other
             quantum = min(quantum, turn.quantum_ns - left)
-        if (room is not None or turn.backfill) and quantum < self._parameters.quantum_min_ns:
+        if (room is not None or turn.backfill) and quantum < min(turn.quantum_ns, self._parameters.quantum_min_ns):
             return []
         self._occupancy.settle_around(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
         hold.granted_at, hold.deadline = hold.deadline, hold.deadline + quantum
         hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
-        hold.told_longer = hold.renewal_considered = False
+        hold.told_longer = hold.renewal_considered = hold.seen_late = False
         hold.charged_ns = 0
         return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.metered)]
 
@@ -209,6 +242,8 @@ class HoldTransitions:
 
     def _preempt(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         self._occupancy.settle_around(now, tenant)
+        assert hold.deadline is not None, "a hold without deadline is not preempted"
+        tenant.habits.overran(now - hold.deadline)
         hold.phase = HoldPhase.PREEMPTED
         tenant.account.preemptions += 1
         del self._tenants[tenant.id]

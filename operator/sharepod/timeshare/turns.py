@@ -10,14 +10,18 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from .account import Charge
+from .anticipation import anticipate
 from .occupancy import Occupancy
 from .parameters import Parameters
-from .plan import Turn, count_competing, plan_turns, waiting_with
+from .plan import Anticipation, Turn, competing_weight, plan_turns, waiting_with
 from .tenant import MinVirtualTimes, TokenTenant, cancel_common_credit, order_key, update_min_virtual_ns
 
 _DRAIN_GUESS_NS = 1_000_000
-"""Time in which a holder past its deadline is expected to drain: 1 ms, a short kernel. Used only to plan around it."""
+"""Time in which a holder that outstays its usual overrun is expected to drain: 1 ms, a short kernel. Used only to plan
+around it."""
 
 
 class TurnPolicy:
@@ -50,8 +54,10 @@ class TurnPolicy:
                     tenant.virtual_ns[gpu], self._min_virtual_ns(gpu, tenant.best_effort) + allowed
                 )
 
-    def next_turns(self, now: int, waiting: list[TokenTenant], again: TokenTenant | None = None) -> list[Turn]:
-        """Return the turns that begin now.
+    def next_turns(
+        self, now: int, waiting: list[TokenTenant], again: TokenTenant | None = None
+    ) -> Sequence[Turn | Anticipation]:
+        """Return the turns that begin now, and the GPUs that are kept idle from now on.
 
         Args:
             now: The present moment.
@@ -86,18 +92,20 @@ class TurnPolicy:
 
         competing = sorted(competing, key=key)
         # 3. Give out the free GPUs (S4, S5).
-        count = count_competing(wanted, occupancy.tenants_on)
+        weights = competing_weight(wanted, occupancy.tenants_on)
         return plan_turns(
             competing,
             {gpu: self._expected_end(now, tenant) for gpu, tenant in held.items()},
             now=now,
-            quantum=lambda tenant: self._length(tenant, count),
-            shortest_ns=self._parameters.quantum_min_ns,
+            quantum=lambda tenant: self._length(tenant, weights),
+            shortest_ns=self._parameters.turn_min_ns,
+            overrun=lambda tenant: tenant.habits.overrun_ns,
         )
 
-    def _next_turn(self, now: int, gpu: str, again: TokenTenant | None) -> Turn | None:
+    def _next_turn(self, now: int, gpu: str, again: TokenTenant | None) -> Turn | Anticipation | None:
         """Return what `next_turns` would, for one GPU that nobody holds and no gang waits for."""
-        tenants, competing, count = self._occupancy.tenants_on[gpu], [], 0
+        tenants, competing = self._occupancy.tenants_on[gpu], []
+        weights = {(gpu, False): 0, (gpu, True): 0}
         for tenant in tenants:
             waits = tenant.waiting_since is not None and not tenant.throttled
             if waits or tenant is again:
@@ -106,7 +114,8 @@ class TurnPolicy:
                     tenant.account.advance(now, 0, Charge.BORROWED)
                 else:
                     self._occupancy.settle(now, tenant)
-            count += waits or tenant.holding
+            if waits or tenant.holding:
+                weights[gpu, tenant.best_effort] += tenant.weight
         cancel_common_credit({gpu: tenants}, self._parameters.assured_burst_ns)
         update_min_virtual_ns(tenants, gpu, self._least)
         first, least, patient_since = None, None, self._patient_since(now, competing)
@@ -115,7 +124,10 @@ class TurnPolicy:
             key = order_key(tenant, self._least, since, patient_since=patient_since)
             if least is None or key < least:
                 first, least = tenant, key
-        return None if first is None else Turn(first, self._length(first, {gpu: count}), backfill=False)
+        if first is None:
+            return None
+        awaited = anticipate(now, first, tenants, self._parameters, patient_since=now - self._parameters.patience_ns)
+        return awaited or Turn(first, self._length(first, weights), backfill=False)
 
     def renewal(self, now: int, holder: TokenTenant) -> Turn | None:
         """Return the turn that a holder would get if it had drained now and wanted more; None if another is next."""
@@ -123,7 +135,8 @@ class TurnPolicy:
         self._occupancy.settle(now, holder)
         if not holder.account.ceiling_fits(self._parameters.quantum_min_ns):
             return None
-        return next((turn for turn in self.next_turns(now, waiting, holder) if turn.tenant is holder), None)
+        turns = self.next_turns(now, waiting, holder)
+        return next((turn for turn in turns if isinstance(turn, Turn) and turn.tenant is holder), None)
 
     def may_be_renewed(self, tenant: TokenTenant, quantum_ns: int) -> bool:
         """Return whether a turn of `quantum_ns` that begins now may be followed by another turn of the same tenant.
@@ -141,13 +154,15 @@ class TurnPolicy:
 
     def quantum(self, tenant: TokenTenant) -> int:
         """Return how long the tenant may hold among those that compete with it now, in nanoseconds."""
-        return self._length(tenant, count_competing(tenant.gpus, self._occupancy.tenants_on))
+        return self._length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
-    def _length(self, tenant: TokenTenant, count: dict[str, int]) -> int:
-        """Return the quantum for `count` competing tenants by GPU, the tenant among them, cut to its ceiling (S6)."""
-        quantum = self._parameters.quantum(max(count[gpu] for gpu in tenant.gpus))
+    def _length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int]) -> int:
+        """Return the quantum among competing tenants of these weights by GPU and kind, the tenant among them, cut to
+        its ceiling (S6)."""
+        whole = max([weights.get((gpu, tenant.best_effort), 0) for gpu in tenant.gpus])
+        quantum = self._parameters.quantum(tenant.weight, whole, tenant.habits.mean_overrun_ns)
         room = tenant.account.ceiling_room_ns()
-        return quantum if room is None else max(self._parameters.quantum_min_ns, min(quantum, room))
+        return quantum if room is None else min(quantum, max(self._parameters.quantum_min_ns, room))
 
     def _patient_since(self, now: int, competing: list[TokenTenant]) -> int:
         """Return since when a tenant with credit has to have waited to go first. Where no tenant wakes, none does."""
@@ -163,4 +178,6 @@ class TurnPolicy:
         assert hold is not None, "a GPU's holder has a hold"
         if hold.deadline is None:
             return now + self._parameters.quantum_max_ns
-        return max(hold.deadline, now + _DRAIN_GUESS_NS)
+        if hold.ends_at is not None:  # as announced
+            return max(hold.ends_at, now)
+        return max(hold.deadline + holder.habits.overrun_ns, now + _DRAIN_GUESS_NS)

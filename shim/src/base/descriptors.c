@@ -13,23 +13,27 @@
  * table of descriptors would cost each fork. */
 enum { HIGHEST = 1024, ROOM = 32 };
 
-/* Move a descriptor below the limit of open files, beyond what programs count up to. Return its number. */
-static int out_of_the_way(int number) {
+int descriptor_copy(int number) {
     struct rlimit limit = {.rlim_cur = 0};
     sys_call(SYS_prlimit64, 0, RLIMIT_NOFILE, 0, (long)&limit, 0, 0);
     uint64_t end = limit.rlim_cur < HIGHEST ? limit.rlim_cur : HIGHEST;
     if (end < 4 * ROOM)
-        return number;
-    long moved = sys_call(SYS_fcntl, number, F_DUPFD_CLOEXEC, (long)(end - ROOM), 0, 0, 0);
-    if (moved < 0)
+        return -1;
+    long copy = sys_call(SYS_fcntl, number, F_DUPFD_CLOEXEC, (long)(end - ROOM), 0, 0, 0);
+    return copy < 0 ? -1 : (int)copy;
+}
+
+int descriptor_move(int number) {
+    int copy = number >= 0 ? descriptor_copy(number) : -1;
+    if (copy < 0)
         return number;
     sys_close(number);
-    return (int)moved;
+    return copy;
 }
 
 bool descriptor_keep(struct descriptor *descriptor, int number) {
     struct stat facts;
-    number = out_of_the_way(number);
+    number = descriptor_move(number);
     if (sys_call(SYS_fstat, number, (long)&facts, 0, 0, 0, 0) != 0) {
         sys_close(number);
         return false;

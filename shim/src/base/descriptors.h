@@ -25,6 +25,10 @@ struct descriptor {
 /* Keep the file that is open under `number`, perhaps under a higher number. False: the file cannot be told from others,
  * and is closed. */
 bool descriptor_keep(struct descriptor *descriptor, int number);
+/* Return a copy of a descriptor with a number beyond what programs count up to; -1: there is no room. */
+int descriptor_copy(int number);
+/* Move a descriptor there, if there is room. Return its number; a negative one stays. */
+int descriptor_move(int number);
 /* Return the number if it still stands for the kept file, else -1. */
 int descriptor_number(const struct descriptor *descriptor);
 /* Close the file if the number still stands for it, and forget it. */

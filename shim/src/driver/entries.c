@@ -22,12 +22,13 @@ struct row {
     char symbol[SYMBOL_BYTES];
     unsigned char name_length; /* the name is how the symbol begins */
     unsigned char kind;
+    unsigned short since; /* version of CUDA since which it is handed out; 0: unknown */
 };
 
 /* Sorted by symbol. */
 static const struct row rows[ENTRY_COUNT] = {
-#define WRAPPED(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_##class},
-#define CALLED(symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call},
+#define WRAPPED(class, symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_##class, since},
+#define CALLED(symbol, name, since, parameters) {#symbol, sizeof #name - 1, KIND_call, since},
 #include "driver/entries.def"
 };
 
@@ -90,6 +91,31 @@ enum entry entries_behind(const char *name, const void *function) {
         if (rows[i].kind != KIND_call && entries_driver[i] == function)
             return (enum entry)i;
     return ENTRY_COUNT;
+}
+
+/* Return whether the row takes the per-thread default stream. */
+static bool takes_per_thread(const struct row *row) {
+    size_t length = strlen(row->symbol);
+    const char *end = row->symbol + length - 5;
+    return length > 5 && (strcmp(end, "_ptds") == 0 || strcmp(end, "_ptsz") == 0);
+}
+
+/* A name that has no form for the per-thread default stream has the other. */
+enum entry entries_meant(const char *name, int version, bool per_thread) {
+    size_t length = strlen(name);
+    int found[2] = {ENTRY_COUNT, ENTRY_COUNT}; /* the newest that is old enough: for any stream, per thread */
+    if (version > CUDA_VERSION)
+        return ENTRY_COUNT;
+    for (int i = next_of(first_from(name), name, length); i < ENTRY_COUNT; i = next_of(i + 1, name, length)) {
+        int *best = &found[takes_per_thread(&rows[i])];
+        if (rows[i].since != 0 && rows[i].since <= version &&
+            (*best == ENTRY_COUNT || rows[i].since > rows[*best].since))
+            *best = i;
+    }
+    int chosen = per_thread && found[1] != ENTRY_COUNT ? found[1] : found[0];
+    return chosen != ENTRY_COUNT && rows[chosen].kind != KIND_call && entries_driver[chosen] != NULL
+               ? (enum entry)chosen
+               : ENTRY_COUNT;
 }
 
 bool entries_must_pass(enum entry entry) {

@@ -42,6 +42,9 @@ bool entries_load(void);
 enum entry entries_exported(const char *symbol);
 /* Return the entry of a function that the driver hands out under this name; ENTRY_COUNT: it is not wrapped. */
 enum entry entries_behind(const char *name, const void *function);
+/* Return the wrapped entry that cuGetProcAddress means by a name, a version of CUDA and its flags; ENTRY_COUNT: none,
+ * or a version beyond the table's, which may have forms that it does not know. */
+enum entry entries_meant(const char *name, int version, bool per_thread);
 /* Return whether the entry must never reach the driver unseen: it launches, allocates or resolves. */
 bool entries_must_pass(enum entry entry);
 /* Return the first entry of this name if only wrappers may be handed out for it, else ENTRY_COUNT. */

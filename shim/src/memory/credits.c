@@ -1,6 +1,10 @@
 /* Credits of each GPU: `used` of `credited` bytes are in use. Both change with the lock of struct gpus.
  *
  * A reservation first takes idle credits, then asks the agent, and tries again: another thread may have been faster.
+ *
+ * How many credits stay idle follows what the program does. Bytes that it asks for again soon after they went back are
+ * kept from then on (`kept`), so that a loop of allocations and frees of any size asks the agent once. What lay idle
+ * for a whole CREDITS_LOOK_NS goes back.
  */
 #include "memory/credits.h"
 
@@ -14,12 +18,15 @@
 /* Bytes: credits are asked for in multiples of this, so that small allocations seldom ask. The granularity of physical
  * memory. */
 #define CREDIT_STEP (2ull << 20)
-/* Bytes: idle credits beyond this go back at once; a pool of the driver grows by as much. */
+/* Bytes: idle credits beyond this and `kept` go back at once; a pool of the driver grows by as much. */
 #define CREDITS_IDLE_MOST (32ull << 20)
 /* Bytes, 64 TiB: no GPU has as much, and the agent is not asked for more. */
 #define RESERVE_MOST (1ull << 46)
-/* Idle credits go back this long after the last reservation or return. */
-#define CREDITS_IDLE_NS SYS_SECOND
+/* Time between two looks at idle credits: those that lay idle from one look to the next go back, so all do within a
+ * second of their last use. */
+#define CREDITS_LOOK_NS (500 * SYS_MS)
+/* Bytes asked for within this time after they went back were given back too soon. */
+#define CREDITS_SOON_NS SYS_SECOND
 
 static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
@@ -27,11 +34,27 @@ static struct gpu *gpu_at(int place) {
 
 /* Note that credits have moved; if some are idle, wake the hook thread to watch them. With the lock. */
 static void moved(struct gpu *gpu) {
-    gpu->moves++;
-    if (gpu->credited > gpu->used && !gpu->watched) {
+    uint64_t idle = gpu->credited - gpu->used;
+    if (idle < gpu->idle_least)
+        gpu->idle_least = idle;
+    if (idle > 0 && !gpu->watched) {
         gpu->watched = true;
+        gpu->idle_least = 0;
+        gpu->idle_look = 0;
         session_wake();
     }
+}
+
+/* Learn from bytes that the agent has to be asked for: as many as went back a moment ago shall stay the next time. With
+ * the lock. */
+static void missed(struct gpu *gpu, uint64_t bytes) {
+    if (gpu->parted == 0)
+        return;
+    if (sys_now() > gpu->parted_last + CREDITS_SOON_NS)
+        gpu->parted = 0;
+    uint64_t again = bytes < gpu->parted ? bytes : gpu->parted;
+    gpu->parted -= again;
+    gpu->kept += again;
 }
 
 /* Take bytes of the idle credits, if there are as many. With the lock. */
@@ -59,6 +82,7 @@ static bool try_take(int place, uint64_t bytes, uint64_t *missing, bool *hopeles
     lock(&gpus->lock);
     bool taken = take(gpu, bytes);
     *missing = taken ? 0 : bytes - (gpu->credited - gpu->used);
+    missed(gpu, *missing);
     /* A limit that is not enforced refuses nothing: an agent that is away learns of the bytes when it is back. */
     if (!taken && !gpu->enforced && gpu->wire < 0 && bytes <= RESERVE_MOST) {
         gpu->credited += *missing;
@@ -132,8 +156,13 @@ void credits_return(int place, uint64_t bytes) {
     lock(&gpus->lock);
     gpu->used -= bytes;
     uint64_t idle = gpu->credited - gpu->used;
-    if (idle > CREDITS_IDLE_MOST || (idle > 0 && gpu->tight))
+    if (idle > 0 && gpu->tight) {
         give_back(place, idle);
+    } else if (idle > CREDITS_IDLE_MOST + gpu->kept) {
+        gpu->parted += idle - gpu->kept;
+        gpu->parted_last = sys_now();
+        give_back(place, idle - gpu->kept);
+    }
     moved(gpu);
     unlock(&gpus->lock);
 }
@@ -153,10 +182,16 @@ void credits_grow(int place, uint64_t bytes) {
     unlock(&gpus->lock);
 }
 
+/* Keep no more idle than at the start. With the lock. */
+static void keep_little(struct gpu *gpu) {
+    gpu->kept = gpu->parted = 0;
+}
+
 /* Take up to `bytes` idle credits away; return how many. With the lock. */
 static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
     gpu->credited -= given;
+    moved(gpu);
     return given;
 }
 
@@ -170,6 +205,7 @@ static bool recalled(void *of, const void *packet, int descriptor) {
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL) {
         int place = (int)(gpu - gpus->gpus);
+        keep_little(gpu); /* a sibling needs them */
         uint64_t given = take_idle(gpu, frame->bytes);
         if (given < frame->bytes) { /* what pools have given back to the device may still be counted */
             unlock(&gpus->lock);
@@ -194,6 +230,7 @@ static void lowered(int place, uint64_t before) {
                 "allocated until some is freed",
                 NULL);
     gpu->tight = true;
+    keep_little(gpu);
 }
 
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place)) {
@@ -205,25 +242,29 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
     atomic_store(&the_memory, memory);
 }
 
+/* Give back what lay idle since the last look, and keep that much less from now on. Watch on unless that was all. With
+ * the lock. */
+static void look(int place, struct gpu *gpu, uint64_t now) {
+    uint64_t spare = gpu->idle_least;
+    if (spare > 0) {
+        gpu->kept -= spare < gpu->kept ? spare : gpu->kept;
+        give_back(place, spare);
+    }
+    gpu->idle_least = gpu->credited - gpu->used;
+    gpu->watched = gpu->idle_least > 0;
+    gpu->idle_look = now + CREDITS_LOOK_NS;
+}
+
 uint64_t credits_step(uint64_t now) {
     struct gpus *gpus = memory_state()->gpus;
     uint64_t due = SYS_NEVER;
     lock(&gpus->lock);
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
-        if (!gpu->watched)
-            continue;
-        if (gpu->moves != gpu->moves_seen) {
-            gpu->moves_seen = gpu->moves;
-            gpu->idle_until = now + CREDITS_IDLE_NS;
-        } else if (now >= gpu->idle_until) {
-            gpu->watched = false;
-            if (gpu->credited > gpu->used)
-                give_back((int)place, gpu->credited - gpu->used);
-            continue;
-        }
-        if (gpu->idle_until < due)
-            due = gpu->idle_until;
+        if (gpu->watched && now >= gpu->idle_look)
+            look((int)place, gpu, now);
+        if (gpu->watched && gpu->idle_look < due)
+            due = gpu->idle_look;
     }
     unlock(&gpus->lock);
     return due;

@@ -24,7 +24,8 @@ bool credits_reserve_ahead(int place, uint64_t bytes);
 bool credits_take(int place, uint64_t bytes);
 /* Count bytes that the driver has taken already, whatever the limit (C5). */
 void credits_grow(int place, uint64_t bytes);
-/* Count bytes as idle. Those beyond CREDITS_IDLE_MOST, or all after a lowered limit, go back at once. */
+/* Count bytes as idle. If more are idle than CREDITS_IDLE_MOST and what the program is used to take again, those beyond
+ * the latter go back at once; after a lowered limit all do. */
 void credits_return(int place, uint64_t bytes);
 
 /* Get the tenant's limit on a GPU and what all its processes use, asked of the agent (1 s at most; without an answer:
@@ -34,7 +35,7 @@ bool credits_view(int place, uint64_t *limit, uint64_t *used);
 /* Set struct memory up and register the handlers of RECALL and of lowered limits. Before the hook thread runs.
  * `refresh`: see struct memory. */
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place));
-/* Give back credits that have been idle for CREDITS_IDLE_NS. Returns the time by which to call again. Hook thread
+/* Give back credits that lay idle for CREDITS_LOOK_NS. Returns the time by which to call again. Hook thread
  * only. */
 uint64_t credits_step(uint64_t now);
 

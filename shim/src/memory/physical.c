@@ -1,32 +1,91 @@
 /* Physical memory and multicast objects: the allocations of their handles, and the counts of what refers to them.
  *
- * A struct physical is freed by physical_unlock once handles, mappings and pins are all 0. Freeing a multicast object
- * frees its bindings, which may free physical memory in turn.
+ * A struct physical is freed by physical_unlock once handles, mappings, pins and exports are all 0. If exports alone
+ * are left it lingers until their descriptors are closed, which nobody tells: they are counted every LOOK_NS, and
+ * before an allocation is refused. Freeing a multicast object frees its bindings, which may free physical memory in
+ * turn.
  */
 #include "memory/physical.h"
 
 #include "memory/credits.h"
+#include "memory/exports.h"
 #include "memory/state.h"
+
+#define LOOK_NS SYS_SECOND /* between two looks at lingering memory: a look is a few system calls */
 
 struct physical *physical_of(CUmemGenericAllocationHandle handle) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     return allocation != NULL ? allocation->physical : NULL;
 }
 
+/* Release the lock, having freed a struct physical to which nothing refers. */
+static void free_and_unlock(struct physical *physical) {
+    struct physical gone = *physical;
+    slab_give(&memory_state()->physical_slab, physical);
+    memory_unlock();
+    exports_let_go(gone.kept);
+    credits_return(gone.place, gone.bytes);
+    physical_unbound(gone.bindings);
+}
+
+static bool in_use(const struct physical *physical) {
+    return physical->handles + physical->mappings + physical->pins > 0;
+}
+
 void physical_unlock(struct physical *physical) {
-    uint64_t bytes = 0;
-    int place = -1;
-    struct binding *bindings = NULL;
-    if (physical != NULL && physical->handles + physical->mappings + physical->pins == 0) {
-        bytes = physical->bytes;
-        place = physical->place;
-        bindings = physical->bindings;
-        slab_give(&memory_state()->physical_slab, physical);
+    if (physical == NULL || in_use(physical) || physical->lingers) {
+        memory_unlock();
+        return;
+    }
+    if (physical->exports > 0)
+        exports_count();
+    if (physical->exports == 0) {
+        free_and_unlock(physical);
+        return;
+    }
+    struct memory *memory = memory_state();
+    bool first = memory->lingering == NULL;
+    physical->lingers = true;
+    physical->next = memory->lingering;
+    memory->lingering = physical;
+    memory_unlock();
+    if (first)
+        session_wake();
+}
+
+/* Take a lingering struct physical without an open descriptor out of the list; NULL: there is none. With the lock. */
+static struct physical *take_closed(void) {
+    for (struct physical **at = &memory_state()->lingering, *physical; (physical = *at) != NULL; at = &physical->next)
+        if (physical->exports == 0) {
+            *at = physical->next;
+            return physical;
+        }
+    return NULL;
+}
+
+bool physical_refresh(void) {
+    bool less = false;
+    memory_lock();
+    if (memory_state()->lingering != NULL)
+        exports_count();
+    for (struct physical *physical; (physical = take_closed()) != NULL; less = true) {
+        free_and_unlock(physical);
+        memory_lock();
     }
     memory_unlock();
-    if (place >= 0)
-        credits_return(place, bytes);
-    physical_unbound(bindings);
+    return less;
+}
+
+uint64_t physical_step(uint64_t now) {
+    struct memory *memory = memory_state();
+    memory_lock();
+    bool lingers = memory->lingering != NULL;
+    memory_unlock();
+    if (!lingers || now < memory->physical_next_look)
+        return lingers ? memory->physical_next_look : SYS_NEVER;
+    physical_refresh();
+    memory->physical_next_look = now + LOOK_NS;
+    return memory->physical_next_look;
 }
 
 struct allocation *physical_begin(uint64_t bytes, int place) {
@@ -34,7 +93,7 @@ struct allocation *physical_begin(uint64_t bytes, int place) {
     struct allocation *allocation = allocations_make(&memory_state()->allocations);
     struct physical *physical = allocation ? slab_take(&memory_state()->physical_slab, sizeof *physical) : NULL;
     if (physical != NULL) {
-        *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1};
+        *physical = (struct physical){.bytes = bytes, .place = place, .pins = 1, .kept = -1};
         allocation->kind = ALLOCATION_HANDLE;
         allocation->place = (int8_t)place;
         allocation->physical = physical;

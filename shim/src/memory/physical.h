@@ -1,8 +1,8 @@
 /* Physical memory (cuMemCreate) and multicast objects, and the counts of what refers to them.
  *
  * Guarantees:
- * - The bytes of physical memory stay charged until the last handle is released and the last mapping and binding is
- *   gone, in whatever order.
+ * - The bytes of physical memory stay charged until the last handle is released, the last mapping and binding is gone
+ *   and the last exported descriptor is closed, in whatever order.
  * - A multicast object ends likewise, and then lets go of what is bound to it.
  */
 #ifndef SHAREPOD_PHYSICAL_H
@@ -30,7 +30,11 @@ struct physical {
     uint32_t handles;         /* references by handles */
     uint32_t mappings;        /* references by mappings and bindings */
     uint32_t pins;            /* calls under way that refer to it */
+    uint32_t exports;         /* descriptors that were open when last counted (exports.h) */
+    bool lingers;             /* it is in the list of what only exported descriptors refer to */
+    int kept;                 /* copy of the descriptor that it was imported by; -1: none */
     struct binding *bindings; /* of a multicast object */
+    struct physical *next;    /* in that list */
 };
 
 /* Make physical memory, pinned, and the allocation of its handle, not in the table yet. NULL when the kernel gives no
@@ -46,6 +50,10 @@ struct physical *physical_at(uint64_t address, uint64_t *left);
 /* Release the lock. Free `physical` first if nothing refers to it any more, and give its charge back after. May be
  * NULL. */
 void physical_unlock(struct physical *physical);
+/* Free what lingers and of which no descriptor is open any more. True if bytes went back. */
+bool physical_refresh(void);
+/* The same at regular times while anything lingers. Returns when to call again. Hook thread only. */
+uint64_t physical_step(uint64_t now);
 /* Free bindings that are out of their object's list. Without the lock. */
 void physical_unbound(struct binding *bindings);
 

@@ -12,8 +12,9 @@
  * C4 no-wait-with-lock: the lock is not held while the driver or the agent is asked.
  * C5 growth-is-counted: what the driver takes without a call that could be refused is charged whatever the limit, and
  *    the agent is told.
- * C6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST, when the agent
- *    recalls them, when the limit is lowered, and CREDITS_IDLE_NS after the last reservation or return.
+ * C6 idle-goes-back: credits that nothing uses go back to the agent: at once beyond CREDITS_IDLE_MOST and what the
+ *    program took again each time, when the agent recalls them, when the limit is lowered, and once they have lain idle
+ *    for CREDITS_LOOK_NS to twice that.
  *
  * The one struct memory lies in struct process. memory_state() is valid once credits_prepare() has run, that is after
  * process_enter().
@@ -31,6 +32,7 @@
 #include "tenant/gpus.h"
 
 struct pool_memory;
+struct export;
 
 enum { MEMORY_GRANULARITY = 512 }; /* bytes: the driver rounds every allocation up to a multiple of it */
 
@@ -41,10 +43,14 @@ struct memory {
     /* Counts what the driver has given back on its own on a GPU; true if that was something. Without the lock. */
     bool (*refresh)(int place);
     struct allocation_table allocations;
-    struct slab physical_slab, binding_slab;
-    uint64_t largest_mapping;  /* bytes: the longest mapping that was ever made */
-    uint64_t sparse;           /* mappings into sparse arrays */
-    struct pool_memory *pools; /* all that were ever registered, the newest first */
+    struct slab physical_slab, binding_slab, export_slab;
+    struct export *exports; /* descriptors that the driver has exported, if they were open when last counted */
+    size_t export_count, export_most; /* in the list; count them again before it gets longer */
+    struct physical *lingering;       /* memory of which nothing but exported descriptors is left */
+    uint64_t physical_next_look;      /* sys_now() of the next look at these; the hook thread's, without the lock */
+    uint64_t largest_mapping;         /* bytes: the longest mapping that was ever made */
+    uint64_t sparse;                  /* mappings into sparse arrays */
+    struct pool_memory *pools;        /* all that were ever registered, the newest first */
     struct slab pool_slab;
     bool pools_watched;       /* the hook thread looks at the driver's figures regularly */
     uint64_t pool_chunk;      /* bytes: pools grow by multiples of it or of a part of it; 0: none has grown */

@@ -5,22 +5,52 @@
 
 #include "base/elf.h"
 #include "base/sys.h"
-#include "memory/credits.h"
-#include "memory/pools/pool_memory.h"
+#include "memory/refresh.h"
 
-/* One turn: 1. connect or drop the agent; 2. step the token, the pools, the credits; 3. sleep until the earliest of
+#define LEAVE_TIME \
+    (100 * SYS_MS) /* ns that the end of a program waits for its work: most have waited for it themselves */
+
+enum { MASK_WORDS = 128 }; /* of 64 processors each: as many as Linux can have */
+
+/* Run where the process may, not where the thread may that happened to start this one. */
+static void run_anywhere(void) {
+    uint64_t mask[MASK_WORDS];
+    long size = sys_call(SYS_sched_getaffinity, sys_process_id(), sizeof mask, (long)mask, 0, 0, 0);
+    if (size > 0)
+        sys_call(SYS_sched_setaffinity, 0, size, (long)mask, 0, 0, 0);
+}
+
+/* Leave the driver, if it is about to end: at once, or when what is launched has drained, if that does not take long.
+ */
+static void leave_driver(struct hook_thread *thread, uint64_t now) {
+    if (!atomic_load(&thread->leaves) || atomic_load(&thread->left))
+        return;
+    if (thread->leave_by == 0) {
+        thread->leave_by = now + LEAVE_TIME;
+        token_give_back(thread->token);
+    }
+    if (token_drains(thread->token) && now < thread->leave_by)
+        return;
+    thread->token->without_driver = true;
+    atomic_store(&thread->left, 1);
+    sys_wake_all(&thread->left);
+}
+
+/* One turn: 1. connect or drop the agent; 2. step the token, the memory; 3. sleep until the earliest of
  * what is due, and handle the frames that come. */
 static void *run(void *argument) {
-    const struct hook_thread *thread = argument;
+    struct hook_thread *thread = argument;
     struct session *session = thread->session;
     sys_call(SYS_prctl, PR_SET_NAME, (long)"sharepod", 0, 0, 0, 0);
     sys_call(SYS_prctl, PR_SET_TIMERSLACK, 1000, 0, 0, 0, 0);
+    run_anywhere();
     for (;;) {
         uint64_t now = sys_now();
+        leave_driver(thread, now);
         session->hello_flags = thread->gate->no_membarrier ? SHP_HELLO_NO_MEMBARRIER : 0;
         session_step(session, now);
         uint64_t due = token_step(thread->token, now);
-        uint64_t others[] = {session_deadline(session), pools_step(now), credits_step(now)};
+        uint64_t others[] = {session_deadline(session), memory_step(now, !atomic_load(&thread->left))};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;
         session_wait(session, due);
@@ -66,4 +96,12 @@ bool hook_thread_start(struct hook_thread *hook_thread) {
     if (created && detach != NULL)
         detach(thread);
     return created;
+}
+
+void hook_thread_leave_driver(struct hook_thread *hook_thread) {
+    uint64_t until = sys_now() + SYS_SECOND;
+    atomic_store(&hook_thread->leaves, true);
+    session_wake();
+    for (uint64_t now = sys_now(); !atomic_load(&hook_thread->left) && now < until; now = sys_now())
+        sys_wait(&hook_thread->left, 0, until - now);
 }

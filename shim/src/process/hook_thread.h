@@ -3,7 +3,8 @@
  *
  * Guarantees:
  * - it sleeps until something has come or is due: no work in the background;
- * - none of the program's signals is handled in it.
+ * - none of the program's signals is handled in it;
+ * - it runs where the process may run (on the processors of its first thread), whichever thread has started it.
  */
 #ifndef SHAREPOD_HOOK_THREAD_H
 #define SHAREPOD_HOOK_THREAD_H
@@ -19,9 +20,15 @@ struct hook_thread {
     struct gate *gate;
     struct session *session;
     struct token *token;
+    _Atomic bool leaves;   /* the driver is about to end */
+    uint64_t leave_by;     /* when it leaves the driver at the latest; 0: not decided yet */
+    _Atomic uint32_t left; /* futex: 1 once the thread calls no function of the driver any more */
 };
 
 /* Start the thread. False: there are too many in this container, or there is no memory for its stack. */
 bool hook_thread_start(struct hook_thread *hook_thread);
+/* Have the thread call no function of the driver any more, and wait until that is so; a second at most, for it may hang
+ * in one. */
+void hook_thread_leave_driver(struct hook_thread *hook_thread);
 
 #endif

@@ -9,19 +9,21 @@
 #include "base/elf.h"
 #include "driver/entries.h"
 #include "memory/credits.h"
-#include "memory/pools/pool_memory.h"
+#include "memory/exports.h"
+#include "memory/refresh.h"
 #include "session/frames.h"
 #include "tenant/limits.h"
 #include "time/passage.h"
 
 struct process *_Atomic the_process;
 
-static _Atomic bool fork_watched; /* inherited by children, as the registration is */
+static _Atomic bool fork_watched, exit_watched; /* inherited by children, as the registrations are */
 
 /* Runs in the child of fork: closes what was inherited; wipes struct process where the kernel has not (H2). */
 static void in_child(void) {
     struct process *process = the_process;
     session_after_fork();
+    exports_after_fork();
     passage_after_fork();
     if (process == NULL)
         return;
@@ -36,6 +38,27 @@ static void watch_fork(void) {
         (int (*)(void (*)(void), void (*)(void), void (*)(void), void *))object_libc_symbol("__register_atfork");
     if (register_atfork != NULL && !atomic_exchange(&fork_watched, true))
         register_atfork(NULL, NULL, in_child, NULL);
+}
+
+/* Runs when the program ends by exit or by returning from main, before what was registered up to the first cuInit. */
+static void at_exit(void *unused) {
+    struct process *process = the_process;
+    (void)unused;
+    if (process != NULL &&
+        atomic_load(&process->gate.word) != 0) /* else it is a child of fork that never called CUDA */
+        hook_thread_leave_driver(&process->thread);
+}
+
+void process_watch_exit(void) {
+    int (*register_atexit)(void (*)(void *), void *, void *) =
+        (int (*)(void (*)(void *), void *, void *))object_libc_symbol("__cxa_atexit");
+    if (register_atexit != NULL && !atomic_exchange(&exit_watched, true))
+        register_atexit(at_exit, NULL, NULL);
+}
+
+/* Return what memory_refresh does; the driver is not asked when it is about to end. */
+static bool refresh(int place) {
+    return memory_refresh(place, !atomic_load(&the_process->thread.left));
 }
 
 /* Wait for the file `limits`. False: it did not come, and no CUDA call may succeed. True with no GPU named: it did not
@@ -82,12 +105,12 @@ static void connect_rooms(struct process *process, uint64_t phase) {
     token->phase = phase;
     frames_register(&process->session);
     token_register(token);
-    credits_prepare(&process->memory, &process->gpus, &process->session, pools_refresh);
-    process->thread = (struct hook_thread){&process->gate, &process->session, token};
+    credits_prepare(&process->memory, &process->gpus, &process->session, refresh);
+    process->thread = (struct hook_thread){.gate = &process->gate, .session = &process->session, .token = token};
 }
 
 /* Set the process up. With the start lock. The steps, in this order:
- * 1. the clock and the driver's functions;
+ * 1. the clock and the driver's functions, and whether it is initialized (H4);
  * 2. what the tenant was granted, by the file `limits`;
  * 3. fork handler, pipe of the session, gate, and the rooms' knowledge of each other;
  * 4. the hook thread;
@@ -103,6 +126,10 @@ static CUresult start(struct process *process) {
         sys_say("this libcuda lacks functions that the hook needs; a driver of CUDA 11 or later has them", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
+    int devices;
+    CUresult initialized = HAS(cuDeviceGetCount) ? DRIVER(cuDeviceGetCount)(&devices) : CUDA_SUCCESS;
+    if (initialized != CUDA_SUCCESS)
+        return initialized;
     /* 2. */
     if (!object_own_directory(process->directory, sizeof process->directory) || !wait_for_limits(process, &limits))
         return CUDA_ERROR_SYSTEM_NOT_READY;

@@ -3,7 +3,11 @@
  * Guarantees:
  * - H1 nothing before the first CUDA call: no thread, no socket, no file and no memory of the hook's;
  * - H2 wiped in a child of fork: struct process is zeroed there, and the child is a process that never called CUDA;
- * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up.
+ * - H3 set up once: threads that call CUDA at the same time wait until the first of them has set the process up;
+ * - H4 nothing without a device: where the driver says that it has none, or is not initialized, the hook starts no
+ *   thread and writes nothing;
+ * - H5 out of the driver before it ends: once the program's exit has come to what libcuda has registered, or to its
+ *   destructors, the hook thread calls no function of the driver.
  *
  * The rooms below get what they need of struct process as parameters. Only the wrappers, which the program calls, name
  * the_process; memory/ reaches its part by memory_state().
@@ -49,5 +53,8 @@ extern struct process *_Atomic the_process;
 /* Set the process up if that is still to be done (H3). Return CUDA_SUCCESS, or what the CUDA call shall return instead
  * of doing its work. Costs two loads once the process is set up. */
 CUresult process_enter(void);
+/* Have the hook leave the driver when the program ends (H5). To be called after the first cuInit: handlers of exit run
+ * in reverse order, and so before those that the driver has registered with that. */
+void process_watch_exit(void);
 
 #endif

@@ -25,10 +25,13 @@ struct gpu {
     uint64_t context;        /* bytes that the first context of a process takes; 0: unknown */
     uint64_t credited;       /* bytes the agent counts for this process */
     uint64_t used;           /* of these, by what is held or under way */
-    bool tight;   /* the limit was lowered: nothing is kept idle until the agent has granted something again */
-    bool watched; /* the hook thread looks after idle credits */
-    uint32_t moves, moves_seen; /* reservations and returns */
-    uint64_t idle_until;
+    bool tight;           /* the limit was lowered: nothing is kept idle until the agent has granted something again */
+    bool watched;         /* the hook thread looks after idle credits */
+    uint64_t idle_least;  /* bytes: the least that was idle since the hook thread last looked */
+    uint64_t idle_look;   /* sys_now() of its next look; the hook thread's */
+    uint64_t kept;        /* bytes that may lie idle because the program took as many again soon after it freed them */
+    uint64_t parted;      /* bytes given back since the program last paused, less those asked for again */
+    uint64_t parted_last; /* sys_now() when some were last given back */
 };
 
 enum { GPUS_DEVICES = 64 }; /* device ordinals of CUDA: four times the GPUs that a tenant may have */

@@ -1,91 +1,82 @@
-/* One event behind a whole context where the driver has cuCtxRecordEvent (CUDA 12.5) and nothing is being captured,
- * else one behind each registered stream that does not capture. A capturing stream runs nothing, and what it ran before
- * was fenced when the capture began (R5). cuCtxSynchronize would invalidate captures, and cannot be polled.
+/* Of each registered stream the drain waits for the last fences of the threads that launched into it, if these are
+ * behind all of their launches (meter.c sees to that before other work is put behind them), else for an event that it
+ * records itself. A capturing stream runs nothing, and what it ran before was fenced when the capture began (R5).
+ * cuCtxSynchronize would invalidate captures, and cannot be polled; cuCtxRecordEvent would wait for all of the context.
  *
  * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_launches for one that slept in
  * a full queue of the driver, and begins again.
  */
 #include "time/drain.h"
 
-/* Return the event, made if need be; NULL: the driver makes none. */
-static CUevent event_of(CUevent *event, CUcontext context) {
-    if (*event == NULL)
-        *event = event_make(context, CU_EVENT_DISABLE_TIMING);
-    return *event;
+/* Return whether the fences of the threads are behind all that went into the stream. */
+static bool fenced(const struct known_stream *row) {
+    for (const struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+        if (atomic_load(&queue->fenced) != atomic_load(&queue->launched))
+            return false;
+    return !row->unmetered;
 }
 
-/* Record behind the work of one context. With the lock. */
-static void begin_context(struct streams *streams, struct known_context *known) {
-    CUcontext popped;
-    if (DRIVER(cuCtxPushCurrent_v2)(known->context) != CUDA_SUCCESS)
+/* Record behind the work of one stream, whose context lives. What waited before goes on waiting. With the lock. */
+static void begin_stream(struct known_stream *row) {
+    CUcontext context = row->context->context, popped;
+    if (fenced(row)) {
+        for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
+            queue->awaited = atomic_load(&queue->last) != NULL;
         return;
-    bool recorded = HAS(cuCtxRecordEvent) && streams->captures.count == 0 &&
-                    event_of(&known->event, known->context) != NULL &&
-                    DRIVER(cuCtxRecordEvent)(known->context, known->event) == CUDA_SUCCESS;
-    known->waiting |= recorded; /* here and below: what waited before goes on waiting */
-    for (unsigned i = 0; i < streams->streams.count && !recorded; i++) {
-        struct known_stream *stream = streams_stream(streams, i);
-        if (stream->context == known->context && stream->pending && event_of(&stream->event, known->context) != NULL &&
-            streams_record(stream, stream->event))
-            stream->waiting = true;
     }
+    if (row->event == NULL)
+        row->event = event_make(context, CU_EVENT_DISABLE_TIMING);
+    if (row->event == NULL || DRIVER(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return;
+    if (streams_record(row, row->event))
+        row->waiting = true;
     DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
 void drain_begin(struct streams *streams) {
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->contexts.count; i++) {
-        struct known_context *known = streams_context(streams, i);
-        if (known->context == NULL || !known->pending)
-            continue;
-        known->skipped = known->ending;
-        if (!known->ending)
-            begin_context(streams, known);
+    for (struct known_stream *row = streams->busy; row != NULL; row = row->busy_next) {
+        row->skipped = row->pending && row->context->ending;
+        if (row->pending && !row->skipped)
+            begin_stream(row);
     }
     unlock(&streams->lock);
     own_calls_end(mode);
 }
 
-/* Return whether the work of a context is over. If the context is ending, the thread that ends it says so. */
-static bool context_finished(struct streams *streams, struct known_context *known) {
-    if (known->context == NULL)
-        return true;
-    if (known->ending)
-        return !known->pending;
-    if (known->skipped) { /* the program could not end it: it goes on */
-        known->skipped = false;
-        begin_context(streams, known);
-    }
-    if (known->waiting)
-        known->waiting = !event_passed(known->event, known->context);
-    return !known->waiting;
-}
-
-/* Return whether the work before the event of a stream is over. */
-static bool stream_finished(const struct streams *streams, struct known_stream *known) {
-    if (known->context == NULL || !known->waiting)
-        return true;
-    if (streams_ending(streams, known->context))
-        return true; /* as its context says */
-    known->waiting = !event_passed(known->event, known->context);
-    if (known->waiting)
+/* Return whether the work of the row is over. If its context is ending, the thread that ends it says so. */
+static bool finished(struct known_stream *row) {
+    CUcontext context = row->context->context;
+    if (row->context->ending)
         return false;
-    if (known->stream == STREAM_ORPHAN) {
-        DRIVER(cuEventDestroy_v2)(known->event);
-        *known = (struct known_stream){0};
+    if (row->skipped) { /* the program could not end the context: it goes on */
+        row->skipped = false;
+        begin_stream(row);
     }
-    return true;
+    if (row->waiting)
+        row->waiting = !event_passed(row->event, context);
+    bool awaited = row->waiting;
+    for (struct queue *queue = row->queues; queue != NULL && !awaited; queue = queue->stream_next) {
+        if (queue->awaited)
+            queue->awaited = !event_passed(atomic_load(&queue->last), context);
+        awaited = queue->awaited;
+    }
+    return !awaited;
 }
 
 bool drain_poll(struct streams *streams) {
     bool all = true;
     CUstreamCaptureMode mode = own_calls_begin();
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->contexts.count && all; i++)
-        all = context_finished(streams, streams_context(streams, i));
-    for (unsigned i = 0; i < streams->streams.count && all; i++)
-        all = stream_finished(streams, streams_stream(streams, i));
+    for (struct known_stream *row = streams->busy; row != NULL && all; row = row->busy_next)
+        all = finished(row);
+    for (struct known_stream *next, *row = streams->orphans; row != NULL && all; row = next) {
+        next = row->busy_next;
+        all = finished(row);
+        if (all)
+            streams_forget(streams, row, true);
+    }
     unlock(&streams->lock);
     own_calls_end(mode);
     return all;
@@ -93,9 +84,10 @@ bool drain_poll(struct streams *streams) {
 
 void drain_end(struct streams *streams) {
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->contexts.count; i++)
-        streams_context(streams, i)->pending = false;
-    for (unsigned i = 0; i < streams->streams.count; i++)
-        streams_stream(streams, i)->pending = false;
+    for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
+        next = row->busy_next;
+        row->pending = row->unmetered = false;
+        streams_set_busy(streams, row, row->waiting);
+    }
     unlock(&streams->lock);
 }

@@ -2,7 +2,9 @@
  *
  * Guarantees, given G1 (nothing is launched between drain_begin and drain_end) and P2 (every stream is registered):
  * - D1 when drain_poll returns true, all work launched under the grant has finished;
- * - D2 no call waits for the GPU.
+ * - D2 no call waits for the GPU;
+ * - D3 only launches that passed the gate are waited for: what a stream has behind its last launch (host copies,
+ *   functions of the program, waits for values or for other streams) is not, where the launch was metered.
  */
 #ifndef SHAREPOD_DRAIN_H
 #define SHAREPOD_DRAIN_H
@@ -11,7 +13,7 @@
 
 #include "time/streams.h"
 
-/* Record events behind all registered work. */
+/* Record events behind all registered work that has none behind it. */
 void drain_begin(struct streams *streams);
 /* Return whether all of that work has finished. */
 bool drain_poll(struct streams *streams);

@@ -9,6 +9,7 @@
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "time/gate.h"
+#include "time/streams.h"
 
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -44,8 +45,8 @@ FAST struct which_stream gate_which(const struct gate *gate, CUstream stream, bo
 
 /* Return where the thread remembers that stream, or another one that collides with it. */
 FAST struct slot_stream *gate_remembered(struct slot *slot, struct which_stream which) {
-    uintptr_t key = (uintptr_t)which.stream ^ (uintptr_t)which.context;
-    return &slot->streams[(key >> 4 ^ key >> 12) % SLOT_STREAMS];
+    uint64_t key = (uint64_t)(uintptr_t)which.stream ^ (uint64_t)(uintptr_t)which.context << 1;
+    return &slot->streams[key * 0x9e3779b97f4a7c15ull >> 60]; /* all bits of the key count */
 }
 
 /* Enter. Not NULL: inside a launch, and gate_leave_fast is to follow. NULL: nothing has happened. */
@@ -58,8 +59,8 @@ FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *s
     gate_order(gate);
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
     struct slot_stream *entry = gate_remembered(slot, which);
-    if (LIKELY((word & GATE_OPEN) && entry->registered.gate_word == word && entry->registered.stream == which.stream &&
-               (which.context == NULL || entry->registered.context == which.context)))
+    if (LIKELY((word & GATE_OPEN) && entry->gate_word == word && entry->stream == which.stream &&
+               (which.context == NULL || entry->context == which.context)))
         return entry;
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;
@@ -71,11 +72,22 @@ FAST void gate_retreat_fast(struct slot *slot) {
     atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
 }
 
+/* Count a metered launch, inside the passage: the drain asks whether a fence is behind it. */
+FAST void gate_count(struct queue *queue) {
+    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed);
+    atomic_store_explicit(&queue->launched, launched + 1, memory_order_relaxed);
+}
+
 /* Leave after the launch. Return whether it was metered: then meter_launched is to follow. */
 FAST bool gate_leave_fast(struct slot *slot, const struct slot_stream *entry) {
+    struct queue *queue = entry->queue;
+    if (UNLIKELY(queue != NULL))
+        gate_count(queue);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    return UNLIKELY(entry->registered.metered);
+    return UNLIKELY(queue != NULL);
 }
+
+_Static_assert(SLOT_STREAMS == 16, "gate_remembered takes the highest four bits");
 
 #endif

@@ -18,10 +18,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2).
- * SLOT_STREAMS: streams that a thread remembers; two that collide are registered in turn.
- * FENCES: windows of a metered queue that may be unfinished. */
-enum { GATE_SLOTS = 1024, SLOT_STREAMS = 16, FENCES = 2 };
+/* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2). More than
+ * most containers allow; a slot takes memory when it is used. SLOT_STREAMS: streams that a thread remembers; of two
+ * that collide each is looked up in turn. */
+enum { GATE_SLOTS = 16384, SLOT_STREAMS = 16 };
 
 /* The gate word: 0 is "not set up", also what a wiped page holds; else a counter above these bits. Every opening, every
  * change of its terms and every gate_renew adds GATE_STEP, so that threads register their streams again. */
@@ -33,57 +33,16 @@ enum { GATE_READY = 1, GATE_OPEN = 2, GATE_METERED = 4, GATE_CAPTURING = 8, GATE
  * calls of graphics, which are none of ours), it is noticed with the next opening of the gate. */
 enum { CONTEXTS_UNKNOWN, CONTEXTS_ONE, CONTEXTS_SEVERAL };
 
-/* Which stream a thread launched into, and under which word of the gate. First in struct slot_stream: the fast path
- * reads nothing else. */
-struct stream_registration {
+struct queue;
+
+/* A stream as a thread remembers it, and under which word of the gate it was registered. The fast path reads nothing
+ * else. */
+struct slot_stream {
     CUstream stream; /* by its one name, see stream_named */
     CUcontext context;
-    uint32_t context_epoch; /* which context of that handle, see struct known_context: its events go with it */
-    uint32_t gate_word;     /* when the stream was registered; 0: to be registered again with the next launch */
-    bool metered;
+    struct queue *queue; /* the registry's, of this thread on this stream; NULL: launches are not metered */
+    uint32_t gate_word;  /* when the stream was registered; 0: to be registered again with the next launch */
 };
-
-/* The bounded queue of a metered opening: the fences behind windows of launches, at most FENCES of them unfinished. All
- * but the events, `size` and `free_launches` begins anew with each opening. */
-struct stream_window {
-    CUevent events[FENCES];
-    uint64_t begun_at[FENCES]; /* ns: when the fence before each was recorded; the launches between began after that */
-    uint64_t waited_at;        /* ns: when the last wait for a fence ended */
-    uint64_t fenced_at;        /* ns: when the last fence was recorded, or the opening began */
-    uint32_t opening;          /* the gate's closing to come, when the fences were recorded */
-    uint32_t unfinished;       /* launches behind the last fence that was waited for */
-    uint16_t free_launches;    /* how many pass without a wait after the last wait in vain */
-    uint16_t free_left;        /* those of them that are left */
-    uint16_t size;             /* launches between two fences, at most */
-    uint16_t quota;            /* launches until the next fence */
-    uint16_t count;            /* launches since the last fence */
-    uint16_t sizes[FENCES];    /* launches before each of the fences, since the one before it */
-    uint8_t fences;            /* recorded and not waited for, 0 to FENCES */
-    bool skipped;              /* the older fence was not waited for */
-    bool quantum_full;         /* what is launched is expected to last until the quantum ends */
-    bool blocked_at_close;     /* the thread waited for the GPU when the opening ended */
-    bool launch_ns_learned;    /* in this opening */
-    bool start_known;          /* the thread had to wait for the last fence: the work behind it began then */
-    bool seen_late;            /* the last fence had passed before the thread looked */
-};
-
-/* The estimate of how long the launches into the stream take. */
-struct stream_estimate {
-    uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
-    uint64_t ends_at;       /* ns: when what is launched is expected to end */
-    uint64_t graphs_end_at; /* ns: when the graphs launched in this opening are expected to end; see graph_launch.c */
-    uint64_t last_graph_ns; /* how long the last of them is expected to take */
-};
-
-/* A stream that this thread launched into during the present opening; see meter.c. */
-struct slot_stream {
-    struct stream_registration registered;
-    struct stream_window window;
-    struct stream_estimate estimate;
-};
-
-_Static_assert(sizeof(struct slot_stream) == 144,
-               "the fast path finds an entry by a multiplication with 9 and a shift");
 
 /* A thread at the gate. In cache lines of its own (G2). */
 struct slot {
@@ -93,6 +52,9 @@ struct slot {
     _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
     _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
+    struct queue *queues, *ended; /* of this thread; those whose streams have ended. With the lock of struct streams */
+    uint64_t forgotten_end;       /* ns: the end that is expected of streams that are remembered no more */
+    uint32_t foretold;            /* the opening that it is about */
 } __attribute__((aligned(128)));
 
 struct gate {
@@ -106,6 +68,7 @@ struct gate {
     _Atomic uint64_t deadline;   /* when the gate is going to close, of sys_now; SYS_NEVER: not known */
     _Atomic uint64_t drained;    /* when all work of the last opening had ended */
     _Atomic uint32_t slot_count; /* slots ever used */
+    _Atomic uint32_t next_claim; /* where the next thread without a slot begins to look for one whose thread is gone */
     /* Threads beyond GATE_SLOTS share this one: launches inside, launches passed. */
     _Atomic uint64_t shared_inside, shared_passed;
     struct slot slots[GATE_SLOTS];

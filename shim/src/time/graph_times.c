@@ -38,9 +38,15 @@ static void destroy_events(struct streams *streams, CUcontext context, uint32_t 
     streams_destroy_events(streams, context, epoch, events, 2);
 }
 
-/* Learn what the events of an earlier launch say, if they have passed. With the lock. */
-static void learn(struct known_graph *known) {
+/* Learn what the events of an earlier launch say, if they have passed and have not gone with their context. With the
+ * lock of the graphs, and that of the streams, which keeps the context from ending. */
+static void learn(struct streams *streams, struct known_graph *known) {
     float milliseconds = 0;
+    if (!streams_lives(streams, known->context, known->epoch)) {
+        known->before = known->after = NULL;
+        known->pending = false;
+        return;
+    }
     CUstreamCaptureMode mode = own_calls_begin();
     CUresult result = DRIVER(cuEventQuery)(known->after);
     if (result == CUDA_SUCCESS)
@@ -56,11 +62,14 @@ static void learn(struct known_graph *known) {
     known->duration = duration >= known->duration ? duration : known->duration - (known->duration - duration) / 4;
 }
 
-uint64_t graph_times_expected(struct graphs *graphs, CUgraphExec exec) {
+uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec) {
     lock(&graphs->lock);
     struct known_graph *known = find(graphs, exec);
-    if (known != NULL && known->pending)
-        learn(known);
+    if (known != NULL && known->pending) {
+        lock(&streams->lock);
+        learn(streams, known);
+        unlock(&streams->lock);
+    }
     uint64_t duration = known != NULL ? known->duration : 0;
     unlock(&graphs->lock);
     return duration;
@@ -68,8 +77,7 @@ uint64_t graph_times_expected(struct graphs *graphs, CUgraphExec exec) {
 
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                                        const struct slot_stream *entry) {
-    struct graph_measure measure = {.context = entry->registered.context, .epoch = entry->registered.context_epoch},
-                         stale = {0};
+    struct graph_measure measure = {.context = entry->context, .epoch = entry->queue->epoch}, stale = {0};
     if (!HAS(cuEventElapsedTime) && !HAS(cuEventElapsedTime_v2))
         return measure;
     lock(&graphs->lock);
@@ -78,14 +86,13 @@ struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *st
         (known->launches < MEASURED_AT_FIRST || known->launches % MEASURED_EACH == 0)) {
         known->measuring = measure.taken = true;
         struct graph_measure *to =
-            known->context == entry->registered.context && known->epoch == entry->registered.context_epoch ? &measure
-                                                                                                           : &stale;
+            known->context == entry->context && known->epoch == entry->queue->epoch ? &measure : &stale;
         to->before = known->before;
         to->after = known->after;
         stale.context = known->context;
         stale.epoch = known->epoch;
-        known->context = entry->registered.context;
-        known->epoch = entry->registered.context_epoch;
+        known->context = entry->context;
+        known->epoch = entry->queue->epoch;
         known->before = known->after = NULL;
     }
     if (known != NULL)

@@ -42,7 +42,7 @@ struct graph_measure {
 };
 
 /* Return how long the graph is expected to take, ns; 0: not known. */
-uint64_t graph_times_expected(struct graphs *graphs, CUgraphExec exec);
+uint64_t graph_times_expected(struct graphs *graphs, struct streams *streams, CUgraphExec exec);
 /* Begin a metered launch into the stream of `entry`, before the driver's call. */
 struct graph_measure graph_times_begin(struct graphs *graphs, struct streams *streams, CUgraphExec exec,
                                        const struct slot_stream *entry);

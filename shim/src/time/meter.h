@@ -1,25 +1,30 @@
-/* The meter: keeps the queue of unfinished GPU work short under a metered grant, and foretells when it ends.
+/* The meter: keeps the queue of unfinished GPU work short under a metered grant, and foretells when it ends. pace.h
+ * decides; the meter records fences, waits for them and reads the clock.
  *
  * Guarantees:
- * - Q1 at most FENCES windows of launches are unfinished on a stream that was filled under the meter;
+ * - Q1 at most PACE_FENCES windows of launches are unfinished on a stream that was filled under the meter;
  * - Q2 no launch is begun that is expected to begin after the end of the quantum, but one after a wait of another
  * opening;
  * - Q3 every wait ends: with its fence, with the opening, or after PATIENCE (see meter.c): the kernel that is waited
- * for may itself wait for what this thread does next.
+ * for may itself wait for what this thread does next;
+ * - Q4 before work that is not gated is put behind a launch, there is a fence behind that launch (D3).
  */
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
 
 #include "time/gate.h"
+#include "time/streams.h"
 
-/* Begin the window of a stream that is about to be launched into, if the opening is new to it. */
-void meter_begin(struct gate *gate, struct slot_stream *entry);
-
+/* Begin the opening for the queue of a stream that is about to be launched into, if it is new to it. */
+void meter_begin(struct gate *gate, const struct slot_stream *entry);
 /* Return whether what was launched into the stream is expected to last until the quantum ends (Q2). */
-bool meter_holds_back(struct gate *gate, struct slot_stream *entry);
-
-/* Count a launch under a metered grant, outside of its passage. May wait for earlier work (Q1, Q3). */
+bool meter_holds_back(struct gate *gate, const struct slot_stream *entry);
+/* Go on after a metered launch, outside of its passage. May wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry);
+/* Fence what the thread has launched into the stream of that name, or into default streams, before work that is not
+ * gated is put behind it (Q4). */
+void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
+                          bool per_thread);
 
 /* Return when what was launched under metered grants is expected to have finished: a guess from the last fences of all
  * threads. A time that has passed: nothing is known to be unfinished. For the hook thread. */

@@ -5,6 +5,8 @@
  */
 #include "time/passage.h"
 
+#include <string.h>
+
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
@@ -27,36 +29,46 @@ uint32_t passage_slots_seen(void) {
     return atomic_load(&slots_seen);
 }
 
-/* Return a slot for this thread: its own from before, a fresh one, or one whose thread is gone. NULL: none is left. */
-static struct slot *claim_slot(struct gate *gate) {
-    if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
-        return passage_slot;
-    int self = sys_thread_id(), expected = 0;
-    uint32_t fresh = atomic_load(&gate->slot_count);
-    while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
-        ;
-    if (fresh < GATE_SLOTS) {
-        atomic_store(&gate->slots[fresh].thread, self);
-        for (uint32_t seen = atomic_load(&slots_seen);
-             seen < fresh + 1 && !atomic_compare_exchange_weak(&slots_seen, &seen, fresh + 1);)
-            ;
-        return passage_slot = &gate->slots[fresh];
-    }
-    for (int i = 0; i < GATE_SLOTS; i++) {
-        struct slot *slot = &gate->slots[i];
-        expected = atomic_load(&slot->thread);
-        if (expected == 0 || sys_thread_lives(expected) ||
-            !atomic_compare_exchange_strong(&slot->thread, &expected, self))
+enum { CLAIM_LOOKS = 4 }; /* slots looked at by a thread without one: a system call each */
+
+/* Take over a slot whose thread is gone, of the next few in turn. NULL: none of them. */
+static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int self) {
+    uint32_t count = atomic_load(&gate->slot_count);
+    for (int look = 0; look < CLAIM_LOOKS && count > 0; look++) {
+        struct slot *slot = &gate->slots[atomic_fetch_add(&gate->next_claim, 1) % count];
+        int before = atomic_load(&slot->thread);
+        if (before == 0 || sys_thread_lives(before) || !atomic_compare_exchange_strong(&slot->thread, &before, self))
             continue;
         uint64_t sequence = atomic_load(&slot->sequence);
         if (sequence & 1)
             atomic_store(&slot->sequence, sequence + 1);
         atomic_store(&slot->waits, 0);
-        for (int s = 0; s < SLOT_STREAMS; s++)
-            slot->streams[s].registered.gate_word = slot->streams[s].window.fences = 0;
-        return passage_slot = slot;
+        atomic_store(&slot->waits_for_fence, false);
+        memset(slot->streams, 0, sizeof slot->streams);
+        streams_abandon(streams, slot);
+        return slot;
     }
-    return passage_slot = NULL;
+    return NULL;
+}
+
+/* Return a slot for this thread: its own from before, one whose thread is gone, or a fresh one. NULL: none is left. */
+static struct slot *claim_slot(struct gate *gate, struct streams *streams) {
+    if (passage_slot != NULL && atomic_load(&passage_slot->thread) != 0) /* 0: wiped by a fork */
+        return passage_slot;
+    int self = sys_thread_id();
+    passage_slot = inherit_slot(gate, streams, self);
+    if (passage_slot != NULL)
+        return passage_slot;
+    uint32_t fresh = atomic_load(&gate->slot_count);
+    while (fresh < GATE_SLOTS && !atomic_compare_exchange_weak(&gate->slot_count, &fresh, fresh + 1))
+        ;
+    if (fresh >= GATE_SLOTS)
+        return NULL;
+    atomic_store(&gate->slots[fresh].thread, self);
+    for (uint32_t seen = atomic_load(&slots_seen);
+         seen < fresh + 1 && !atomic_compare_exchange_weak(&slots_seen, &seen, fresh + 1);)
+        ;
+    return passage_slot = &gate->slots[fresh];
 }
 
 /* Wait until the gate is opened, or a moment: the caller looks again. */
@@ -92,7 +104,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
     for (;;) {
         if (atomic_load(&gate->captures) > 0 && stream_is_capturing(stream, per_thread))
             return passage; /* recorded, not run */
-        struct slot *slot = claim_slot(gate);
+        struct slot *slot = claim_slot(gate, streams);
         if (slot != NULL && atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
             return passage; /* inside a launch of this very thread, whose passage covers this one */
         uint64_t sequence = slot ? atomic_load_explicit(&slot->sequence, memory_order_relaxed) : 0;
@@ -110,15 +122,16 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             passage.slot = slot;
             passage.gate = gate;
             passage.stream = slot ? entry : NULL;
-            if (slot != NULL && word & GATE_METERED && meter_holds_back(gate, entry)) {
+            if (!streams_register(streams, gate, slot, stream_named(stream, per_thread), word, entry)) {
+                passage_abandon(&passage);
+                passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
+                return passage;
+            }
+            if (meter_holds_back(gate, entry)) {
                 passage_abandon(&passage);
                 passage_wait_next(gate, closing, deadline);
                 passage.waited = atomic_load(&gate->next_closing) != closing;
                 continue;
-            }
-            if (!streams_register(streams, gate, stream_named(stream, per_thread), word, entry)) {
-                passage_abandon(&passage);
-                passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
             }
             meter_begin(gate, entry);
             return passage;
@@ -166,13 +179,12 @@ void passage_leave(struct passage *passage) {
         atomic_fetch_sub(&gate->shared_inside, 1);
         return;
     }
-    uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
-    atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    if (passage->stream->registered.metered)
+    if (gate_leave_fast(slot, passage->stream))
         meter_launched(gate, slot, passage->stream);
 }
 
 bool passage_note(struct gate *gate, struct streams *streams, CUstream stream, bool per_thread) {
     struct slot_stream unremembered = {0};
-    return streams_register(streams, gate, stream_named(stream, per_thread), atomic_load(&gate->word), &unremembered);
+    return streams_register(streams, gate, NULL, stream_named(stream, per_thread), atomic_load(&gate->word),
+                            &unremembered);
 }

@@ -1,91 +1,150 @@
 /* The registry's tables. The lock is held for a few driver calls that neither wait nor call back (R4); the wrappers of
  * what ends a stream or a context are in wrappers/work/destroy.c.
+ *
+ * A queue is used by its thread without the lock, between registrations. When its stream ends it is marked and left to
+ * the thread, which gives it back with its next registration.
  */
 #include "time/streams.h"
 
-enum { SWEEP = 8 }; /* rows looked at with each fence: keeps their number bounded without a drain */
+enum { SWEEP = 8 }; /* orphans looked at with each fence: keeps their number bounded without a drain */
 
 struct known_context *streams_find_context(struct streams *streams, CUcontext context) {
-    for (unsigned i = 0; i < streams->contexts.count; i++) {
-        struct known_context *known = streams_context(streams, i);
-        if (context != NULL && known->context == context && !known->ending)
-            return known;
-    }
-    return NULL;
+    struct known_context *known = context != NULL ? streams->contexts : NULL;
+    while (known != NULL && (known->context != context || known->ending))
+        known = known->next;
+    return known;
 }
 
-bool streams_ending(const struct streams *streams, CUcontext context) {
-    for (unsigned i = 0; i < streams->contexts.count; i++)
-        if (streams_context(streams, i)->context == context && streams_context(streams, i)->ending)
-            return true;
+bool streams_lives(struct streams *streams, CUcontext context, uint32_t epoch) {
+    for (const struct known_context *known = streams->contexts; known != NULL; known = known->next)
+        if (known->context == context && known->epoch == epoch)
+            return !known->ending;
     return false;
 }
 
 struct known_context *streams_note_context(struct streams *streams, CUcontext context) {
-    struct known_context *place = streams_find_context(streams, context);
-    if (place != NULL)
-        return place;
-    for (unsigned i = 0; i < streams->contexts.count && place == NULL; i++)
-        if (streams_context(streams, i)->context == NULL)
-            place = streams_context(streams, i);
-    if (place == NULL && rows_room(&streams->contexts, sizeof *place))
-        place = streams_context(streams, streams->contexts.count++);
-    if (place != NULL)
-        *place = (struct known_context){.context = context, .epoch = ++streams->epochs};
-    return place;
+    struct known_context *known = streams_find_context(streams, context);
+    if (known != NULL || (known = slab_take(&streams->context_rows, sizeof *known)) == NULL)
+        return known;
+    *known = (struct known_context){.next = streams->contexts, .context = context, .epoch = ++streams->epochs};
+    return streams->contexts = known;
 }
 
-/* Return a free row of `streams`, or `count`: no memory. With the lock. */
-static unsigned free_row(struct streams *streams) {
-    for (unsigned i = 0; i < streams->streams.count; i++)
-        if (streams_stream(streams, i)->context == NULL)
-            return i;
-    if (rows_room(&streams->streams, sizeof(struct known_stream)))
-        *streams_stream(streams, streams->streams.count++) = (struct known_stream){0};
-    else
-        return streams->streams.count;
-    return streams->streams.count - 1;
+static uint64_t hash_of_stream(const struct known_context *context, CUstream stream) {
+    return hash_of((uintptr_t)context, (uintptr_t)stream);
 }
 
-/* Return the row of a stream, made if need be; NULL: no memory. With the lock. */
-static struct known_stream *note_stream(struct streams *streams, CUcontext context, CUstream stream) {
-    uint32_t *hint =
-        &streams->hints[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 14 ^ (uintptr_t)context >> 4) % STREAMS_HINTS];
-    if (*hint < streams->streams.count) {
-        struct known_stream *known = streams_stream(streams, *hint);
-        if (known->context == context && known->stream == stream)
-            return known;
+struct known_stream *streams_find(struct streams *streams, const struct known_context *context, CUstream stream) {
+    uint64_t hash = hash_of_stream(context, stream);
+    for (struct hash_link *link = NULL; (link = hashed_next(&streams->streams, hash, link)) != NULL;) {
+        struct known_stream *row = (struct known_stream *)link;
+        if (row->context == context && row->stream == stream)
+            return row;
     }
-    for (unsigned i = 0; i < streams->streams.count; i++) {
-        struct known_stream *known = streams_stream(streams, i);
-        if (known->context == context && known->stream == stream) {
-            *hint = i;
-            return known;
-        }
-    }
-    unsigned row = free_row(streams);
-    if (row == streams->streams.count)
+    return NULL;
+}
+
+/* Return a new row of the context; NULL: no memory. */
+static struct known_stream *make_row(struct streams *streams, struct known_context *context, CUstream stream) {
+    struct known_stream *row = slab_take(&streams->stream_rows, sizeof *row);
+    if (row == NULL)
         return NULL;
-    *streams_stream(streams, row) = (struct known_stream){.context = context, .stream = stream};
-    *hint = row;
-    return streams_stream(streams, row);
+    *row = (struct known_stream){
+        .context = context, .stream = stream, .next = context->streams, .from = &context->streams};
+    if (row->next != NULL)
+        row->next->from = &row->next;
+    return context->streams = row;
+}
+
+/* Return the row of a stream, made if need be; NULL: no memory. */
+static struct known_stream *note_stream(struct streams *streams, struct known_context *context, CUstream stream) {
+    struct known_stream *row = streams_find(streams, context, stream);
+    if (row != NULL || !hashed_room(&streams->streams) || (row = make_row(streams, context, stream)) == NULL)
+        return row;
+    hashed_add(&streams->streams, &row->link, hash_of_stream(context, stream));
+    return row;
+}
+
+void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy) {
+    if (row->busy == busy)
+        return;
+    row->busy = busy;
+    if (busy) {
+        struct known_stream **list = row->stream == STREAM_ORPHAN ? &streams->orphans : &streams->busy;
+        row->busy_from = list;
+        row->busy_next = *list;
+        *list = row;
+    } else {
+        *row->busy_from = row->busy_next;
+    }
+    if (row->busy_next != NULL)
+        row->busy_next->busy_from = busy ? &row->busy_next : row->busy_from;
+}
+
+/* Take a queue out of the tables. It stays its slot's. */
+static void detach_queue(struct streams *streams, struct queue *queue) {
+    if (queue->row == NULL)
+        return;
+    hashed_remove(&streams->queues, &queue->link);
+    *queue->stream_from = queue->stream_next;
+    if (queue->stream_next != NULL)
+        queue->stream_next->stream_from = queue->stream_from;
+    queue->row = NULL;
+}
+
+/* Take a queue out of its slot's list and put it before another list of that slot. */
+static void move_queue(struct queue *queue, struct queue **list) {
+    if (queue->slot_from != NULL)
+        *queue->slot_from = queue->slot_next;
+    if (queue->slot_from != NULL && queue->slot_next != NULL)
+        queue->slot_next->slot_from = queue->slot_from;
+    queue->slot_from = list;
+    queue->slot_next = *list;
+    if (queue->slot_next != NULL)
+        queue->slot_next->slot_from = &queue->slot_next;
+    *list = queue;
+}
+
+void streams_forget(struct streams *streams, struct known_stream *row, bool events) {
+    while (row->queues != NULL) {
+        struct queue *queue = row->queues;
+        atomic_store(&queue->ended, true);
+        detach_queue(streams, queue);
+        move_queue(queue, &queue->slot->ended);
+    }
+    if (events && row->event != NULL)
+        DRIVER(cuEventDestroy_v2)(row->event);
+    streams_set_busy(streams, row, false);
+    if (row->stream != STREAM_ORPHAN)
+        hashed_remove(&streams->streams, &row->link);
+    *row->from = row->next;
+    if (row->next != NULL)
+        row->next->from = row->from;
+    slab_give(&streams->stream_rows, row);
+}
+
+void streams_forget_context(struct streams *streams, struct known_context *known) {
+    while (known->streams != NULL)
+        streams_forget(streams, known->streams, false);
+    struct known_context **at = &streams->contexts;
+    while (*at != known)
+        at = &(*at)->next;
+    *at = known->next;
+    slab_give(&streams->context_rows, known);
 }
 
 /* Free some rows whose fences are over: without a drain nobody else would. With the lock. */
 static void sweep(struct streams *streams) {
-    for (int i = 0; i < SWEEP && streams->streams.count > 0; i++) {
-        streams->swept = (streams->swept + 1) % streams->streams.count;
-        struct known_stream *known = streams_stream(streams, streams->swept);
-        if (known->context == NULL || known->stream != STREAM_ORPHAN || streams_ending(streams, known->context) ||
-            !event_passed(known->event, known->context))
-            continue;
-        DRIVER(cuEventDestroy_v2)(known->event);
-        *known = (struct known_stream){0};
+    struct known_stream *next, *orphan = streams->orphans;
+    for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {
+        next = orphan->busy_next;
+        if (!orphan->context->ending && event_passed(orphan->event, orphan->context->context))
+            streams_forget(streams, orphan, true);
     }
 }
 
-bool streams_record(const struct known_stream *known, CUevent event) {
-    CUstream stream = known->stream ? known->stream : CU_STREAM_LEGACY;
+bool streams_record(const struct known_stream *row, CUevent event) {
+    CUstream stream = row->stream ? row->stream : CU_STREAM_LEGACY;
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (HAS(cuStreamIsCapturing) &&
         (DRIVER(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE))
@@ -93,24 +152,42 @@ bool streams_record(const struct known_stream *known, CUevent event) {
     return DRIVER(cuEventRecord)(event, stream) == CUDA_SUCCESS;
 }
 
-void streams_fence(struct streams *streams, unsigned index) {
-    struct known_stream known = *streams_stream(streams, index), fence = {.stream = STREAM_ORPHAN, .waiting = true};
+void streams_fence(struct streams *streams, struct known_stream *row) {
+    struct known_context *context = row->context;
     CUcontext popped;
-    if (streams_ending(streams, known.context))
+    if (context->ending)
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     sweep(streams);
-    unsigned row = free_row(streams);
-    fence.context = known.context;
-    fence.event = row < streams->streams.count ? event_make(known.context, CU_EVENT_DISABLE_TIMING) : NULL;
-    if (fence.event != NULL && DRIVER(cuCtxPushCurrent_v2)(known.context) == CUDA_SUCCESS) {
-        if (streams_record(&known, fence.event))
-            *streams_stream(streams, row) = fence;
-        else
-            DRIVER(cuEventDestroy_v2)(fence.event);
+    struct known_stream *fence = make_row(streams, context, STREAM_ORPHAN);
+    CUevent event = fence != NULL ? event_make(context->context, CU_EVENT_DISABLE_TIMING) : NULL;
+    bool recorded = false;
+    if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
+        recorded = streams_record(row, event);
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
+    if (fence != NULL) {
+        fence->event = event;
+        fence->waiting = recorded;
+        streams_set_busy(streams, fence, true);
+        if (!recorded)
+            streams_forget(streams, fence, true);
+    }
     own_calls_end(mode);
+}
+
+/* A default stream is the current context's. */
+void streams_fence_before_join(struct streams *streams, CUstream stream) {
+    CUcontext current = stream_is_default(stream) ? context_of_stream(stream) : NULL;
+    lock(&streams->lock);
+    for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
+        struct known_stream *row = NULL;
+        if (current == NULL || known->context == current)
+            row = streams_find(streams, known, stream_is_default(stream) ? NULL : stream);
+        if (row != NULL && row->pending)
+            streams_fence(streams, row);
+    }
+    unlock(&streams->lock);
 }
 
 void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index) {
@@ -120,56 +197,134 @@ void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned
     gate_set_captures(gate, last);
 }
 
-void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
-    lock(&streams->lock);
-    struct known_context *known = streams_find_context(streams, context);
-    bool alive = known != NULL && known->epoch == epoch;
+/* Destroy events of a context, unless it has ended. With the lock. */
+static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
+    bool lives = streams_lives(streams, context, epoch);
     for (int i = 0; i < count; i++) {
-        if (events[i] != NULL && alive)
+        if (events[i] != NULL && lives)
             DRIVER(cuEventDestroy_v2)(events[i]);
         events[i] = NULL;
     }
+}
+
+void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
+    lock(&streams->lock);
+    destroy_events(streams, context, epoch, events, count);
     unlock(&streams->lock);
 }
 
-bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
+/* Give back the queues of the slot whose streams have ended. With the lock, and in the slot's thread. */
+static void reap(struct streams *streams, struct slot *slot) {
+    while (slot->ended != NULL) {
+        struct queue *queue = slot->ended;
+        slot->ended = queue->slot_next;
+        for (int i = 0; i < SLOT_STREAMS; i++)
+            if (slot->streams[i].queue == queue)
+                slot->streams[i] = (struct slot_stream){0};
+        destroy_events(streams, queue->context, queue->epoch, queue->events, PACE_FENCES);
+        destroy_events(streams, queue->context, queue->epoch, &queue->tail, 1);
+        slab_give(&streams->queue_rows, queue);
+    }
+}
+
+void streams_abandon(struct streams *streams, struct slot *slot) {
+    lock(&streams->lock);
+    while (slot->queues != NULL) {
+        struct queue *queue = slot->queues;
+        struct known_stream *row = queue->row;
+        row->unmetered |= row->pending; /* an event behind the stream takes the place of the queue's */
+        row->skipped |= queue->awaited;
+        detach_queue(streams, queue);
+        move_queue(queue, &slot->ended);
+    }
+    reap(streams, slot);
+    unlock(&streams->lock);
+}
+
+static uint64_t hash_of_queue(const struct slot *slot, const struct known_stream *row, CUstream stream) {
+    return hash_of(hash_of((uintptr_t)slot, (uintptr_t)row), (uintptr_t)stream);
+}
+
+/* Return the queue of the slot's thread on the stream of that name; NULL: none. With the lock. */
+static struct queue *find_queue(struct streams *streams, const struct slot *slot, const struct known_stream *row,
+                                CUstream stream) {
+    uint64_t hash = hash_of_queue(slot, row, stream);
+    for (struct hash_link *link = NULL; (link = hashed_next(&streams->queues, hash, link)) != NULL;) {
+        struct queue *queue = (struct queue *)link;
+        if (queue->slot == slot && queue->row == row && queue->stream == stream)
+            return queue;
+    }
+    return NULL;
+}
+
+struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream) {
+    struct queue *queue = NULL;
+    lock(&streams->lock);
+    for (const struct known_context *known = streams->contexts; known != NULL && queue == NULL; known = known->next) {
+        struct known_stream *row = known->ending ? NULL : streams_find(streams, known, stream);
+        queue = row != NULL ? find_queue(streams, slot, row, stream) : NULL;
+    }
+    unlock(&streams->lock);
+    return queue;
+}
+
+/* The same, made if need be; NULL: no memory. */
+static struct queue *note_queue(struct streams *streams, struct slot *slot, struct known_stream *row, CUstream stream) {
+    struct queue *queue = find_queue(streams, slot, row, stream);
+    if (queue != NULL)
+        return queue;
+    if (!hashed_room(&streams->queues) || (queue = slab_take(&streams->queue_rows, sizeof *queue)) == NULL)
+        return NULL;
+    queue->slot = slot;
+    queue->row = row;
+    queue->stream = stream;
+    queue->context = row->context->context;
+    queue->epoch = row->context->epoch;
+    queue->stream_next = row->queues;
+    queue->stream_from = &row->queues;
+    if (queue->stream_next != NULL)
+        queue->stream_next->stream_from = &queue->stream_next;
+    row->queues = queue;
+    move_queue(queue, &slot->queues);
+    hashed_add(&streams->queues, &queue->link, hash_of_queue(slot, row, stream));
+    return queue;
+}
+
+bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
                       struct slot_stream *entry) {
     CUcontext context = context_of_stream(stream);
     if (context == NULL) { /* the driver will refuse it; what is remembered here is another stream */
-        entry->registered.gate_word = 0;
-        entry->registered.metered = false;
+        entry->gate_word = 0;
+        entry->queue = NULL;
         return true;
     }
-    if (entry->registered.gate_word == word && entry->registered.stream == stream &&
-        entry->registered.context == context)
+    if (entry->gate_word == word && entry->stream == stream && entry->context == context)
         return true;
+    if (entry->queue != NULL && slot != NULL && entry->queue->opening == atomic_load(&gate->next_closing))
+        slot->forgotten_end = entry->queue->pace.estimate.ends_at > slot->forgotten_end
+                                  ? entry->queue->pace.estimate.ends_at
+                                  : slot->forgotten_end;
     lock(&streams->lock);
+    if (slot != NULL && slot->ended != NULL)
+        reap(streams, slot);
     struct known_context *known = streams_note_context(streams, context);
-    struct known_stream *known_stream =
-        known != NULL ? note_stream(streams, context, stream_is_default(stream) ? NULL : stream) : NULL;
-    uint32_t epoch = known != NULL ? known->epoch : 0;
+    struct known_stream *row =
+        known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
+    bool metered = slot != NULL && (word & GATE_METERED) != 0, noted = row != NULL;
+    entry->queue = noted && metered ? note_queue(streams, slot, row, stream) : NULL;
+    noted &= !metered || entry->queue != NULL;
+    if (noted) {
+        row->pending = true;
+        row->unmetered |= !metered;
+        streams_set_busy(streams, row, true);
+    }
     if (streams->epochs > 1)
         atomic_store(&gate->contexts, CONTEXTS_SEVERAL);
-    if (known_stream != NULL)
-        known->pending = known_stream->pending = true;
     unlock(&streams->lock);
-    if (known_stream == NULL)
-        return false;
-    if (entry->registered.context != context || entry->registered.context_epoch != epoch) {
-        streams_destroy_events(streams, entry->registered.context, entry->registered.context_epoch,
-                               entry->window.events, FENCES);
-        entry->window.count = entry->window.fences = 0;
-        entry->window.skipped = entry->window.quantum_full = entry->window.blocked_at_close = false;
-    } /* else they go on bounding the queue, whatever stream they were recorded on */
-    if (entry->registered.stream != stream)
-        entry->estimate.launch_ns = 0; /* learned of another stream */
-    if (entry->window.size == 0)
-        entry->window.size = entry->window.quota = 1;
-    entry->registered.stream = stream;
-    entry->registered.context = context;
-    entry->registered.context_epoch = epoch;
-    entry->registered.metered = (word & GATE_METERED) != 0;
-    entry->registered.gate_word =
-        word & GATE_CAPTURING ? 0 : word; /* while a capture is open each launch asks whether it is recorded */
-    return true;
+    entry->stream = stream;
+    entry->context = context;
+    entry->gate_word = word & GATE_CAPTURING || !noted
+                           ? 0
+                           : word; /* while a capture is open each launch asks whether it is recorded */
+    return noted;
 }

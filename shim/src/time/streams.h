@@ -1,13 +1,17 @@
-/* The registry of contexts and streams that have work which nobody has seen finished, and of open captures.
+/* The registry of contexts and streams that have work which nobody has seen finished, of the queues of threads on them,
+ * and of open captures.
  *
  * Guarantees:
  * - R1 each stream that a launch went into during the present opening is registered before the launch (P2);
  * - R2 a handle that the program destroys is never used by the hook afterwards;
  * - R3 no call of the hook disturbs a stream capture of the program;
  * - R4 no lock of the hook is held while the driver destroys a stream or a context, or calls the program back;
- * - R5 what a stream ran before a capture began is behind an event (a row with STREAM_ORPHAN);
+ * - R5 what a stream ran before it began or joined a capture is behind an event (a row with STREAM_ORPHAN);
  * - R6 there is room for as many contexts, streams and captures as there is memory. Where none is left, the launch or
- *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY.
+ *   the capture is refused with CUDA_ERROR_OUT_OF_MEMORY;
+ * - R7 each thread has a queue of its own on each stream that it launches into under a metered grant, whatever else
+ *   it launches into;
+ * - R8 finding a stream or a queue takes the same time for any number of them.
  */
 #ifndef SHAREPOD_STREAMS_H
 #define SHAREPOD_STREAMS_H
@@ -15,33 +19,61 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/hashed.h"
 #include "base/rows.h"
+#include "base/slab.h"
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
 #include "time/gate.h"
+#include "time/pace.h"
 
 /* Stands for a stream that is not to be touched any more: its last work is behind an event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
-enum { STREAMS_HINTS = 1024 }; /* a power of two; 4 KiB */
-
 struct known_context {
-    CUcontext context; /* NULL: a free place */
-    CUevent event;
-    bool pending;      /* launched into since the last drain */
-    bool waiting;      /* `event` is recorded and not yet seen complete */
-    bool ending;       /* the driver is destroying it, or about to: its handles are not to be used */
-    bool skipped;      /* a drain began meanwhile */
-    uint32_t epoch;    /* tells it from an earlier context of the same handle; never 0 */
-    uint32_t attached; /* references that cuCtxAttach took */
+    struct known_context *next;
+    struct known_stream *streams; /* its rows */
+    CUcontext context;            /* NULL: a free place */
+    uint32_t epoch;               /* tells it from an earlier context of the same handle; never 0 */
+    uint32_t ending;              /* the driver is destroying it, or about to: its handles are not to be used; which end
+                                     that is, else 0 */
+    uint32_t attached;            /* references that cuCtxAttach took */
 };
 
 struct known_stream {
-    CUcontext context; /* NULL: a free place */
-    CUstream stream;   /* NULL: the default streams of the context; or STREAM_ORPHAN */
+    struct hash_link link; /* first; unused by an orphan */
+    struct known_context *context;
+    CUstream stream; /* NULL: the default streams of the context; or STREAM_ORPHAN */
     CUevent event;
-    bool pending, waiting;
+    struct queue *queues; /* of threads */
+    bool pending;         /* launched into since the last drain */
+    bool unmetered;       /* so by a thread that has no queue on it: nothing but an event of its own tells the end */
+    bool waiting;         /* `event` is recorded and not yet seen complete */
+    bool skipped;         /* a drain began while its context was ending */
+    bool busy;            /* in the list of rows with work */
+    struct known_stream *busy_next, **busy_from;
+    struct known_stream *next, **from; /* of the same context */
+};
+
+/* The bounded queue of one thread on one stream. The thread's own, but for what is marked. */
+struct queue {
+    struct hash_link link; /* first; the registry's, as all down to `ended` */
+    struct slot *slot;     /* of the thread */
+    struct known_stream *row;
+    CUstream stream; /* by its one name, see stream_named */
+    CUcontext context;
+    uint32_t epoch; /* which context of that handle: the events go with it */
+    struct queue *stream_next, **stream_from;
+    struct queue *slot_next, **slot_from;
+    bool awaited;       /* the drain waits for `last` */
+    _Atomic bool ended; /* its stream or context has ended: not to be used any more */
+    uint32_t opening;   /* the gate's closing to come, when it was last used */
+    struct pace pace;   /* what is to pass, and what is to be waited for */
+    CUevent events[PACE_FENCES], tail;
+    _Atomic(CUevent) last;     /* the event that was recorded last; read by the hook thread, as the next two */
+    _Atomic uint64_t launched; /* launches ever; counted inside the passage */
+    _Atomic uint64_t fenced;   /* of them behind `last` */
 };
 
 struct open_capture {
@@ -51,46 +83,56 @@ struct open_capture {
 
 struct streams {
     struct lock lock;
-    uint32_t epochs;               /* contexts ever noted */
-    struct rows contexts;          /* struct known_context */
-    struct rows streams;           /* struct known_stream */
-    struct rows captures;          /* struct open_capture, without gaps; as many as gate.captures says */
-    unsigned swept;                /* the row of `streams` that is looked at next for fences that are over */
-    uint32_t hints[STREAMS_HINTS]; /* where a stream may stand in `streams` */
+    uint32_t epochs; /* contexts ever noted */
+    uint32_t ends;   /* ends of contexts ever begun */
+    struct slab context_rows, stream_rows, queue_rows;
+    struct known_context *contexts;
+    struct hashed streams; /* struct known_stream, but for orphans */
+    struct hashed queues;  /* struct queue */
+    struct known_stream *busy, *orphans;
+    struct rows captures; /* struct open_capture, without gaps; as many as gate.captures says */
 };
-
-static inline struct known_context *streams_context(const struct streams *streams, unsigned index) {
-    return (struct known_context *)streams->contexts.rows + index;
-}
-
-static inline struct known_stream *streams_stream(const struct streams *streams, unsigned index) {
-    return (struct known_stream *)streams->streams.rows + index;
-}
 
 static inline struct open_capture *streams_capture(const struct streams *streams, unsigned index) {
     return (struct open_capture *)streams->captures.rows + index;
 }
 
 /* Register the stream of that name for a launch that follows; fill the thread's memory of it. Inside a passage. `word`:
- * of the gate. False: no memory (R6). */
-bool streams_register(struct streams *streams, struct gate *gate, CUstream stream, uint32_t word,
+ * of the gate. `slot`: NULL: the thread has none. False: no memory (R6). */
+bool streams_register(struct streams *streams, struct gate *gate, struct slot *slot, CUstream stream, uint32_t word,
                       struct slot_stream *entry);
 /* Destroy events of the context that has this epoch, unless it has ended: then they went with it (R2). */
 void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count);
+/* Return the queue of the slot's thread on the stream of that name, which is no default one; NULL: none. */
+struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream);
+/* Let go of the queues of a slot whose thread is gone. */
+void streams_abandon(struct streams *streams, struct slot *slot);
+
+/* Put an event behind the unfinished work of the stream of that name: it may join a capture, and cannot be asked then
+ * (R5). */
+void streams_fence_before_join(struct streams *streams, CUstream stream);
 
 /* The rest with the lock of struct streams. */
 
 /* Return the row of a context; NULL: it is not known, or is ending. */
 struct known_context *streams_find_context(struct streams *streams, CUcontext context);
-/* Return whether the driver is ending a context of that handle. */
-bool streams_ending(const struct streams *streams, CUcontext context);
+/* Return whether the context that has this epoch is there, and is not ending. */
+bool streams_lives(struct streams *streams, CUcontext context, uint32_t epoch);
 /* Return the row of a context, made if need be; NULL: no memory. */
 struct known_context *streams_note_context(struct streams *streams, CUcontext context);
+/* Return the row of a stream of that context; NULL: it is not known. */
+struct known_stream *streams_find(struct streams *streams, const struct known_context *context, CUstream stream);
+/* Note that the row has work, or that it has none. */
+void streams_set_busy(struct streams *streams, struct known_stream *row, bool busy);
 /* Record the event on a stream of the current context. False: a capture forbids it, or the driver refuses. */
-bool streams_record(const struct known_stream *known, CUevent event);
-/* Put an event behind the unfinished work of the stream in that row, as a row of its own: from then on it can be told
- * without the stream whether that work is over. */
-void streams_fence(struct streams *streams, unsigned index);
+bool streams_record(const struct known_stream *row, CUevent event);
+/* Put an event behind the unfinished work of the row, as a row of its own: from then on it can be told without the
+ * stream whether that work is over. */
+void streams_fence(struct streams *streams, struct known_stream *row);
+/* Forget a row and its queues. `events`: destroy its event, which else went with the context. */
+void streams_forget(struct streams *streams, struct known_stream *row, bool events);
+/* Forget a context, its rows and their queues. */
+void streams_forget_context(struct streams *streams, struct known_context *known);
 /* Forget the capture of that row: it is over. */
 void streams_forget_capture(struct streams *streams, struct gate *gate, unsigned index);
 

@@ -239,7 +239,8 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     } else if (contended && wanted(token) && ends_soon(token, now) && gate_clear(token->gate)) {
         close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
         return now;
-    } else if (!gate_waking(token->gate, now > token->opened + WAKING) && gate_clear(token->gate)) {
+    } else if (!token->without_driver && !gate_waking(token->gate, now > token->opened + WAKING) &&
+               gate_clear(token->gate)) {
         if (!token->quiet)
             drain_begin(token->streams);
         token->quiet = true;
@@ -278,7 +279,8 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     if (!gate_clear(token->gate) && token->patience > 0)
         return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
     token->drained_launches = gate_launches(token->gate);
-    drain_begin(token->streams);
+    if (!token->without_driver)
+        drain_begin(token->streams);
     token->state = TOKEN_DRAINING;
     expect_end(token, now);
     return now;
@@ -335,7 +337,7 @@ static void ask_again(struct token *token, uint64_t now) {
 static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll && now < token->announce_at)
         return least(token->next_poll, token->announce_at);
-    if (!drain_poll(token->streams)) {
+    if (token->without_driver || !drain_poll(token->streams)) {
         if (now >= token->announce_at)
             announce(token, now);
         token->next_poll = next_poll(token, now);
@@ -349,6 +351,16 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
     }
     finish(token, now);
     return now;
+}
+
+void token_give_back(struct token *token) {
+    if (token->state == TOKEN_HELD)
+        token->deadline = 0;
+}
+
+bool token_drains(const struct token *token) {
+    return token->state == TOKEN_CLOSING || token->state == TOKEN_DRAINING ||
+           (token->state == TOKEN_HELD && token->deadline == 0);
 }
 
 uint64_t token_step(struct token *token, uint64_t now) {

@@ -39,11 +39,12 @@ struct token {
     const char *directory; /* of the file `limits` */
 
     enum token_state state;
-    bool local;        /* held by the duty cycle, no agent */
-    bool metered;      /* the queue of unfinished work is to be bounded */
-    bool announce;     /* DRAINING may be sent */
-    uint64_t grant_id; /* of the last grant */
-    uint64_t deadline; /* end of the grant; 0: close at once, SYS_NEVER: none is known */
+    bool local;          /* held by the duty cycle, no agent */
+    bool metered;        /* the queue of unfinished work is to be bounded */
+    bool announce;       /* DRAINING may be sent */
+    bool without_driver; /* the driver is about to end: nothing is drained any more, and a grant is held to its end */
+    uint64_t grant_id;   /* of the last grant */
+    uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
 
     /* TOKEN_HELD: whether it is used. */
     bool idle;          /* it is given back because nothing was launched */
@@ -75,6 +76,11 @@ struct token {
 /* Register the handlers of GRANT and REVOKE with the session, and listen to its connection. Before the hook thread
  * runs. */
 void token_register(struct token *token);
+
+/* Close the gate with the next step, if it is open: the program ends. */
+void token_give_back(struct token *token);
+/* Return whether what was launched is waited for. */
+bool token_drains(const struct token *token);
 
 /* Do what is due. Return when to be called again at the latest; SYS_NEVER: when something has come. */
 uint64_t token_step(struct token *token, uint64_t now);

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -21,6 +22,7 @@ from .errors import Refused, bad_request, expired
 from .kinds import KINDS, Json, Kind
 from .storage import Change, Storage
 
+_APPLY = "application/apply-patch+yaml"
 _LISTS = 16
 """Lists that are read page by page at the same time: more than a test has clients."""
 
@@ -57,12 +59,13 @@ class Fault:
 @dataclass(slots=True, eq=False)
 class Watching:
     """One watch under way. `since`: everything up to this version was sent; `news`: set when there is more to send;
-    `cut`: it is to end.
+    `behind`: there may be more to send from before `news` was looked at; `cut`: it is to end.
     """
 
     kind: Kind
     since: int
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    behind: bool = True
     cut: bool = False
     error: Refused | None = None
 
@@ -99,7 +102,7 @@ class ApiServer:
         for watch in self._watches:
             if watch.kind is change.kind:
                 watch.news.set()
-            elif not watch.news.is_set():
+            elif not watch.behind and not watch.news.is_set():
                 watch.since = change.version
 
     def fail(self, verb: str, plural: str, **fault: Any) -> Fault:
@@ -163,9 +166,11 @@ class ApiServer:
                 continue
             name, subresource = [*parts[1:], "", ""][:2]
             try:
-                asked = json.loads(body) if body else None
+                asked = _read(content, body)
             except ValueError as error:
                 raise bad_request(f"the object provided is unrecognized: {error}") from None
+            except yaml.YAMLError as error:
+                raise bad_request(f"error decoding YAML: {error}") from None
             verb = _verb(method, name, subresource, query)
             return Call(verb, kind, namespace, name, subresource, query, content, asked)
         if self.discovered(path) is not None:
@@ -237,7 +242,7 @@ class ApiServer:
             return self.storage.update(kind, *where, lambda item: patches.json_patch(item, body), status=status)
         if call.content == "application/merge-patch+json":
             return self.storage.update(kind, *where, lambda item: patches.merge_patch(item, body), status=status)
-        if call.content == "application/apply-patch+yaml":
+        if call.content == _APPLY:
             if not (manager := call.query.get("fieldManager")):
                 raise bad_request("PatchOptions.meta.k8s.io is invalid: fieldManager: Required value")
             force = call.query.get("force") == "true"
@@ -294,6 +299,7 @@ class ApiServer:
             while not watching.cut:
                 watching.news.clear()
                 if kind.plural in self.silent:
+                    watching.behind = True
                     await watching.news.wait()
                     continue
                 try:
@@ -301,7 +307,7 @@ class ApiServer:
                 except Refused as refused:
                     yield _line("ERROR", json.dumps(refused.status()).encode())
                     return
-                watching.since = self.storage.version
+                watching.since, watching.behind = self.storage.version, False
                 lines = [_line(name, self.storage.text(item)) for name, item in events]
                 marks = query.get("allowWatchBookmarks") == "true" and watching.since >= since
                 if marks and loop.time() >= marked + self.bookmark_s:
@@ -333,6 +339,14 @@ async def _within(news: asyncio.Event, seconds: float) -> bool:
 
 def _line(name: str, text: bytes) -> bytes:
     return b'{"type":"%s","object":%s}\n' % (name.encode(), text)
+
+
+def _read(content: str, body: bytes) -> Any:
+    """Read a body: what is applied as YAML, as the API server does, where that could differ from JSON. Raises
+    `ValueError` and `YAMLError`."""
+    if content == _APPLY and (b"\\u" in body or not body.isascii()):
+        return yaml.load(body, Loader=yaml.CSafeLoader)
+    return json.loads(body) if body else None
 
 
 def _verb(method: str, name: str, subresource: str, query: dict[str, str]) -> str:

@@ -2,6 +2,8 @@
  * and benchmarks/memory.py. HOLLOW_GPU: the UUID of its devices, 32 hexadecimal digits; HOLLOW_DEVICES: how many, 1.
  */
 #include <cuda.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,11 +13,13 @@
         return CUDA_SUCCESS;            \
     }
 
-static int context, event;
+static int context, event, pool;
 
 NOTHING(cuInit, unsigned flags)
 NOTHING(cuCtxSetCurrent, CUcontext set)
 NOTHING(cuMemFree_v2, CUdeviceptr freed)
+NOTHING(cuStreamDestroy_v2, CUstream destroyed)
+NOTHING(cuMemPoolTrimTo, CUmemoryPool trimmed, size_t keep)
 NOTHING(cuCtxPushCurrent_v2, CUcontext pushed)
 NOTHING(cuEventDestroy_v2, CUevent destroyed)
 NOTHING(cuEventRecord, CUevent recorded, CUstream stream)
@@ -24,6 +28,7 @@ NOTHING(cuEventSynchronize, CUevent waited)
 NOTHING(cuThreadExchangeStreamCaptureMode, CUstreamCaptureMode *mode)
 NOTHING(cuLaunchKernel, CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
         unsigned shared, CUstream stream, void **parameters, void **extra)
+NOTHING(cuGraphLaunch, CUgraphExec exec, CUstream stream)
 NOTHING(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 NOTHING(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 
@@ -31,6 +36,7 @@ NOTHING(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
 CUresult hollow_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, CUstream stream, void **parameters, void **extra)
     __attribute__((alias("cuLaunchKernel"), visibility("default")));
+CUresult hollow_graph(CUgraphExec exec, CUstream stream) __attribute__((alias("cuGraphLaunch"), visibility("default")));
 CUresult hollow_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
     __attribute__((alias("cuMemcpyAsync"), visibility("default")));
 
@@ -94,4 +100,45 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *allocated, size_t bytes) {
     *allocated = next;
     next += bytes;
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *created, unsigned flags) {
+    static _Atomic uintptr_t next = 0x1000;
+    (void)flags;
+    *created = (CUstream)atomic_fetch_add(&next, 0x10);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *current, CUdevice device) {
+    (void)device;
+    *current = (CUmemoryPool)&pool;
+    return CUDA_SUCCESS;
+}
+
+/* Pool memory: addresses whose upper half says how much was allocated. The pool grows in steps of 32 MiB and keeps what
+ * it has. */
+static _Atomic uint64_t pool_used, pool_reserved;
+
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *allocated, size_t bytes, CUstream stream) {
+    (void)stream;
+    uint64_t used = atomic_fetch_add(&pool_used, bytes) + bytes, step = 32 << 20, reserved = pool_reserved;
+    while (reserved < used && !atomic_compare_exchange_weak(&pool_reserved, &reserved, (used + step - 1) / step * step))
+        ;
+    *allocated = bytes << 16;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr freed, CUstream stream) {
+    (void)stream;
+    atomic_fetch_sub(&pool_used, freed >> 16);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool of, CUmemPool_attribute attribute, void *value) {
+    (void)of;
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(cuuint64_t *)value = pool_reserved; return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(cuuint64_t *)value = pool_used; return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
 }

@@ -26,6 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PER_THREAD = ("_ptds", "_ptsz")
+# Functions of cudaGL.h and cudaVDPAU.h that make a context, with the versions of CUDA; types of VDPAU are plain here.
+_CONTEXT = "CUcontext *context, unsigned int flags, CUdevice device"
+BESIDE = {
+    "cuGLCtxCreate": (_CONTEXT, 2000, 3020),
+    "cuVDPAUCtxCreate": (f"{_CONTEXT}, unsigned int vdpau_device, void *functions", 3010, 3020),
+}
 # Symbols whose form number and order of versions disagree.
 SYMBOLS = {
     ("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags",
@@ -65,10 +71,13 @@ def preprocessed(include: Path, header: str, compiler: str = "cc") -> str:
 def read_headers(include: Path, compiler: str = "cc") -> Headers:
     text = preprocessed(include, "cuda.h", compiler)
     functions = {symbol: " ".join(parameters.split()) for symbol, parameters in _FUNCTION.findall(text)}
+    functions |= {name + form: text for name, (text, *_) in BESIDE.items() for form in ("", "_v2")}
     errors = {name: int(value) for name, value in _ERROR.findall(text)}
     versions: dict[tuple[str, str], set[int]] = defaultdict(set)
     for name, version, suffix in _TYPEDEF.findall(preprocessed(include, "cudaTypedefs.h", compiler)):
         versions[name, suffix].add(int(version))
+    for name, (_, *since) in BESIDE.items():
+        versions[name, ""].update(since)
     return Headers(functions, errors, {key: sorted(found) for key, found in versions.items()})
 
 

@@ -188,14 +188,6 @@ static bool figures(const void *handle, struct memory_v2 *out) {
     return true;
 }
 
-EXPORT int nvmlDeviceGetMemoryInfo(void *handle, struct memory *out) {
-    struct memory_v2 found;
-    if (out == NULL || !figures(handle, &found))
-        return NVML_INVALID_ARGUMENT;
-    *out = (struct memory){.total = found.total, .free = found.free, .used = found.used + found.reserved};
-    return NVML_SUCCESS;
-}
-
 EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
     struct memory_v2 found;
     if (out == NULL || !figures(handle, &found))
@@ -205,6 +197,15 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
     found.version = out->version;
     *out = found;
     return NVML_SUCCESS;
+}
+
+/* As in the drivers of CUDA 12.2 to 12.5: by the exported form, which a preloaded library may have replaced. */
+EXPORT int nvmlDeviceGetMemoryInfo(void *handle, struct memory *out) {
+    struct memory_v2 found = {.version = sizeof found | 2u << 24};
+    int result = out == NULL ? NVML_INVALID_ARGUMENT : nvmlDeviceGetMemoryInfo_v2(handle, &found);
+    if (result == NVML_SUCCESS)
+        *out = (struct memory){.total = found.total, .free = found.free, .used = found.used + found.reserved};
+    return result;
 }
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, struct process *out) {

@@ -44,7 +44,7 @@ def test_a_program_alone_gets_all_of_the_time(state: Path, kernel_us: int) -> No
     assert report["gpu_seconds"] <= report["elapsed"]
 
 
-def test_a_device_runs_one_kernel_at_a_time(state: Path) -> None:
+def test_a_device_hands_out_no_more_time_than_passes(state: Path) -> None:
     """The device time handed out never exceeds the time that passed, for any mix of processes, kernels and streams."""
     begun = time.monotonic_ns()
     loops = [
@@ -179,8 +179,9 @@ def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(st
         probe.ok("event_record", "on other", "other")
         assert probe.call("event_query", "on other").code == NOT_READY, "behind the legacy stream"
         probe.ok("launch", "noop", "apart")
+        probe.ok("stream_sync", "apart")
         probe.ok("event_record", "on apart", "apart")
-        assert probe.call("event_query", "on apart").code == NOT_READY, "one kernel at a time"
+        probe.ok("event_query", "on apart")
         release_hung_kernels(state)
         for stream in answers:
             probe.ok("stream_sync", stream)

@@ -73,7 +73,7 @@ assert took("virtual") == PAGE, "host memory is none of the device's"
     )
 
 
-def test_an_imported_handle_costs_nothing(state: Path) -> None:
+def test_exported_memory_stays_until_its_last_descriptor_is_closed(state: Path) -> None:
     memory_program(
         state,
         """
@@ -83,9 +83,14 @@ descriptor = c_int(-1)
 ok("cuMemExportToShareableHandle", byref(descriptor), handle, 1, 0)
 imported = new("cuMemImportFromShareableHandle", c_uint64(descriptor.value), 1, kind=c_uint64).value
 assert imported != handle and took("virtual") == PAGE
-ok("cuMemRelease", imported)
-assert took("virtual") == PAGE
 ok("cuMemRelease", handle)
+copy = os.dup(descriptor.value)
+os.close(descriptor.value)
+assert took("virtual") == PAGE, "an imported handle costs nothing and keeps the memory"
+ok("cuMemRelease", imported)
+assert took("virtual") == PAGE, "a copy of the descriptor is left"
+os.close(copy)
+assert call("cuMemRelease", handle) == 1
 assert took("virtual") == 0
 """,
     )
@@ -352,5 +357,48 @@ ok("cuCtxSetCurrent", new("cuCtxFromGreenCtx", green))
 alloc(MIB)
 ok("cuGreenCtxDestroy", green)
 assert (took("context"), took("linear")) == (0, 0)
+""",
+    )
+
+
+def test_attributes_are_those_of_a_real_device(state: Path) -> None:
+    memory_program(
+        state,
+        """
+def attribute(number):
+    value = c_int(-1)
+    ok("cuDeviceGetAttribute", byref(value), number, 0)
+    return value.value
+
+MAX_BLOCK, WARP, SHARED_OPTIN, SM_THREADS, ENGINES, MAJOR, POOLS = 1, 10, 97, 39, 40, 75, 115
+assert [attribute(n) for n in (MAX_BLOCK, WARP, SHARED_OPTIN, SM_THREADS, ENGINES, MAJOR, POOLS)] == [
+    1024, 32, 232448, 2048, 3, 9, 1]
+assert call("cuDeviceGetAttribute", byref(c_int()), 0, 0) == 1 == call("cuDeviceGetAttribute", byref(c_int()), 9999, 0)
+""",
+    )
+
+
+def test_other_devices_have_rights_on_a_pool_and_a_context_once_they_are_given(state: Path) -> None:
+    memory_program(
+        state,
+        """
+class Access(ctypes.Structure):
+    _fields_ = [("where", Where), ("flags", c_int)]
+
+pool, flags = new("cuDeviceGetDefaultMemPool", 0), c_int(-1)
+def rights(device):
+    ok("cuMemPoolGetAccess", byref(flags), pool, byref(Where(1, device)))
+    return flags.value
+assert (rights(0), rights(1)) == (3, 0)
+ok("cuMemPoolSetAccess", pool, byref(Access(Where(1, 1), 3)), c_size_t(1))
+assert rights(1) == 3
+assert call("cuMemPoolSetAccess", pool, byref(Access(Where(1, 0), 0)), c_size_t(1)) == 1, "its own device keeps them"
+own, other = new("cuCtxGetCurrent"), new("cuDevicePrimaryCtxRetain", 1)
+assert call("cuCtxDisablePeerAccess", other) == 705
+ok("cuCtxEnablePeerAccess", other, 0)
+assert call("cuCtxEnablePeerAccess", other, 0) == 704
+assert call("cuCtxEnablePeerAccess", own, 0) == 101, "the same device"
+ok("cuCtxDisablePeerAccess", other)
+assert call("cuCtxDisablePeerAccess", other) == 705
 """,
     )

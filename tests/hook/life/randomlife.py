@@ -44,6 +44,7 @@ NOTHING_OF = (
     "captures broken",
     "failed processes",
     "broken ledgers",
+    "calls after an end",
 )
 WANTED = dict.fromkeys(NOTHING_OF, 0)
 """Counts that have to be 0 at the end."""
@@ -54,6 +55,8 @@ OVERDUE_S = 40.0
 """Seconds after its time, not counting stops, at which a process counts as hanging: more than the 30 s for which an
 allocation waits for an agent."""
 _SOCKET_PID = struct.Struct("=iii")
+_TO_MISUSED = 7 * 8
+"""Bytes from `submitted` to `misused` in the double's counts of a process."""
 _BACK_TO_PID = 8
 """Bytes from a process's counts of the first device back to its pid."""
 
@@ -75,6 +78,14 @@ class Counts:
         count: int = struct.unpack_from("=Q", self._page, turn.place)[0]
         owner: int = struct.unpack_from("=I", self._page, turn.place - _BACK_TO_PID)[0]
         return count if owner == turn.pid else None
+
+    def misused(self, pid: int) -> int:
+        """Return the calls with handles of contexts that had ended, and those while the driver ended, of a process."""
+        try:
+            count: int = struct.unpack_from("=Q", self._page, self.place(pid) + _TO_MISUSED)[0]
+        except KeyError:  # it has not used CUDA
+            return 0
+        return count
 
     def unfinished(self, turn: Turn) -> str:
         """Describe the work that the device still has of the process; empty if none."""
@@ -375,6 +386,7 @@ class Soak:
 
     def _count(self, life: Life) -> None:
         self._lives.remove(life)
+        self.counts["calls after an end"] += self._launched.misused(life.process.pid)
         lines = life.output.read_text().splitlines()
         life.output.unlink()
         said = [json.loads(line) for line in lines if line.startswith("{")]

@@ -6,7 +6,6 @@ import pytest
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, terms
 from hook.world.ledger_check import LedgerCheck, MakeCheck
 from hook.world.probe import OUT_OF_MEMORY
-from sharepod.protocol import Reserve
 
 
 def test_no_argument_of_memory_info_is_needed(make_check: MakeCheck) -> None:
@@ -48,13 +47,23 @@ def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytes
 def test_idle_credits_go_back(make_check: MakeCheck) -> None:
     check = make_check()
     check.probe.ok("free", check.probe.ok("alloc", 33 * MIB))
-    asked = len(check.agent.frames(check.agent.client(), Reserve))
+    asked = check.asked()
     check.probe.ok("free", check.probe.ok("alloc", MIB))
-    assert len(check.agent.frames(check.agent.client(), Reserve)) > asked, "more than 32 MiB went back at once"
+    assert check.asked() > asked, "more than 32 MiB went back at once"
     check.agent.wait(lambda: check.agent.used(0) == 0, "the idle credits")
     check.probe.ok("free", check.probe.ok("alloc", 10 * MIB))
     assert check.agent.used(0) > 0
     check.agent.wait(lambda: check.agent.used(0) == 0, "the idle credits")
+
+
+@pytest.mark.parametrize(("allocate", "free"), [("alloc", "free"), ("alloc_async", "free_async")])
+@pytest.mark.promise("memory-kept-for-loops")
+def test_a_loop_of_large_allocations_asks_once(make_check: MakeCheck, allocate: str, free: str) -> None:
+    check = make_check()
+    for _ in range(200):
+        check.probe.ok(free, check.probe.ok(allocate, 100 * MIB))
+    assert check.asked() < 40, "a few at the start, and one for each half second that the machine stood still"
+    check.agent.wait(lambda: check.agent.used(0) <= check.taken(), "what a loop kept, once the loop is over")
 
 
 @pytest.mark.promise("memory-uncapped")

@@ -34,6 +34,7 @@ TAKES_NOTHING = {
     "cuArrayDestroy",
     "cuDeviceGraphMemTrim",
     "cuDeviceTotalMem",
+    "cuMemExportToShareableHandle",
     "cuMemFree",
     "cuMemFreeAsync",
     "cuMemGetInfo",

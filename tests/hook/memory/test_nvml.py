@@ -124,6 +124,13 @@ def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node) ->
     assert ask(node, "a")["answers"][GPUS[0]][0] == [4 * GI, 4 * GI, 0]
 
 
+def test_what_nvml_asks_of_itself_is_its_own(tmp_path: Path, double: Path, hook_file: Path) -> None:
+    """NVML's first form asks its second one by name; the driver's own part is then missing where the hook answers."""
+    with running(tmp_path, tenant("a", 0.5), hook_file=str(hook_file)) as node:
+        node.stop_agent()
+        assert ask(node, "a")["answers"][GPUS[0]][0] == [4 * GI, RESERVED, 4 * GI - RESERVED]
+
+
 def test_memory_that_is_not_enforced_is_shown_as_the_driver_does(node: Node) -> None:
     assert ask(node, "free")["answers"][GPUS[1]][0] == [16 * GI, 5 * GI + RESERVED, 11 * GI - RESERVED]
 

@@ -145,3 +145,16 @@ def test_an_imported_pool_is_not_counted_again(make_check: MakeCheck) -> None:
     other.ok("pool_destroy", imported)
     other.ok("alloc_async", MIB, "", other.ok("pool_create"))
     assert check.counted() == check.taken() + check.tenant.read().client("other").usage[GPU_0].memory
+
+
+def test_a_pool_grows_within_the_limit_on_a_stream_of_a_green_context(make_check: MakeCheck) -> None:
+    """The driver names no context of such a stream by the first version of the call that asks for it."""
+    check = make_check()
+    probe = check.probe
+    probe.ok("green_context", "green")
+    probe.ok("green_stream", "s", "green")
+    before = check.same()
+    probe.ok("alloc_async", 32 * MIB, "s")
+    assert check.same() == before + 32 * MIB
+    check.refused("alloc_async", TENANT_MEMORY, "s")
+    check.same()

@@ -62,5 +62,5 @@ def test_a_choice_of_no_device_is_the_drivers_to_refuse(make_tenant: MakeTenant,
     agent = tenant.agent()
     probe = tenant.probe(CUDA_VISIBLE_DEVICES=chosen)
     assert probe.call("init").code == NO_DEVICE
-    agent.client()
-    assert agent.used(0) == 0
+    assert "sharepod" not in probe.ok("facts")["threads"]
+    assert agent.clients == []

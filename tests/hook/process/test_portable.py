@@ -46,7 +46,7 @@ def hook_for(land: Land, hook_file: Path) -> Path:
 @functools.cache
 def cross_compiled(compiler: str) -> Path:
     target = BUILD / f"hook-{Path(compiler).name}" / "libsharepod.so"
-    tools = {"CC": compiler, "NM": compiler.replace("-gcc", "-nm")}
+    tools = {"CC": compiler} | {tool.upper(): compiler.replace("-gcc", f"-{tool}") for tool in ("nm", "objcopy")}
     command = [sys.executable, "setup.py", "--quiet", "build_hook", f"--target={target}"]
     subprocess.run(command, cwd=ROOT, env={**os.environ, **tools}, check=True, capture_output=True, timeout=120)
     return target
@@ -104,3 +104,12 @@ def test_launches_wait_for_the_token_there(
             assert 0 < int(process.stdout.readline()) <= drained.launches
         finally:
             process.kill()
+
+
+def test_its_jumps_are_marked_on_arm64() -> None:
+    compiler = reach(arm64).compiler[0]
+    readelf = compiler.replace("-gcc", "-readelf")
+    notes = subprocess.run(
+        [readelf, "-n", str(cross_compiled(compiler))], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "AArch64 feature: BTI, PAC" in notes.stdout

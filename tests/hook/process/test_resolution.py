@@ -130,10 +130,10 @@ def test_the_export_table_is_passed_through(programs: Path, driver: Path, hook: 
 def test_an_unknown_function_under_a_gated_name_is_not_found_and_said_once(
     programs: Path, tmp_path: Path, hook: Path
 ) -> None:
-    unknown = ("cuLaunchKernel", "cuMemAlloc", "cuTexRefCreate", "cuStreamDestroy")
-    driver = build(tmp_path / "driver", NEWEST, private=unknown)
-    questions = [f"proc2 {name} 12000 {flags}" for name in unknown for flags in (0, 2)] + [
-        "proc1 cuMemAlloc 12000 0"
+    unknown, newer = ("cuLaunchKernel", "cuMemAlloc", "cuTexRefCreate", "cuStreamDestroy"), NEWEST + 1000
+    driver = build(tmp_path / "driver", newer, private=unknown)
+    questions = [f"proc2 {name} {newer} {flags}" for name in unknown for flags in (0, 2)] + [
+        f"proc1 cuMemAlloc {newer} 0"
     ] * 3
     answers, said = ask(programs, driver, questions, hook)
     assert answers[:4] == [["0", "1", "-", "-"]] * 4, "gated: not found"
@@ -144,6 +144,24 @@ def test_an_unknown_function_under_a_gated_name_is_not_found_and_said_once(
         "cuLaunchKernel", "cuMemAlloc",
     ]  # fmt: skip
     assert len(lines) == 2
+
+
+def test_an_unknown_function_is_found_by_name_version_and_flags(programs: Path, tmp_path: Path, hook: Path) -> None:
+    names = sorted({row.name for row in read_table() if row.kind in ("gate", "memory")})
+    driver = build(tmp_path / "driver", NEWEST, private=tuple(names))
+    asked = [(name, version, flags) for name in names for version in (2000, 3020, 12000, NEWEST) for flags in (0, 2)]
+    answers, said = ask(programs, driver, [f"proc2 {name} {version} {flags}" for name, version, flags in asked], hook)
+    assert said == ""
+    for (name, version, flags), (_, _, file, symbol) in zip(asked, answers, strict=True):
+        wanted = expected_symbol(name, version, per_thread=flags == 2)
+        assert (file, symbol) == ((HOOK, wanted) if wanted else ("-", "-")), (name, version, flags)
+
+
+def test_dlsym_asked_of_a_handle_is_the_hooks(programs: Path, driver: Path, hook: Path) -> None:
+    """A program that looks dlsym up in the C library does not get past the hook."""
+    answers, _ = ask(programs, driver, ["load libc.so.6", "handle dlsym", "handle dlvsym", "handle strlen"], hook)
+    assert [answer[0] for answer in answers[1:3]] == [HOOK, HOOK]
+    assert answers[3][0] != HOOK
 
 
 @pytest.mark.promise("program-unknown-entry")

@@ -12,6 +12,7 @@ from hook.conftest import ROOT
 from table import wheels
 from table.classes import ClassError, Rule, classify, needs_its_full_name, read_rules
 from table.headers import EntryPoint, read, union
+from table.moves import MOVES_FILE, render_moves
 from table.render import TABLE_FILE, read_table, render
 
 INVENTED = """
@@ -45,6 +46,11 @@ def test_the_table_is_not_stale(covered: list[wheels.Wheel]) -> None:
     headers = [read(wheel.include) for wheel in covered]
     expected = render(classify(union(headers), read_rules()), [header.release for header in headers])
     assert TABLE_FILE.read_text() == expected, "run `make table`"
+
+
+def test_the_wrappers_of_moves_follow_from_the_table() -> None:
+    """Checked without a network."""
+    assert MOVES_FILE.read_text() == render_moves(read_table()), "run `make table`"
 
 
 def test_the_table_covers_the_installed_header() -> None:

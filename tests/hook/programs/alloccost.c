@@ -2,11 +2,14 @@
  *
  * alloccost calls BYTES COUNT ROUNDS   allocates COUNT times BYTES, then frees them, ROUNDS times over: medians of what
  *     one call of each took. Made for a libcuda that does nothing (tests/doubles/hollow).
- * alloccost trip SOCKET ROUNDS         asks a running agent what is used of memory, as a program does that only looks:
- *     median and 99th percentile of one question with its answer.
+ * alloccost pairs BYTES THREADS ROUNDS  allocates and frees BYTES of a memory pool in each of THREADS, ROUNDS times:
+ * the median of one such pair, after a tenth of the rounds has gone by. alloccost trip SOCKET ROUNDS         asks a
+ * running agent what is used of memory, as a program does that only looks: median and 99th percentile of one question
+ * with its answer.
  */
 #include <cuda.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +20,7 @@
 
 #include "sharepod/protocol.h"
 
-enum { COUNT_MOST = 1024, ROUNDS_MOST = 100000 };
+enum { COUNT_MOST = 1024, THREADS_MOST = 16, ROUNDS_MOST = 100000 };
 
 static double samples[2][ROUNDS_MOST];
 
@@ -63,6 +66,46 @@ static void calls(size_t bytes, int count, int rounds) {
     printf("{\"alloc_ns\": %.1f, \"free_ns\": %.1f}\n", part(samples[0], rounds, 0.5), part(samples[1], rounds, 0.5));
 }
 
+/* What each thread of `pairs` does, and what it measured. */
+struct churn {
+    pthread_t thread;
+    CUcontext context;
+    size_t bytes;
+    int rounds;
+    double *took;
+};
+
+static void *churn(void *of) {
+    const struct churn *churn = of;
+    CUstream stream;
+    CUdeviceptr address;
+    must(cuCtxSetCurrent(churn->context) == CUDA_SUCCESS && cuStreamCreate(&stream, 0) == CUDA_SUCCESS, "no stream");
+    for (int round = -churn->rounds / 10; churn->rounds == 0 || round < churn->rounds; round++) {
+        double begun = now_ns();
+        must(cuMemAllocAsync(&address, churn->bytes, stream) == CUDA_SUCCESS, "an allocation was refused");
+        must(cuMemFreeAsync(address, stream) == CUDA_SUCCESS, "a free was refused");
+        if (round >= 0 && churn->rounds > 0)
+            churn->took[round] = now_ns() - begun;
+    }
+    return NULL;
+}
+
+static void pairs(size_t bytes, int threads, int rounds) {
+    static struct churn churns[THREADS_MOST];
+    CUcontext context;
+    must(cuInit(0) == CUDA_SUCCESS && cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS, "no context");
+    for (int i = 0; i < threads; i++) {
+        churns[i] = (struct churn){.context = context,
+                                   .bytes = bytes,
+                                   .rounds = rounds / threads,
+                                   .took = samples[0] + i * (rounds / threads)};
+        must(pthread_create(&churns[i].thread, NULL, churn, &churns[i]) == 0, "no thread");
+    }
+    for (int i = 0; i < threads; i++)
+        pthread_join(churns[i].thread, NULL);
+    printf("{\"pair_ns\": %.1f}\n", part(samples[0], rounds / threads * threads, 0.5));
+}
+
 static void put(int socket, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     struct shp_header *header = frame;
     *header =
@@ -99,12 +142,18 @@ static void trip(const char *path, int rounds) {
 
 int main(int argc, char **argv) {
     int rounds = argc > 3 ? atoi(argv[argc - 1]) : 0;
+    int endless = argc == 5 && strcmp(argv[1], "pairs") == 0 && strcmp(argv[4], "0") == 0;
     int usable = rounds > 0 && rounds <= ROUNDS_MOST;
     if (usable && argc == 5 && strcmp(argv[1], "calls") == 0 && atoi(argv[3]) > 0 && atoi(argv[3]) <= COUNT_MOST)
         calls(strtoull(argv[2], NULL, 10), atoi(argv[3]), rounds);
+    else if ((usable || endless) && argc == 5 && strcmp(argv[1], "pairs") == 0 && atoi(argv[3]) > 0 &&
+             atoi(argv[3]) <= THREADS_MOST)
+        pairs(strtoull(argv[2], NULL, 10), atoi(argv[3]), rounds);
     else if (usable && argc == 4 && strcmp(argv[1], "trip") == 0)
         trip(argv[2], rounds);
     else
-        return fprintf(stderr, "alloccost calls BYTES COUNT ROUNDS | alloccost trip SOCKET ROUNDS\n"), 2;
+        return fprintf(stderr,
+                       "alloccost calls BYTES COUNT ROUNDS | pairs BYTES THREADS ROUNDS | trip SOCKET ROUNDS\n"),
+               2;
     return 0;
 }

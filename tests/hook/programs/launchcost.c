@@ -1,4 +1,8 @@
-/* Cost of a call to the thread that makes it: launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default.
+/* Cost of a call to the thread that makes it: launchcost THREADS CALLS ROUNDS CALL STREAM.
+ *
+ * CALL: launch, graph, launch-cold (before each, what the caches hold is other memory), copy, copy-unsaid. STREAM:
+ * default, stream, or a number: so many streams of each thread in turn. LAUNCHCOST_ALIVE: threads that have launched
+ * and live on meanwhile; LAUNCHCOST_STREAMS: streams that the first of them launched into.
  *
  * In each round all threads make the call in several ways, one way after the other: straight to the driver, through
  * what is preloaded, and, of launches, straight with a mutex or a shared counter around. Prints a line `WAY NS ADDED`
@@ -10,13 +14,15 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { MOST_THREADS = 64, MOST_ROUNDS = 200, SHORT = 16 };
+enum { MOST_THREADS = 64, MOST_ROUNDS = 200, SHORT = 16, MOST_STREAMS = 4096 };
+enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 }; /* calls for one that is cold; other memory */
 enum way { BARE, HOOKED, COUNTER, MUTEX, WAYS };
 
 static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex"};
@@ -26,10 +32,14 @@ static CUresult (*launch_bare)(CUfunction, unsigned, unsigned, unsigned, unsigne
 static CUresult (*copy_bare)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 static CUresult (*copy_hooked)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 
+static CUresult (*graph_bare)(CUgraphExec, CUstream);
+
 static long calls;
 static int rounds, threads;
 static enum way ways;
-static CUstream stream;
+static bool graphs, cold;
+static unsigned in_turn = 1; /* streams of each thread */
+static __thread CUstream *streams;
 static pthread_barrier_t barrier;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t counter __attribute__((aligned(128)));
@@ -46,56 +56,108 @@ static void check(CUresult result) {
         exit(1);
 }
 
+static int ascending(const void *a, const void *b) {
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+static CUresult launch_one(bool hooked, CUstream stream) {
+    if (graphs)
+        return hooked ? cuGraphLaunch((CUgraphExec)(uintptr_t)0x20000, stream)
+                      : graph_bare((CUgraphExec)(uintptr_t)0x20000, stream);
+    return hooked ? cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL)
+                  : launch_bare(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+}
+
+static inline __attribute__((always_inline)) void launch_by(enum way way, CUstream stream) {
+    if (way == COUNTER)
+        atomic_fetch_add(&counter, 1);
+    if (way == MUTEX)
+        pthread_mutex_lock(&mutex);
+    CUresult result = launch_one(way == HOOKED, stream);
+    if (way == MUTEX)
+        pthread_mutex_unlock(&mutex);
+    check(result);
+}
+
+static inline __attribute__((always_inline)) void launch_all(enum way way, long count) {
+    unsigned next = 0;
+    for (long i = 0; i < count; i++) {
+        launch_by(way, streams[next]);
+        next = next + 1 == in_turn ? 0 : next + 1;
+    }
+}
+
 static void launch(enum way way, long count) {
     switch (way) {
-    case BARE:
-        for (long i = 0; i < count; i++)
-            check(launch_bare(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
-        break;
-    case HOOKED:
-        for (long i = 0; i < count; i++)
-            check(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
-        break;
-    case COUNTER:
-        for (long i = 0; i < count; i++) {
-            atomic_fetch_add(&counter, 1);
-            check(launch_bare(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
-        }
-        break;
-    default:
-        for (long i = 0; i < count; i++) {
-            pthread_mutex_lock(&mutex);
-            CUresult result = launch_bare(NULL, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
-            pthread_mutex_unlock(&mutex);
-            check(result);
-        }
+    case BARE: launch_all(BARE, count); break;
+    case HOOKED: launch_all(HOOKED, count); break;
+    case COUNTER: launch_all(COUNTER, count); break;
+    default: launch_all(MUTEX, count);
     }
+}
+
+static double ticks_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+/* Return the median ns of a launch whose caches hold other memory: the clock's own time counts in each way alike. */
+static double launch_cold(enum way way, long count) {
+    static char other[MOST_THREADS][COLD_BYTES];
+    double samples[COLD_SHARE];
+    static _Atomic unsigned places;
+    static __thread unsigned place = MOST_THREADS;
+    if (place == MOST_THREADS)
+        place = atomic_fetch_add(&places, 1);
+    long taken = count / COLD_SHARE > COLD_SHARE ? COLD_SHARE : count / COLD_SHARE + 1;
+    for (long i = 0; i < taken; i++) {
+        for (size_t at = 0; at < COLD_BYTES; at += CACHE_LINE)
+            other[place][at]++;
+        double start = ticks_ns();
+        launch(way, 1);
+        samples[i] = ticks_ns() - start;
+    }
+    qsort(samples, (size_t)taken, sizeof *samples, ascending);
+    return samples[taken / 2];
 }
 
 static void copy(enum way way, long count) {
     CUresult (*call)(CUdeviceptr, CUdeviceptr, size_t, CUstream) = way == BARE ? copy_bare : copy_hooked;
     for (long i = 0; i < count; i++)
-        check(call(0x1000, 0x2000, 64, stream));
+        check(call(0x1000, 0x2000, 64, streams[0]));
+}
+
+static bool default_stream;
+
+/* Fill the thread's streams: of each thread its own, all threads the same one if there is one. */
+static void choose_streams(void) {
+    streams = calloc(in_turn, sizeof *streams);
+    for (unsigned i = 0; i < in_turn && !default_stream; i++)
+        if (in_turn == 1)
+            streams[i] = (CUstream)(uintptr_t)0x10000;
+        else
+            check(cuStreamCreate(&streams[i], 0));
 }
 
 static void *work(void *argument) {
     double (*mine)[WAYS] = argument;
+    choose_streams();
     for (int round = -1; round < rounds; round++) /* the one before the first warms up */
         for (enum way step = BARE; step < ways; step++) {
             enum way way = (step + (enum way)(round + 1)) % ways;
             long count = way == COUNTER || way == MUTEX ? calls / SHORT : calls;
             pthread_barrier_wait(&barrier);
-            double start = now_ns();
-            copy_bare != NULL ? copy(way, count) : launch(way, count);
+            double start = now_ns(), each = 0;
+            if (cold)
+                each = launch_cold(way, calls);
+            else
+                copy_bare != NULL ? copy(way, count) : launch(way, count);
             if (round >= 0)
-                mine[round][way] = (now_ns() - start) / (double)count;
+                mine[round][way] = cold ? each : (now_ns() - start) / (double)count;
         }
     return NULL;
-}
-
-static int ascending(const void *a, const void *b) {
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
 }
 
 static double median(double *values) {
@@ -124,12 +186,50 @@ static int choose(const char *call) {
         return 0;
     ways = WAYS;
     *(void **)&launch_bare = dlsym(hollow, "hollow_launch");
-    if (strcmp(call, "launch") == 0)
-        return launch_bare != NULL;
+    *(void **)&graph_bare = dlsym(hollow, "hollow_graph");
+    graphs = strcmp(call, "graph") == 0;
+    cold = strcmp(call, "launch-cold") == 0;
+    if (strncmp(call, "launch", 6) == 0 || graphs)
+        return launch_bare != NULL && graph_bare != NULL;
     ways = COUNTER;
     *(void **)&copy_bare = dlsym(hollow, "hollow_copy");
     copy_hooked = strcmp(call, "copy") == 0 ? cuMemcpyDtoDAsync_v2 : cuMemcpyAsync;
     return copy_bare != NULL && strncmp(call, "copy", 4) == 0;
+}
+
+static pthread_barrier_t alive;
+static long known_streams;
+
+/* Launch once, or into many streams, and live on. */
+static void *live(void *first) {
+    CUstream made = (CUstream)(uintptr_t)0x10000;
+    for (long i = 0; i < (first != NULL && known_streams > 0 ? known_streams : 1); i++) {
+        if (i > 0)
+            check(cuStreamCreate(&made, 0));
+        check(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, made, NULL, NULL));
+    }
+    pthread_barrier_wait(&alive);
+    pthread_barrier_wait(&alive); /* nobody comes: the program ends */
+    return NULL;
+}
+
+/* Start the threads that only live. */
+static void start_living(void) {
+    const char *count = getenv("LAUNCHCOST_ALIVE"), *known = getenv("LAUNCHCOST_STREAMS");
+    long living = count != NULL ? atol(count) : 0;
+    known_streams = known != NULL ? atol(known) : 0;
+    pthread_attr_t small;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 64 << 10);
+    if (living == 0)
+        return;
+    pthread_barrier_init(&alive, NULL, (unsigned)living + 1);
+    for (long i = 0; i < living; i++) {
+        pthread_t thread;
+        if (pthread_create(&thread, &small, live, i == 0 ? &alive : NULL) != 0)
+            exit(1);
+    }
+    pthread_barrier_wait(&alive);
 }
 
 int main(int argc, char **argv) {
@@ -138,15 +238,17 @@ int main(int argc, char **argv) {
         calls = atol(argv[2]);
         rounds = atoi(argv[3]);
     }
-    if (threads < 1 || threads > MOST_THREADS || calls < SHORT || rounds < 1 || rounds > MOST_ROUNDS ||
-        (strcmp(argv[5], "default") && strcmp(argv[5], "stream")) || !choose(argv[4])) {
-        fprintf(stderr,
-                "launchcost THREADS CALLS ROUNDS launch|copy|copy-unsaid stream|default, with the hollow driver\n");
+    if (argc == 6 && argv[5][0] >= '0' && argv[5][0] <= '9')
+        in_turn = (unsigned)atoi(argv[5]);
+    default_stream = argc == 6 && strcmp(argv[5], "default") == 0;
+    if (threads < 1 || threads > MOST_THREADS || calls < SHORT || rounds < 1 || rounds > MOST_ROUNDS || in_turn < 1 ||
+        in_turn > MOST_STREAMS || !choose(argv[4])) {
+        fprintf(stderr, "launchcost THREADS CALLS ROUNDS CALL STREAM, with the hollow driver\n");
         return 2;
     }
-    stream = strcmp(argv[5], "stream") == 0 ? (CUstream)(uintptr_t)0x10000 : NULL;
     if (cuInit(0) != CUDA_SUCCESS)
         return 1;
+    start_living();
     pthread_t workers[MOST_THREADS];
     pthread_barrier_init(&barrier, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++)

@@ -6,7 +6,7 @@ import time
 from itertools import count
 
 import pytest
-from hook.conftest import GPU_0, Tenant
+from hook.conftest import GPU_0, GPU_1, MakeTenant, Tenant, terms
 from sharepod.protocol import Drained, Draining, Grant, Want
 
 versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
@@ -107,9 +107,9 @@ def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
     probe.ok("stream", "s")
     before = probe.ok("live_events")
     probe.ok("launch", "noop", "s", 500)
-    assert probe.ok("live_events") == before
+    assert probe.ok("live_events") <= before + 1, "of a drain, where the machine is so slow that the program seems idle"
     agent.hints.contended = True  # for the same grant
-    tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before, "fences")
+    tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before + 1, "fences")
 
 
 @pytest.mark.promise("program-callbacks")
@@ -148,6 +148,44 @@ def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
     tenant.until(lambda: unfinished() > 500, "a long queue again")
     agent.revoke(client, grant)
     assert agent.next_frame(client, Drained, timeout=30).grant_id == grant.grant_id
+
+
+@pytest.mark.promise("program-every-stream")
+@pytest.mark.parametrize("streams", [3, 40])
+def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: int) -> None:
+    """Also where a thread has more streams than it remembers."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    names = [f"s{index}" for index in range(streams)]
+    for name in names:
+        probe.ok("stream", name)
+    most = 0
+    for _ in range(200 // streams):
+        for name in names:
+            probe.ok("launch", "spin_us_20000", name)  # much longer than the call takes
+        usage = tenant.read().client("tenant").usage[GPU_0]
+        most = max(most, usage.submitted - usage.kernels)
+    assert 0 < most <= 3 * streams, "two windows of a launch each, and one under way"
+
+
+def test_one_thread_on_two_gpus_has_short_queues(make_tenant: MakeTenant) -> None:
+    tenant = make_tenant(terms(GPU_0), terms(GPU_1))
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    names = [f"c{index}" for index in range(24)]
+    for index, name in enumerate(names):
+        probe.ok("own_context", name, index % 2)
+        probe.ok("context_pop")
+    for _ in range(20):
+        for name in names:
+            probe.ok("context_use", name)
+            probe.ok("launch", "spin_us_2000")
+    usage = tenant.read().client("tenant").usage
+    assert all(usage[gpu].submitted - usage[gpu].kernels <= 3 * 12 for gpu in (GPU_0, GPU_1))
 
 
 def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> None:

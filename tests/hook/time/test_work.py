@@ -14,7 +14,7 @@ from sharepod.protocol import Drained, Want
 from table.render import read_table
 
 GATED = [row for row in read_table() if row.kind == "gate"]
-HOST_COPIES = [row for row in read_table() if row.kind == "pass" and row.name.startswith("cuMemcpy")]
+HOST_COPIES = [row for row in read_table() if row.kind == "observe" and row.name.startswith("cuMemcpy")]
 INTO_STREAMS = [row for row in GATED if "CUstream" in row.parameters or "CUlaunchConfig" in row.parameters]
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 

@@ -187,6 +187,7 @@ def _imported(caller: Caller, size: int, undo: ExitStack) -> None:
     handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
     undo.callback(caller.ok, "cuMemRelease", handle)
     descriptor = caller.new("cuMemExportToShareableHandle", handle, DESCRIPTOR, 0, size=4)
+    undo.callback(caller.ok, "close", descriptor)
     imported = caller.new("cuMemImportFromShareableHandle", descriptor, DESCRIPTOR)
     undo.callback(caller.ok, "cuMemRelease", imported)
 
@@ -253,11 +254,11 @@ def _heap(caller: Caller, size: int, undo: ExitStack) -> None:
     undo.callback(caller.ok, "cuCtxSetLimit", HEAP, FIRST_HEAP)
 
 
-def _context(symbol: str, *between: int | None) -> Way:
+def _context(symbol: str, *between: int | None, after: tuple[int | None, ...] = ()) -> Way:
     """Make a context, in a process without one. `size` does not matter."""
 
     def way(caller: Caller, size: int, undo: ExitStack) -> None:
-        undo.callback(caller.ok, "cuCtxDestroy_v2", caller.new(symbol, *between, 0, 0))
+        undo.callback(caller.ok, "cuCtxDestroy_v2", caller.new(symbol, *between, 0, 0, *after))
 
     return way
 
@@ -317,6 +318,10 @@ CONTEXTS: dict[str, Way] = {
     "cuCtxCreate_v2": _context("cuCtxCreate_v2"),
     "cuCtxCreate_v3": _context("cuCtxCreate_v3", None, 0),
     "cuCtxCreate_v4": _context("cuCtxCreate_v4", None),
+    "cuGLCtxCreate": _context("cuGLCtxCreate"),
+    "cuGLCtxCreate_v2": _context("cuGLCtxCreate_v2"),
+    "cuVDPAUCtxCreate": _context("cuVDPAUCtxCreate", after=(0, None)),
+    "cuVDPAUCtxCreate_v2": _context("cuVDPAUCtxCreate_v2", after=(0, None)),
     "cuDevicePrimaryCtxRetain": _primary,
     "cuGreenCtxCreate": _green,
 }

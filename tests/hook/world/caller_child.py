@@ -1,21 +1,29 @@
 """Program behind `Caller`: makes the driver calls that a test composes, one JSON array a line.
 
-A call is `[SYMBOL, ARGUMENT, ...]`. An argument is a number, `null`, or a string with a prefix: `out:N` (a pointer to N
-bytes of zeros), `in:HEX` (a pointer to these bytes) or `by:HEX` (a structure by value). The answer is
-`[CUresult, HEX, ...]`: the bytes behind the pointers after the call. Runs with `-S` and the standard library only, so
-that it starts quickly.
+`close` in a symbol's place closes a descriptor. A call is `[SYMBOL, ARGUMENT, ...]`. An argument is a number, `null`,
+or a string with a prefix: `out:N` (a pointer to N bytes of zeros), `in:HEX` (a pointer to these bytes) or `by:HEX` (a
+structure by value). The answer is `[CUresult, HEX, ...]`: the bytes behind the pointers after the call. Runs with
+`-S` and the standard library only, so that it starts quickly.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 _structures: dict[int, type[ctypes.Structure]] = {}
-_functions: dict[str, Callable[..., int]] = {}
+
+
+def _close(descriptor: ctypes.c_uint64) -> int:
+    os.close(descriptor.value)
+    return 0
+
+
+_functions: dict[str, Callable[..., int]] = {"close": _close}
 
 
 def _by_value(content: bytes) -> ctypes.Structure:

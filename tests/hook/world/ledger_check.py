@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hook.conftest import GPU_0, MIB, Tenant
 from hook.world.probe import OUT_OF_MEMORY
+from sharepod.protocol import Reserve
 
 PAGE = 2 * MIB
 """Bytes: granularity of physical memory and of graph memory on the double, as on a real driver."""
@@ -28,6 +29,10 @@ class LedgerCheck:
         """Return the bytes that the agent counts, less the process's idle credits."""
         free, total = self.probe.ok("memory_info")
         return int(total - free)
+
+    def asked(self) -> int:
+        """Return how often the process has asked the agent for bytes."""
+        return len(self.agent.frames(self.agent.client(), Reserve))
 
     def same(self) -> int:
         """Return the bytes in use. AssertionError if ledger and device disagree, or the limit is exceeded."""

@@ -13,6 +13,10 @@ from typing import Any
 DEVICE, HOST = 1, 2  # CU_MEM_LOCATION_TYPE_*
 
 
+PIDFD_GETFD = 438
+"""Number of the system call, on every architecture; Python's os module has no function for it."""
+
+
 class _Location(ctypes.Structure):
     _fields_ = [("type", c_int), ("id", c_int)]
 
@@ -80,6 +84,16 @@ class _Instantiate(ctypes.Structure):
 
 class _Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
+
+
+def _descriptor_of(pid: int, descriptor: int) -> int:
+    """Return a copy of another process's descriptor."""
+    pidfd = os.pidfd_open(pid)
+    copy = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, descriptor, 0)
+    os.close(pidfd)
+    if copy < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return int(copy)
 
 
 class MemoryCalls:
@@ -153,12 +167,32 @@ class MemoryCalls:
         handle = c_uint64()
         return self.cuda("cuMemRetainAllocationHandle", byref(handle), c_uint64(address)), handle.value
 
+    def physical_export(self, handle: int) -> tuple[int, Any]:
+        """Export a handle; the value is the number of a descriptor."""
+        descriptor = c_int(-1)
+        code = self.cuda("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), 1, c_uint64(0))
+        return code, descriptor.value
+
+    def physical_import(self, descriptor: int, pid: int = 0) -> tuple[int, Any]:
+        """Import a descriptor, of another process if one is named."""
+        imported, own = c_uint64(), _descriptor_of(pid, descriptor) if pid else descriptor
+        code = self.cuda("cuMemImportFromShareableHandle", byref(imported), c_uint64(own), 1)
+        if pid:
+            os.close(own)
+        return code, imported.value
+
+    def descriptor_close(self, descriptor: int) -> tuple[int, Any]:
+        os.close(descriptor)
+        return 0, None
+
     def physical_again(self, handle: int) -> tuple[int, Any]:
         """Export a handle and import it again; the value is the second handle."""
-        descriptor, imported = c_int(-1), c_uint64()
-        code = self.cuda("cuMemExportToShareableHandle", byref(descriptor), c_uint64(handle), 1, c_uint64(0))
-        code = code or self.cuda("cuMemImportFromShareableHandle", byref(imported), c_uint64(descriptor.value), 1)
-        return code, imported.value
+        code, descriptor = self.physical_export(handle)
+        if code != 0:
+            return code, None
+        code, imported = self.physical_import(descriptor)
+        os.close(descriptor)
+        return code, imported
 
     def addresses(self, size: int) -> tuple[int, Any]:
         address = c_uint64()
@@ -276,6 +310,10 @@ class MemoryCalls:
         code = code or self.cuda("cuCtxFromGreenCtx", byref(context), green)
         self.handles[name] = green
         return code or self.cuda("cuCtxSetCurrent", context), None
+
+    def green_stream(self, name: str, green: str) -> tuple[int, Any]:
+        self.handles[name] = handle = c_void_p()
+        return self.cuda("cuGreenCtxStreamCreate", byref(handle), self.handles[green], c_uint(1), 0), None
 
     def green_context_destroy(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuGreenCtxDestroy", self.handles.pop(name)), None

@@ -136,13 +136,18 @@ def tiles_of_an_array(caller: Caller, size: int, chance: random.Random, others: 
 
 
 def handed_to_another(caller: Caller, size: int, chance: random.Random, others: Sequence[Caller]) -> Held:
-    """Share physical memory by a descriptor and memory of cuMemAlloc by IPC: a sibling that opens it is not charged."""
+    """Share physical memory by a descriptor, which keeps it, and memory of cuMemAlloc by IPC: a sibling that opens the
+    latter is not charged."""
     with ExitStack() as undo:
-        handle = caller.new("cuMemCreate", size, In(PHYSICAL), 0)
-        undo.callback(caller.ok, "cuMemRelease", handle)
-        descriptor = caller.new("cuMemExportToShareableHandle", handle, DESCRIPTOR, 0, size=4)
-        imported = caller.new("cuMemImportFromShareableHandle", descriptor, DESCRIPTOR)
-        undo.callback(caller.ok, "cuMemRelease", imported)
+        handles = [caller.new("cuMemCreate", size, In(PHYSICAL), 0)]
+        undo.callback(_each, handles, caller, "cuMemRelease")
+        descriptors = [caller.new("cuMemExportToShareableHandle", handles[0], DESCRIPTOR, 0, size=4)]
+        undo.callback(_each, descriptors, caller, "close")
+        imported = [caller.new("cuMemImportFromShareableHandle", descriptors[0], DESCRIPTOR)]
+        undo.callback(_each, imported, caller, "cuMemRelease")
+        references = [(handles, "cuMemRelease"), (descriptors, "close"), (imported, "cuMemRelease")]
+        for reference, end in chance.sample(references, chance.randrange(3)):  # those that are left keep the memory
+            _each(reference, caller, end)
         if others:
             other = chance.choice(others)
             with ExitStack() as shared:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from memory_calls import MemoryCalls  # they lie beside this file
+from past_calls import PastCalls
 from work_calls import WorkCalls
 
 CU_STREAM_NON_BLOCKING = 1
@@ -37,10 +38,11 @@ def _answer(reply: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-class Calls(MemoryCalls, WorkCalls):
+class Calls(MemoryCalls, PastCalls, WorkCalls):
     """Operations of the probe, by name. Each returns (CUresult, value)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.library: ctypes.CDLL | None = None
         self.context = ctypes.c_void_p()
         self.module = ctypes.c_void_p()
@@ -75,6 +77,13 @@ class Calls(MemoryCalls, WorkCalls):
 
     def context_release(self, device: int = 0) -> tuple[int, Any]:
         return self.cuda("cuDevicePrimaryCtxRelease_v2", device), None
+
+    def context_reset(self, device: int = 0) -> tuple[int, Any]:
+        return self.cuda("cuDevicePrimaryCtxReset_v2", device), None
+
+    def context_active(self, device: int = 0) -> tuple[int, Any]:
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        return self.cuda("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active)), active.value
 
     def context_attach(self) -> tuple[int, Any]:
         return self.cuda("cuCtxAttach", ctypes.byref(ctypes.c_void_p()), 0), None
@@ -251,6 +260,11 @@ class Calls(MemoryCalls, WorkCalls):
                 files.append(str(path.readlink()))
         maps = Path("/proc/self/maps").read_text()
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
+
+    def pin(self, processor: int) -> tuple[int, Any]:
+        """Let this thread run on one processor."""
+        os.sched_setaffinity(0, {processor})
+        return 0, None
 
     def thread_id(self) -> tuple[int, Any]:
         return 0, threading.get_native_id()

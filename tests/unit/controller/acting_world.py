@@ -64,13 +64,14 @@ class World:
         self.loop = PlacementLoop(
             self.state,
             self.memos,
-            may_act=lambda: True,
+            may_act=lambda: self._placing,
             on_decided=lambda _tenant, node: self.ledger.add(node),
             on_answered=lambda tenant: self.answered.add(tenant),
             clock=self._clock,
             head_reservation_after=600,
         )
         self.answered: set[str] = set()
+        self._placing = True
         self.tenants.loop = self.loop
         self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
         self.ledger.on_refused = self.tenants.back_off_from_node
@@ -237,14 +238,20 @@ class World:
     # Ways to a state
 
     async def gated(self, **spec: Any) -> None:
-        """A SharePod whose Pod waits for its share."""
+        """A SharePod whose Pod waits for its share; placement is asked, and waits for `place`."""
+        self._placing = False
         self.sharepod(**spec)
         await self.look()
+
+    def place(self) -> None:
+        """Let placement go on."""
+        self._placing = True
+        self.loop.room_changed()
 
     async def placed(self, **spec: Any) -> None:
         """A SharePod whose row is in the ledger, and whose Pod's gate is still closed."""
         await self.gated(**spec)
-        await self.look()
+        self.place()
         await self.until(lambda: any(self.tenant in self.rows(node) for node in self._nodes()))
 
     async def running(self, **spec: Any) -> None:

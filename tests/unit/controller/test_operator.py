@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from doubles.apiserver.errors import Refused
+from doubles.apiserver.players import Players
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.controller import operator as operators
@@ -202,3 +204,50 @@ async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> No
         assert status == 503
         assert text.startswith("not listed: sharepods (LIST ")
         assert operator.healthy() in ("leads", "stands by")
+
+
+def calls_of_tenants(api: ApiServer, since: int) -> Counter[str]:
+    """The operator's calls by verb, but for lists, watches and Leases."""
+    made = [call for call in api.calls[since:] if call.verb not in ("list", "watch") and call.kind.plural != "leases"]
+    return Counter(call.verb for call in made)
+
+
+@pytest.mark.promise("operator-deletion-calls")
+async def test_a_life_takes_at_most_five_writes_and_its_end_two_calls_whatever_comes_at_once() -> None:
+    """Ledgers are written for several at a time, and an agent's first report may be a status of its own."""
+    count = 60
+    async with api_server() as api, running(operator := an_operator(api)):
+        players = Players(
+            api.storage, {name: api.kind(name) for name in ("pods", "nodes", "gpunodes", "leases", "sharepods")}
+        )
+        players.add_nodes(4, gpus=8)
+        players.start()
+        try:
+            await until(lambda: operator._active and len(operator.state.nodes) == 4)
+            sharepods = api.kind("sharepods")
+            await until(lambda: len(api.storage.select(api.kind("gpunodes"), "")) == 4)
+            before = len(api.calls)
+            for number in range(count):
+                spec = {"gpu": {"request": 0.4}, "containers": [{"name": "c", "image": "i"}]}
+                api.storage.create(sharepods, "n", {"metadata": {"name": f"p{number}"}, "spec": spec})
+
+            def phases() -> set[str]:
+                return {(item.get("status") or {}).get("phase", "") for item in api.storage.select(sharepods, "n")}
+
+            await until(lambda: phases() == {"Running"})
+            made = calls_of_tenants(api, before)
+            assert made["get"] == 0
+            assert made["create"] + made["patch"] <= 6 * count
+            before = len(api.calls)
+            for number in range(count):
+                api.storage.delete(sharepods, "n", f"p{number}")
+            await until(lambda: not api.storage.select(api.kind("pods"), "n"))
+            await until(
+                lambda: not any(operator.state.cluster.reservations(item.name) for item in operator.state.nodes)
+            )
+            made = calls_of_tenants(api, before)
+            assert made["get"] == 0
+            assert made["delete"] == count
+            assert made.total() <= 2 * count
+        finally:
+            await players.stop()

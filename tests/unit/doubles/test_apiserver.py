@@ -317,6 +317,21 @@ async def test_a_watch_shows_each_change_after_its_version_in_order(client: Clie
     assert await asyncio.wait_for(watching, 2) == [("ADDED", "b"), ("DELETED", "a"), ("DELETED", "b")]
 
 
+async def test_a_watch_that_begins_behind_misses_nothing_whatever_else_changes_meanwhile(server: ApiServer) -> None:
+    storage, pods = server.storage, server.kind("pods")
+    since = storage.version
+    storage.create(pods, "n", pod("a"))
+    call = server.parse("GET", "/api/v1/pods", {"watch": "true", "resourceVersion": str(since)}, "", b"")
+    assert call is not None
+    events = server.watch(call)
+    assert await anext(events) == b"", "the head of the answer"
+    storage.create(server.kind("nodes"), "", {"metadata": {"name": "other"}})
+    assert b'"name":"a"' in await anext(events)
+    storage.create(server.kind("nodes"), "", {"metadata": {"name": "another"}})
+    storage.create(pods, "n", pod("b"))
+    assert b'"name":"b"' in await anext(events)
+
+
 async def test_a_watch_from_a_forgotten_version_is_gone(client: Client, server: ApiServer) -> None:
     await client.create(PODS, pod(), "n")
     server.storage.compact()

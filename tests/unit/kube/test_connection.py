@@ -8,8 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 from sharepod.kube import (
+    APPLY_PATCH,
     JSON_PATCH,
     ApiError,
     Connection,
@@ -37,6 +41,24 @@ async def test_calls_carry_identity_and_content(scripted: Scripted, api: Connect
     assert request.headers["User-Agent"] == "sharepod-agent/test"
     assert request.headers["Content-Type"] == JSON_PATCH
     assert json.loads(scripted.bodies[1]) == patch
+
+
+@given(st.text())
+def test_a_body_says_the_same_as_json_and_as_yaml(text: str) -> None:
+    sent = connection.encoded({"message": text, "n": 1})
+    assert json.loads(sent) == {"message": text, "n": 1}
+    assert yaml.load(sent, Loader=yaml.CSafeLoader) == {"message": text, "n": 1}
+
+
+@pytest.mark.parametrize("odd", ["\U0001f600", "\x00", "\x7f", "\x85", "\u2028", "\ufeff", "\uffff", "\\ud83d\\ude00"])
+async def test_what_is_applied_may_have_any_character(scripted: Scripted, api: Connection, odd: str) -> None:
+    scripted.answers({})
+    await api.patch("/x", {"message": f"a{odd}b"}, APPLY_PATCH)
+    assert yaml.load(scripted.bodies[0], Loader=yaml.CSafeLoader) == {"message": f"a{odd}b"}
+
+
+async def test_half_a_character_is_sent_as_the_api_server_would_store_it() -> None:
+    assert json.loads(connection.encoded({"message": "a\ud83db"})) == {"message": "a\ufffdb"}
 
 
 async def test_a_rotated_token_is_read_again(

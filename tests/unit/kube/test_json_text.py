@@ -115,7 +115,7 @@ def test_of_an_event_that_is_too_large_its_beginning_is_enough() -> None:
     assert (event[0], event[1].metadata["name"]) == ("DELETED", "bad")
 
 
-@pytest.mark.parametrize("line", [b"oops", b"[]", b'{"type":"ADDED","object":1}', b'{"type":"ADDED"'])
+@pytest.mark.parametrize("line", [b"oops", b"[]", b'{"type":"ADDED","object":1}', b'{"object":{}}', b'{"type":"ADDED"'])
 def test_anything_else_is_no_event(line: bytes) -> None:
     with pytest.raises(NotAnEventError):
         parse_event(line)

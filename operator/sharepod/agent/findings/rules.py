@@ -83,6 +83,7 @@ class FindingRules:
         self._resumed_until: dict[FindingReason, float | None] = {finding.reason: None for finding in resumed}
         self._unhooked_since: dict[int, float] = {}
         self._gap_since: dict[str, float] = {}
+        self._over_since: dict[str, float] = {}
         self._windows: dict[str, tuple[SlidingRate, SlidingRate]] = {}
         self._preempted_at: deque[float] = deque()
         self._preemptions: int | None = None
@@ -173,6 +174,21 @@ class FindingRules:
             )
         elif all(size <= tolerated * 3 // 4 for size in gap.values()):
             self._end(FindingReason.MEMORY_BEYOND_TRACKED, now, self._config.gap_after_s)
+
+    def observe_limit(self, now: float, beyond: Mapping[str, int]) -> None:
+        """Take in how many bytes the tenant has beyond its limit, by GPU UUID; GPUs within the limit are left out."""
+        self._over_since = {uuid: self._over_since.get(uuid, now) for uuid in beyond}
+        lasting = [uuid for uuid, begun in self._over_since.items() if now - begun >= self._config.gap_after_s]
+        if lasting:
+            worst = max(lasting, key=lambda uuid: beyond[uuid])
+            self._begin(
+                FindingReason.MEMORY_BEYOND_LIMIT,
+                f"it has {beyond[worst] >> 20} MiB more on {worst} than its memory limit: memory that the driver takes "
+                "without being asked (contexts, loaded modules, local memory), or that a process in the pod claims; "
+                "nothing more is allocated for it, and a higher spec.gpu.memory leaves room",
+            )
+        elif not beyond:
+            self._end(FindingReason.MEMORY_BEYOND_LIMIT, now, self._config.gap_after_s)
 
     def observe_preemptions(self, now: float, total: int) -> None:
         """Take in how often the tenant was preempted since it is served."""

@@ -20,6 +20,7 @@ import structlog
 from sharepod import protocol
 from sharepod.timeshare import (
     AccountSnapshot,
+    GpuTime,
     Parameters,
     Preemption,
     Scheduler,
@@ -35,6 +36,9 @@ log = structlog.get_logger(__name__)
 _JOIN_NS = 1_000_000
 """Nanoseconds that must be left of a quantum for another process of the tenant to join it; with less, the process waits
 for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
+_STALL_NS = 20_000_000
+"""Nanoseconds by which a timer is late when the agent counts as stalled: 20 ms, beyond what a busy machine does to a
+program at nice -10."""
 _HINTS_S = 0.5
 """Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
 tenant's queue bounded."""
@@ -89,6 +93,8 @@ class Tokens:
         self._clock = clock
         self._tokens: dict[str, _Token] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due: int | None = None
+        """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
         self._sweep: asyncio.TimerHandle | None = None
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
@@ -114,7 +120,7 @@ class Tokens:
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
         self._scheduler.set_tenant(
-            self._clock(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
+            self._now(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
         )
         self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended))
         self._pump()
@@ -122,7 +128,7 @@ class Tokens:
     def remove(self, tenant_id: str) -> None:
         """Remove a tenant; its GPUs are free at once."""
         if self._tokens.pop(tenant_id, None) is not None:
-            self._scheduler.remove(self._clock(), tenant_id)
+            self._scheduler.remove(self._now(), tenant_id)
             self._pump()
 
     def want(self, tenant_id: str, client: TokenClient) -> None:
@@ -131,7 +137,7 @@ class Tokens:
         preempted = self._scheduler.preempted(tenant_id)
         if client in token.undrained and not preempted:
             return  # it was told of a grant meanwhile
-        now = self._clock()
+        now = self._now()
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._send_grant(token, client, running)
@@ -149,7 +155,7 @@ class Tokens:
     def set_connected(self, tenant_id: str, *, connected: bool) -> None:
         """Note whether any process of the tenant is connected, and so may want the token at any moment."""
         if tenant_id in self._tokens:
-            self._scheduler.set_connected(self._clock(), tenant_id, connected=connected)
+            self._scheduler.set_connected(self._now(), tenant_id, connected=connected)
             self._pump()
 
     def draining(self, tenant_id: str, client: TokenClient, frame: protocol.Draining) -> None:
@@ -161,7 +167,7 @@ class Tokens:
         token = self._tokens[tenant_id]
         if token.undrained.get(client) != frame.grant_id:
             return
-        now = self._clock()
+        now = self._now()
         token.ending[client] = now + frame.expected_ns
         if not token.disconnected and token.ending.keys() >= token.undrained.keys():
             self._scheduler.draining(now, tenant_id, expected_ns=max(token.ending.values()) - now)
@@ -198,7 +204,7 @@ class Tokens:
             self._end_grant_if_drained(tenant_id, token)
         elif not token.wanting and (token.grant_id is None or self._scheduler.preempted(tenant_id)):
             token.wanted_at = None
-            self._scheduler.unwant(self._clock(), tenant_id)
+            self._scheduler.unwant(self._now(), tenant_id)
             self._pump()
 
     def exited(self, tenant_id: str, pid: int) -> None:
@@ -210,11 +216,20 @@ class Tokens:
 
     def usage(self, tenant_id: str) -> TimeUsage:
         """Return the tenant's token time up to now."""
-        return self._scheduler.usage(self._clock(), tenant_id)
+        return self._scheduler.usage(self._now(), tenant_id)
+
+    def surcharge(self, tenant_id: str, ns: int) -> None:
+        """Charge a tenant for time in which its kernels ran although it did not hold the token."""
+        self._scheduler.surcharge(self._now(), tenant_id, ns)
+        self._pump()
+
+    def gpu_time(self, gpu: str) -> GpuTime | None:
+        """Return what the time of a GPU went to up to now; None if it has no tenants."""
+        return self._scheduler.gpu_time(self._now(), gpu)
 
     def snapshot(self, tenant_id: str) -> AccountSnapshot:
         """Return the tenant's time account up to now, for the next agent to resume."""
-        return self._scheduler.snapshot(self._clock(), tenant_id)
+        return self._scheduler.snapshot(self._now(), tenant_id)
 
     def waits(self, tenant_id: str) -> Histogram:
         """Return the histogram of how long the tenant waited for each of its grants. Live: it goes on counting."""
@@ -223,7 +238,7 @@ class Tokens:
     def waited_ns(self, tenant_id: str) -> int:
         """Return the nanoseconds that the tenant waited in all, up to now."""
         token = self._tokens[tenant_id]
-        return token.waits.sum_ns + (0 if token.wanted_at is None else max(0, self._clock() - token.wanted_at))
+        return token.waits.sum_ns + (0 if token.wanted_at is None else max(0, self._now() - token.wanted_at))
 
     def close(self) -> None:
         """Stop the timers."""
@@ -232,11 +247,20 @@ class Tokens:
                 timer.cancel()
         self._timer = self._sweep = None
 
+    def _now(self) -> int:
+        """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
+        now = self._clock()
+        if self._due is not None and now - self._due >= _STALL_NS:
+            due, self._due = self._due, None
+            self._scheduler.stalled(now)
+            log.warning("the agent was held up; nobody is charged for that time", milliseconds=(now - due) // 1_000_000)
+        return now
+
     def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
         """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
         if token.undrained or token.disconnected:
             return
-        now = self._clock()
+        now = self._now()
         token.grant_id = None
         token.wanted_at = now if token.wanting else None
         self._scheduler.drained(now, tenant_id, wanting=bool(token.wanting))
@@ -248,7 +272,7 @@ class Tokens:
     def _pump(self) -> bool:
         """Carry out what the scheduler has due, and set the timer for what comes next. Return whether a token was
         granted."""
-        now = self._clock()
+        now = self._now()
         granted = False
         given_up: list[str] = []
         # 1. Carry out the scheduler's actions.
@@ -275,7 +299,7 @@ class Tokens:
                 if token.disconnected:
                     given_up.append(action.tenant)
         # 2. Set the timer to the scheduler's next deadline.
-        due = self._scheduler.next_deadline()
+        due = self._due = self._scheduler.next_deadline()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -306,7 +330,7 @@ class Tokens:
             self._sweep = asyncio.get_running_loop().call_later(_HINTS_S, self._sweep_hints)
 
     def _sweep_hints(self) -> None:
-        now = self._clock()
+        now = self._now()
         for tenant_id, token in self._tokens.items():
             self._set_hint(token, self._scheduler.contended(now, tenant_id))
         lit = any(token.hinted for token in self._tokens.values())

@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 _HELLO_WITHIN_S = 5.0
 """Seconds from accept to Hello; a hook says Hello at once. A client that takes longer is closed."""
 
+_MEMORY = (protocol.Reserve, protocol.Release, protocol.MemInfo)
+"""Frames about memory, which the inbox puts off behind those about time. A handover is none: it comes first."""
+
 
 class Service(Protocol):
     """Tenant that a connection belongs to, as the connection uses it."""
@@ -80,6 +83,8 @@ class HookConnection:
         frame."""
         self.streak = self.longest_streak = 0
         """See `inbox.Sender`."""
+        self._spoke_of_memory = False
+        """True once a frame about memory other than a handover was read."""
         self._inbox = inbox
         self._sock = sock
         self._service = service
@@ -97,11 +102,23 @@ class HookConnection:
 
     def read(self, most: int, until: float) -> int:
         """Handle the frames that have come: at most `most`, and after the first none that begins later than `until`
-        (loop time). Return how many were handled."""
+        (loop time). Return how many were handled or put off."""
         for handled in range(1, most + 1):
             if not self._read_one() or not self._alive or self._loop.time() >= until:
                 return handled
         return most
+
+    def answer(self, frame: protocol.ClientFrame) -> None:
+        """Act on a frame; close the client if the frame breaks the protocol. Never raises."""
+        if not self._alive:
+            return
+        try:
+            self._handle(frame)
+        except ProtocolError as error:
+            self._break_off(ClientRefusal.OUT_OF_PLACE, str(error))
+        except Exception as error:
+            # One log line a few seconds, not one traceback for each such frame: a client could fill the log with it.
+            self._break_off(ClientRefusal.OUT_OF_PLACE, repr(error))
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Send a frame; close the client if its socket is full. Never raises, never waits."""
@@ -150,19 +167,25 @@ class HookConnection:
         if not packet:
             self.close()
             return False
-        why = ClientRefusal.MALFORMED
         try:
             frame = protocol.parse_client(packet)
-            why = ClientRefusal.OUT_OF_PLACE
-            self._handle(frame)
         except ProtocolError as error:
-            self._service.record_refusal(why, pid=self.pid, error=str(error))
-            self.close()
-        except Exception as error:
-            # One log line a few seconds, not one traceback for each such frame: a client could fill the log with it.
-            self._service.record_refusal(why, pid=self.pid, error=repr(error))
-            self.close()
+            self._break_off(ClientRefusal.MALFORMED, str(error))
+            return True
+        if self.greeted and isinstance(frame, _MEMORY) and not self._hands_over(frame):
+            self._spoke_of_memory = True
+            self._inbox.put_off(self, frame)
+        else:
+            self.answer(frame)
         return True
+
+    def _hands_over(self, frame: protocol.ClientFrame) -> bool:
+        """Return whether a frame declares what the process holds, which is read before its first other frame."""
+        return isinstance(frame, protocol.Reserve) and frame.handover and not self._spoke_of_memory
+
+    def _break_off(self, why: ClientRefusal, error: str) -> None:
+        self._service.record_refusal(why, pid=self.pid, error=error)
+        self.close()
 
     def _hello_overdue(self) -> None:
         if not self.greeted:

@@ -4,7 +4,7 @@ Guarantees:
 - ME5 written-first: bytes are recorded before their client is told that it has them, and stay recorded until the agent
   knows that they are free. An agent killed at any moment therefore leaves nothing that its successor could grant twice.
 - Only processes that still run are restored: same pid, same start time, same boot of the node.
-- A file that is damaged, has another layout or is about other GPUs counts as empty.
+- A file that is damaged, has another layout or is about other GPUs counts as empty; so does a slot that is damaged.
 - A write never blocks on a disk and never fails.
 
 The file is mapped shared memory: the kernel keeps what is written, however the process ends, and a write needs no
@@ -14,7 +14,8 @@ are written at once:
     layout, boot, GPUs, slots, greeted, valid account | untracked bytes of each GPU | two accounts | slots
 
 `valid account` (0 or 1) says which of the two accounts is valid; each ends with a checksum. A slot is a pid (0: free
-slot), its start time, and its bytes on each GPU.
+slot), its start time, and its bytes on each GPU. Each word of a slot, and each of the untracked bytes, carries its
+checksum in its upper bits: so it is valid or not, at whatever moment the agent is killed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ log = structlog.get_logger(__name__)
 _LAYOUT_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
 _ACCOUNT = len(fields(AccountSnapshot)) + 1
+_VALUE_BITS = 48
+"""Bits of a checked word that are its value: more bytes than any GPU has, and more clock ticks than any node runs."""
 _BYTES_MAX = 1 << 47
 """Largest plausible size in bytes, 128 TiB: more than any GPU has. A larger one is damage."""
 
@@ -138,18 +141,18 @@ class Handover:
         """Record that the process has `size` bytes on the tenant's GPU number `gpu`."""
         slot = self._slot_of.get(pid)
         if slot is not None:
-            self._words[slot + 2 + gpu] = size
+            self._write(slot + 2 + gpu, size)
 
     def forget(self, pid: int) -> None:
         """Free the slot of a process that has ended."""
         slot = self._slot_of.pop(pid, None)
         if slot is not None:
-            self._words[slot] = 0
+            self._write(slot, 0)
             self._free.append(slot)
 
     def keep_untracked(self, gpu: int, size: int) -> None:
         """Record that the driver counts `size` bytes beyond all credits on the tenant's GPU number `gpu`."""
-        self._words[self._untracked + gpu] = size
+        self._write(self._untracked + gpu, size)
 
     def keep_greeted(self) -> None:
         """Record that a hook of the tenant has connected."""
@@ -171,10 +174,14 @@ class Handover:
 
     def _occupy(self, pid: int, start: int) -> None:
         slot = self._slot_of[pid] = self._free.pop()
-        for at in range(slot + 1, slot + self._width):
-            self._words[at] = 0
-        self._words[slot + 1] = start
-        self._words[slot] = pid
+        for at in range(slot + 2, slot + self._width):
+            self._write(at, 0)
+        self._write(slot + 1, start)
+        self._write(slot, pid)
+
+    def _write(self, at: int, value: int) -> None:
+        """Write a word with its checksum, at once."""
+        self._words[at] = value | _check(value, at) << _VALUE_BITS
 
     def _restore(self, left: Inheritance) -> None:
         for gpu, size in enumerate(left.untracked):
@@ -207,18 +214,22 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
         return NOTHING_INHERITED
     begin = _HEAD + len(gpus) + (words[_TURN] & 1) * _ACCOUNT
     *account, told = words[begin : begin + _ACCOUNT]
-    survivors = [
-        Survivor(words[at], words[at + 1], tuple(words[at + 2 : at + width]))
-        for at in range(first, len(words), width)
-        if words[at] > 0
-    ]
+    survivors = []
+    for at in range(first, len(words), width):
+        pid, start, *sizes = (_checked(words[place], place) for place in range(at, at + width))
+        if pid == 0:
+            continue
+        if pid is None or start is None or None in sizes:
+            log.warning("a process's place in the handover file is damaged", tenant=path.name, file=str(path))
+            continue
+        survivors.append(Survivor(pid, start, tuple(size for size in sizes if size is not None)))
     return Inheritance(
         tuple(
             survivor
             for survivor in survivors
             if _possible(survivor.bytes) and start_time(survivor.pid) == survivor.start
         ),
-        tuple(size if _possible([size]) else 0 for size in words[_HEAD : _HEAD + len(gpus)]),
+        tuple(_checked(words[at], at) or 0 for at in range(_HEAD, _HEAD + len(gpus))),
         AccountSnapshot(*account) if account[0] > 0 and told == _sum(account) else None,
         bool(words[_GREETED]),
     )
@@ -238,6 +249,17 @@ def _possible(sizes: Sequence[int]) -> bool:
     return all(0 <= size <= _BYTES_MAX for size in sizes)
 
 
+def _check(value: int, at: int) -> int:
+    """Return a checksum of 15 bits of a value and its place. That of 0 is 0, so that a new file is valid."""
+    return (value * (0x9E3779B97F4A7C15 + 2 * at) & 0xFFFFFFFFFFFFFFFF) >> 49
+
+
+def _checked(word: int, at: int) -> int | None:
+    """Return the value of a word with its checksum; None if it is damaged."""
+    value = word & (1 << _VALUE_BITS) - 1
+    return value if word >> _VALUE_BITS == _check(value, at) else None
+
+
 def _sum(words: Sequence[int]) -> int:
     """Return a checksum, as one signed word."""
     content = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
@@ -247,7 +269,7 @@ def _sum(words: Sequence[int]) -> int:
 @cache
 def _layout() -> int:
     """Return a digest of the layout: an agent with other account fields has another one."""
-    return _digest(["handover 2", *(field.name for field in fields(AccountSnapshot))])
+    return _digest(["handover 3", *(field.name for field in fields(AccountSnapshot))])
 
 
 def _digest(texts: Sequence[str]) -> int:

@@ -5,19 +5,24 @@
 - `mode="Exclusive"`: GPUs of its own, measured by NVML;
 - `mode="Native"`: a pod with a GPU from NVIDIA's device plugin, measured by NVML, with an empty `tenant` label.
 The latter two have no series for what only sharing has.
+
+Guarantee: a scrape takes the event loop in steps of one tenant each, and text is made of it in another thread. So a
+hand-off of a GPU waits for one tenant's figures at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sharepod.agent.agent import Agent, AgentFacts
+from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.view import ShareView, TenantView
-from sharepod.api.gpunode import Health, Mode, Tenant, TenantState
+from sharepod.api.gpunode import Gpu, Health, Mode, Tenant, TenantState
+from sharepod.timeshare import GpuTime
 
 from .families import FAMILIES
 
@@ -50,6 +55,16 @@ class _Sheet:
         family.add_metric(labels, buckets, total_s)
 
 
+def _by_use(time: GpuTime) -> tuple[tuple[str, int], ...]:
+    return (
+        ("held", time.held_ns),
+        ("anticipated", time.anticipated_ns),
+        ("handed_over", time.handed_over_ns),
+        ("idle", time.idle_ns),
+        ("stalled", time.stalled_ns),
+    )
+
+
 class AgentCollector(Collector):
     """Collector of one agent's metrics."""
 
@@ -62,20 +77,36 @@ class AgentCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return every family with its samples now."""
-        sheet, facts, tenants = _Sheet(), self._agent.facts(), self._agent.tenants
-        sheet.add("agent_inventory_simulated", (), int(facts.simulated))
-        sheet.add("agent_build_info", (facts.agent_version,), 1)
+        sheet = _Sheet()
+        for _ in self._fill(sheet):
+            pass
+        return sheet.families.values()
+
+    async def collect_in_steps(self) -> Iterable[Metric]:
+        """Return every family with its samples, and let the loop do other work after each tenant."""
+        sheet = _Sheet()
+        for _ in self._fill(sheet):
+            await asyncio.sleep(0)
+        return sheet.families.values()
+
+    def _fill(self, sheet: _Sheet) -> Iterator[None]:
+        """Add all samples. Yield after each step: rows and GPUs may have changed then."""
+        agent, tenants = self._agent, self._agent.tenants
+        sheet.add("agent_inventory_simulated", (), int(agent.inventory.simulated))
+        sheet.add("agent_build_info", (agent_version(),), 1)
         refusals = tenants.refusals
         for why in ClientRefusal:
             sheet.add("agent_frames_refused", (why.value,), refusals[why])
         hand_offs = tenants.hand_offs
         sheet.add_histogram("agent_hand_off_seconds", (), hand_offs.buckets(), hand_offs.sum_ns / 1e9)
-        views = tuple(tenants.views())
-        self._gpus(sheet, facts, [view.row for view in views])
-        for view in views:
-            row = view.row
-            if row.state is not TenantState.RESERVED:
+        rows, gpus = tenants.rows(), agent.gpus()
+        self._gpus(sheet, gpus, rows)
+        for known in rows:
+            yield
+            view = tenants.view(known.id)
+            if view is None or view.row.state is not TenantState.RESERVED:
                 continue
+            row = view.row
             labels = (row.id, row.namespace, row.pod_name, row.mode.value)
             sheet.add("tenant_processes", labels, view.processes)
             self._reserved(sheet, labels, row)
@@ -85,12 +116,11 @@ class AgentCollector(Collector):
                 if view.enforced is not None:
                     sheet.add("tenant_enforced", labels, int(view.enforced))
                 self._shared(sheet, labels, row, share)
-        self._native(sheet, facts)
-        return sheet.families.values()
+        self._native(sheet, gpus)
 
-    def _gpus(self, sheet: _Sheet, facts: AgentFacts, rows: Sequence[Tenant]) -> None:
+    def _gpus(self, sheet: _Sheet, gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> None:
         reading = self._agent.reading
-        for gpu in facts.gpus:
+        for gpu in gpus:
             labels = (gpu.uuid, str(gpu.index))
             on_it = [row for row in rows if gpu.uuid in row.gpus]
             sheet.add("gpu_memory_bytes", (*labels, gpu.model), gpu.memory)
@@ -100,6 +130,9 @@ class AgentCollector(Collector):
             sheet.add("gpu_healthy", labels, int(gpu.health is Health.HEALTHY))
             sheet.add("gpu_shareable", labels, int(gpu.shareable))
             sheet.add("gpu_foreign_processes", labels, len(self._agent.foreign.get(gpu.uuid, ())))
+            time = self._agent.tenants.gpu_time(gpu.uuid)
+            for use, spent_ns in _by_use(time) if time is not None else ():
+                sheet.add("gpu_time_seconds", (*labels, use), spent_ns / 1e9)
             busy = self._agent.tenants.gpu_busy_ratio(gpu.uuid)
             if busy is not None:
                 sheet.add("gpu_busy_ratio", labels, busy)
@@ -142,15 +175,17 @@ class AgentCollector(Collector):
             sheet.add("tenant_waited_seconds", each, share.waited_ns / 1e9)
             sheet.add("tenant_borrowed_seconds", each, usage.borrowed_ns / 1e9)
             sheet.add("tenant_overuse_seconds", each, usage.late_ns / 1e9)
+            sheet.add("tenant_anticipated_seconds", each, usage.anticipated_ns / 1e9)
+            sheet.add("tenant_surcharged_seconds", each, usage.surcharged_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)
             sheet.add("tenant_grants", each, usage.grants)
             sheet.add("tenant_memory_gap_bytes", each, share.memory_gaps[uuid])
             sheet.add("tenant_denied_allocations", each, share.denied_allocations[uuid])
 
-    def _native(self, sheet: _Sheet, facts: AgentFacts) -> None:
+    def _native(self, sheet: _Sheet, gpus: Sequence[Gpu]) -> None:
         processes = self._agent.reading.processes
         counted: dict[tuple[str, ...], int] = {}
-        for gpu in facts.gpus:
+        for gpu in gpus:
             pod = self._agent.plugin_pods.get(gpu.uuid)
             if pod is None:
                 continue

@@ -38,6 +38,12 @@ FAMILIES = {
     "sharepod_tenant_overuse_seconds": Family(
         "counter", _EACH, "Time for which the tenant held the GPU beyond the end of its turns"
     ),
+    "sharepod_tenant_anticipated_seconds": Family(
+        "counter", _EACH, "Time for which the GPU was kept idle for the tenant, because its pauses are short"
+    ),
+    "sharepod_tenant_surcharged_seconds": Family(
+        "counter", _EACH, "Time that the tenant was charged because NVML saw its kernels run without the token"
+    ),
     "sharepod_tenant_overtaken": Family(
         "counter", _EACH, "Turns after which the next tenant was granted before this one had drained"
     ),
@@ -74,6 +80,11 @@ FAMILIES = {
     "sharepod_gpu_tenants": Family("gauge", _GPU, "Tenants that have a share of the GPU"),
     "sharepod_gpu_busy_ratio": Family(
         "gauge", _GPU, "Part of the last 10 s in which any kernel ran on the GPU; absent if NVML does not report it"
+    ),
+    "sharepod_gpu_time_seconds": Family(
+        "counter",
+        (*_GPU, "use"),
+        "Time of a shared GPU by use: held, anticipated, handed_over, idle, stalled; the parts add up to all of it",
     ),
     "sharepod_gpu_healthy": Family("gauge", _GPU, "1 if the GPU is healthy"),
     "sharepod_gpu_shareable": Family("gauge", _GPU, "1 if the GPU can be shared"),

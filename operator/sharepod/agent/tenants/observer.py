@@ -19,9 +19,10 @@ from sharepod.agent.devices.context_overhead import ContextOverhead
 from sharepod.agent.devices.inventory import Process, Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
+from sharepod.agent.findings.surcharge import SurchargeMeter
 from sharepod.agent.findings.utilization import Key, UtilizationMeter
 from sharepod.agent.state import files
-from sharepod.api.gpunode import Finding, Mode, TenantState
+from sharepod.api.gpunode import Finding, MemoryIsolation, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, pod_of
@@ -52,12 +53,21 @@ class Observer:
         state_dir: Directory for `contexts.json` and `findings.json`, which the next agent reads.
         thresholds: Thresholds of the findings.
         usage: Tenant id -> token time of a tenant that is being served.
+        surcharge: Called with a tenant's id and the nanoseconds for which its kernels ran beyond what it was charged.
     """
 
-    def __init__(self, state_dir: Path, thresholds: FindingThresholds, usage: Callable[[str], TimeUsage]) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        thresholds: FindingThresholds,
+        usage: Callable[[str], TimeUsage],
+        surcharge: Callable[[str, int], None],
+    ) -> None:
         self.utilization = UtilizationMeter()
         """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
         self._usage = usage
+        self._surcharge = surcharge
+        self._surcharges: dict[Key, SurchargeMeter] = {}
         self._contexts = ContextOverhead(state_dir / "contexts.json")
         self._thresholds = thresholds
         self._findings_file = state_dir / "findings.json"
@@ -103,6 +113,7 @@ class Observer:
                     entry.serving.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
                     self._apply_rules(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
+            self._surcharges = {key: meter for key, meter in self._surcharges.items() if key[0] in entries}
             self._observe_contexts(entries, reading)
             self._keep({entry.row.id: entry.rules.findings for entry in entries.values() if entry.rules.findings})
         return attribution
@@ -157,6 +168,16 @@ class Observer:
                 kept.append((tenant_id, uuid))
         self.utilization.observe(now, busy, kept)
 
+    def _surcharge_time(self, now: float, tenant_id: str, busy_s: Mapping[str, float], usage: TimeUsage) -> None:
+        """Charge a tenant for what the driver saw it use beyond what it was charged, on the GPU where that is most."""
+        charged_s = (usage.held_ns + usage.overdue_ns) / 1e9
+        most = 0.0
+        for uuid, busy in busy_s.items():
+            meter = self._surcharges.setdefault((tenant_id, uuid), SurchargeMeter())
+            most = max(most, meter.observe(now, busy, charged_s))
+        if most > 0:
+            self._surcharge(tenant_id, round(most * 1e9))
+
     def _apply_rules(self, now: float, entry: Entry, served: ServedTenant, reading: Reading) -> None:
         row, usage = entry.row, self._usage(entry.row.id)
         entry.rules.observe_unhooked(now, entry.seen.pids - served.hooked)
@@ -168,7 +189,11 @@ class Observer:
             and (seconds := self.utilization.seconds((row.id, uuid))) is not None
         }
         entry.rules.observe_time(now, told, usage.held_ns / 1e9)
+        self._surcharge_time(now, row.id, told, usage)
         entry.rules.observe_memory(now, served.memory.gaps())
+        beyond = {uuid: used - row.memory for uuid, used in served.memory.used().items() if used > row.memory}
+        enforced = row.memory_isolation is MemoryIsolation.ENFORCED
+        entry.rules.observe_limit(now, beyond if enforced else {})
         entry.rules.observe_preemptions(now, usage.preemptions)
 
 

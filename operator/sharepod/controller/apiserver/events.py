@@ -126,7 +126,7 @@ class Events:
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{about.name[:200]}.{int(now.timestamp() * 1e6):x}",
+                "name": f"{about.name[:200].rstrip('-.')}.{int(now.timestamp() * 1e6):x}",
                 "namespace": about.namespace or "default",
             },
             "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),

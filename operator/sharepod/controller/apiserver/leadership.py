@@ -42,6 +42,10 @@ class ObservedLease:
     at: float
 
 
+_MOST_TRANSITIONS = (1 << 31) - 1
+"""Most that the field `leaseTransitions` holds: whoever has written that into the Lease stops nobody from taking it."""
+
+
 class Leadership:
     """Leader elector.
 
@@ -129,8 +133,8 @@ class Leadership:
         began = self._clock()
         try:
             held = await self._try()
-        except ApiError as error:
-            log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=str(error))
+        except Exception as error:  # an answer that is no Lease is worth as much as none
+            log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
             self._renewed = began if held else None
@@ -188,7 +192,8 @@ class Leadership:
         spec = dict((current or {}).get("spec") or {})
         if spec.get("holderIdentity") != self.identity:
             spec["acquireTime"] = now
-            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+            transitions = int(spec.get("leaseTransitions") or 0) + (1 if current else 0)
+            spec["leaseTransitions"] = min(transitions, _MOST_TRANSITIONS)
         # Whole seconds only: the field is an integer; rounded up, so that a successor rather waits too long.
         spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": -int(-self._duration // 1)}
         metadata = {"name": NAME, "namespace": self._namespace}

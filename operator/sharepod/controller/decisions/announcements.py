@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sharepod.api.gpunode import FindingReason, TenantStatus
-from sharepod.api.objects import Condition
 from sharepod.api.sharepod import (
     CONDITION_ENFORCED,
     CONDITION_GPU_HEALTHY,
@@ -36,12 +36,12 @@ class Announcement:
 
 
 def announcements(
-    written: SharePodStatus, finish: Finish | None, seen: TenantStatus | None, announced: Mapping[str, str]
+    written: Mapping[str, Any], finish: Finish | None, seen: TenantStatus | None, announced: Mapping[str, str]
 ) -> tuple[list[Announcement], dict[str, str]]:
     """Return the Events to write and what counts as announced after them.
 
     Args:
-        written: The status that was just written.
+        written: The status that was just written, as `status.compose` has it.
         finish: How the SharePod ended with this status, if it did.
         seen: The agent's report of the tenant.
         announced: By condition type or finding: the words of the last Event.
@@ -51,11 +51,11 @@ def announcements(
         return [Announcement(finish.phase is not Phase.SUCCEEDED, finish.reason, "Finish", finish.message)], known
     found: list[Announcement] = []
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
-    for condition in written.conditions:
-        words, former = condition.reason + condition.message, known.get(condition.type)
+    for condition in written["conditions"]:
+        words, former = condition["reason"] + condition["message"], known.get(condition["type"])
         if former == words:
             continue
-        known[condition.type] = words
+        known[condition["type"]] = words
         waited = former is not None and not former.startswith("Reserved")
         found += _of_condition(condition, waited=waited, findings=bool(findings))
     for reason in FindingReason:
@@ -67,7 +67,7 @@ def announcements(
     return found, known
 
 
-def _of_condition(condition: Condition, *, waited: bool, findings: bool) -> Iterator[Announcement]:
+def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool) -> Iterator[Announcement]:
     """Yield what a condition is worth.
 
     Args:
@@ -75,15 +75,16 @@ def _of_condition(condition: Condition, *, waited: bool, findings: bool) -> Iter
         waited: The SharePod was shown to wait for a place before.
         findings: The agent has findings, which are announced on their own.
     """
-    warning = condition.status != "True"
-    if condition.type == CONDITION_PLACED and condition.reason != "Waiting" and (warning or waited):
-        yield Announcement(warning, condition.reason if warning else "Placed", "Place", condition.message)
-    elif condition.type == CONDITION_RESIZED:
-        yield Announcement(warning, f"Resize{condition.reason}", "Resize", condition.message)
-    elif condition.type == CONDITION_GPU_HEALTHY or (
-        condition.type == CONDITION_ENFORCED and condition.status == "False" and not findings
+    kind, reason, message = condition["type"], condition["reason"], condition["message"]
+    warning = condition["status"] != "True"
+    if kind == CONDITION_PLACED and reason != "Waiting" and (warning or waited):
+        yield Announcement(warning, reason if warning else "Placed", "Place", message)
+    elif kind == CONDITION_RESIZED:
+        yield Announcement(warning, f"Resize{reason}", "Resize", message)
+    elif kind == CONDITION_GPU_HEALTHY or (
+        kind == CONDITION_ENFORCED and condition["status"] == "False" and not findings
     ):
-        yield Announcement(warning, condition.reason, "Watch", condition.message)
+        yield Announcement(warning, reason, "Watch", message)
 
 
 def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Status of a SharePod as it should be. Pure.
+"""Status of a SharePod as it should be, as the API takes it (`SharePodStatus.dump`). Pure.
 
 Guarantees:
 - Every condition has a reason; a condition that is not as a user would wish has a message that says what would help.
@@ -9,24 +9,20 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sharepod.api.gpunode import FindingReason, GPUNodeStatus, Health, Mode, Tenant, TenantStatus
-from sharepod.api.objects import Condition
+from sharepod.api.gpunode import FindingReason, Gpu, Health, Mode, Tenant, TenantStatus
 from sharepod.api.sharepod import (
     CONDITION_ENFORCED,
     CONDITION_GPU_HEALTHY,
     CONDITION_PLACED,
     CONDITION_POD_READY,
     CONDITION_RESIZED,
-    AssignedGpu,
     GpuRequest,
-    GrantedShare,
     Phase,
     SharePodStatus,
-    ShownShare,
     Usage,
 )
 from sharepod.api.units import format_fraction
@@ -37,8 +33,11 @@ from sharepod.placement.wording import size_down
 
 from .lifecycle import EndReason, Finish, TenantSnapshot
 
+Json = dict[str, Any]
 Status = Literal["True", "False", "Unknown"]
 
+MINOR = frozenset({"conditions", "usage", "observedGeneration"})
+"""Fields of the status that only explain: nothing is decided by them."""
 USAGE_STEP_MILLI = 50
 """Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
 Metrics and GPUNode show smaller ones.
@@ -54,8 +53,10 @@ class StatusInputs:
     """Node of its row."""
     row: Tenant | None
     """Its row as the API server has it."""
-    report: GPUNodeStatus | None
-    """The agent's report of that node."""
+    gpus: Sequence[Gpu] | None
+    """The row's GPUs as the agent of that node reports them; None if it reports nothing."""
+    seen: TenantStatus | None
+    """The agent's report of the tenant."""
     refusal: Refusal | None
     """Last refusal of a place; None if there is none."""
     resize_refusal: Refusal | None
@@ -70,48 +71,55 @@ class StatusInputs:
     """Time of day, RFC 3339, for `lastTransitionTime`."""
 
 
-def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> SharePodStatus:
+class Stated(NamedTuple):
+    """Content of a condition; `compose` adds since when it stands, and of which generation it is."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> Json:
     """Return the status as it should be now; with `finish`, in that terminal phase."""
     was = sharepod.status
     pod, row = inputs.snapshot.pod, inputs.row
-    seen = reported(inputs)
     phase = finish.phase if finish else was.phase if sharepod.ended else _phase(pod, row)
     over = phase in (Phase.SUCCEEDED, Phase.FAILED)
-    gpus = _gpus(was, row, inputs.report) if row is not None else (was.gpus if over else ())
-    conditions = [
+    gpus = _gpus(was, row, inputs.gpus or ()) if row is not None else [gpu.dump() for gpu in was.gpus] if over else []
+    stated = (
         _placed(sharepod, inputs, gpus),
         _pod_ready(was, inputs, finish),
-        _enforced(was, inputs, seen),
+        _enforced(was, inputs),
         _gpu_healthy(was, inputs, over),
         _resized(sharepod, inputs, over),
-    ]
-    return SharePodStatus(
-        phase=phase,
-        node=inputs.node if row is not None else (was.node if over else None),
-        gpus=gpus,
-        gpu_indexes=",".join(str(gpu.index) for gpu in gpus) or None,
-        pod_name=pod.name if pod is not None else was.pod_name if over else None,
-        pod_uid=pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
-        granted=_granted(row) if row is not None else (was.granted if over else None),
-        share=was.share if over and row is None else _shown(row, sharepod.gpu),
-        usage=None if over else _usage(was, seen, inputs.usage_due),
-        conditions=tuple(_dated(was, item, inputs.now, sharepod.generation) for item in conditions if item is not None),
-        observed_generation=sharepod.generation,
     )
+    status: Json = {
+        "phase": phase.value,
+        "node": inputs.node if row is not None else was.node if over else None,
+        "gpus": gpus,
+        "gpuIndexes": ",".join(str(gpu["index"]) for gpu in gpus) or None,
+        "podName": pod.name if pod is not None else was.pod_name if over else None,
+        "podUID": pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
+        "granted": _granted(row) if row is not None else was.granted.dump() if over and was.granted else None,
+        "share": _shown(row, sharepod.gpu) if row is not None or not over else was.share.dump() if was.share else None,
+        "usage": None if over else _usage(was, inputs.seen, inputs.usage_due),
+        "conditions": [_dated(was, item, inputs.now, sharepod.generation) for item in stated if item is not None],
+        "observedGeneration": sharepod.generation,
+    }
+    return {key: value for key, value in status.items() if value is not None}
 
 
 def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> tuple[object, ...]:
     """Return everything that `compose` looks at, but for the time of day, cheap to compare."""
-    row, seen = inputs.row, reported(inputs)
-    gpus = inputs.report.gpus if inputs.report is not None else ()
+    seen = inputs.seen
     return (
         sharepod,
         inputs.snapshot.pod,
         inputs.snapshot.namespace_ends,
         inputs.node,
-        row,
-        tuple(gpu for gpu in gpus if row is not None and gpu.uuid in row.gpus),
-        inputs.report is None,
+        inputs.row,
+        inputs.gpus,
         (seen.connected, seen.enforced, seen.findings) if seen is not None else None,
         (seen.held_milli, seen.memory) if seen is not None and inputs.usage_due else None,
         inputs.usage_due,
@@ -119,6 +127,20 @@ def looked_at(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | No
         inputs.resize_refusal,
         inputs.resizing,
         inputs.blocked,
+        finish,
+    )
+
+
+def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Finish | None = None) -> tuple[object, ...]:
+    """Return what the fields that decide something are made of: of the rest come conditions, usage and
+    `observedGeneration` alone."""
+    pod = inputs.snapshot.pod
+    return (
+        (pod.name, pod.uid, pod.phase, pod.waits_for_share) if pod is not None else None,
+        inputs.node,
+        inputs.row,
+        inputs.gpus,
+        sharepod.gpu,
         finish,
     )
 
@@ -141,15 +163,26 @@ def usage_moved(was: Usage | None, seen: TenantStatus | None, row: Tenant | None
     )
 
 
-def difference(written: Mapping[str, Any], wanted: SharePodStatus) -> dict[str, Any]:
-    """Return the merge patch from a status as it was read to the one that should be; empty if they say the same."""
-    target = wanted.dump()
-    changes: dict[str, Any] = {key: value for key, value in target.items() if written.get(key) != value}
-    changes |= {key: None for key in written if key not in target}
+def difference(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
+    """Return the merge patch from a status as it was read to the one that should be; empty if they say the same.
+
+    The order of conditions says nothing: server-side apply keeps the one that it finds.
+    """
+    changes: Json = {key: value for key, value in wanted.items() if written.get(key) != value}
+    if "conditions" in changes and _by_type(written.get("conditions")) == _by_type(changes["conditions"]):
+        del changes["conditions"]
+    changes |= {key: None for key in written if key not in wanted}
     for key in ("usage", "granted", "share"):  # merged field by field: nothing of the former value may stay
-        if key in changes and isinstance(changes[key], dict):
-            changes[key] |= {name: None for name in written.get(key) or {} if name not in changes[key]}
+        if isinstance(changes.get(key), dict):
+            changes[key] = dict.fromkeys(written.get(key) or {}) | changes[key]
     return changes
+
+
+def _by_type(conditions: object) -> list[Json]:
+    """Return conditions in the order of their types; what is no list of them is as it is."""
+    if not isinstance(conditions, list) or not all(isinstance(item, dict) for item in conditions):
+        return [{"": conditions}]
+    return sorted(conditions, key=lambda item: str(item.get("type")))
 
 
 def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
@@ -158,27 +191,23 @@ def _phase(pod: PodFacts | None, row: Tenant | None) -> Phase:
     return Phase.PLACED if row is not None else Phase.PENDING
 
 
-def reported(inputs: StatusInputs) -> TenantStatus | None:
-    """Return what the agent of its node reports of the tenant."""
-    if inputs.row is None or inputs.report is None:
-        return None
-    return next((item for item in inputs.report.tenants if item.id == inputs.row.id), None)
+def gpus_of(row: Tenant, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return those of a node's GPUs that a row is for."""
+    return tuple(gpu for gpu in gpus if gpu.uuid in row.gpus)
 
 
-def _gpus(was: SharePodStatus, row: Tenant, report: GPUNodeStatus | None) -> tuple[AssignedGpu, ...]:
-    reported = {
-        gpu.uuid: AssignedGpu(uuid=gpu.uuid, index=gpu.index, model=gpu.model)
-        for gpu in (report.gpus if report else ())
+def _gpus(was: SharePodStatus, row: Tenant, reported: Sequence[Gpu]) -> list[Json]:
+    known = {gpu.uuid: gpu.dump() for gpu in was.gpus if gpu.uuid in row.gpus} | {
+        str(gpu.uuid): {"uuid": str(gpu.uuid), "index": gpu.index, "model": gpu.model} for gpu in reported
     }
-    known = {gpu.uuid: gpu for gpu in was.gpus} | reported
-    return tuple(known[uuid] for uuid in row.gpus if uuid in known)
+    return [known[uuid] for uuid in row.gpus if uuid in known]
 
 
-def _granted(row: Tenant) -> GrantedShare:
-    return GrantedShare(request_milli=row.request_milli, limit_milli=row.limit_milli, memory=row.memory)
+def _granted(row: Tenant) -> Json:
+    return {"requestMilli": row.request_milli, "limitMilli": row.limit_milli, "memory": row.memory}
 
 
-def _shown(row: Tenant | None, request: GpuRequest | None) -> ShownShare | None:
+def _shown(row: Tenant | None, request: GpuRequest | None) -> Json | None:
     if row is not None:
         share, memory = (row.request_milli, row.limit_milli), size_down(row.memory)
     elif request is not None:
@@ -186,32 +215,33 @@ def _shown(row: Tenant | None, request: GpuRequest | None) -> ShownShare | None:
         memory = size_down(request.memory) if request.memory is not None else ""
     else:
         return None
-    return ShownShare(request=format_fraction(share[0]), limit=format_fraction(share[1]), memory=memory)
+    return {"request": format_fraction(share[0]), "limit": format_fraction(share[1]), "memory": memory}
 
 
-def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Usage | None:
-    if seen is None:
-        return was.usage if not due else None
+def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Json | None:
     if not due:
-        return was.usage
-    if was.usage is None and not seen.connected:
+        return was.usage.dump() if was.usage is not None else None
+    if seen is None or (was.usage is None and not seen.connected):
         return None
-    return Usage(held_milli=seen.held_milli, memory=seen.memory)
+    return {"heldMilli": seen.held_milli, "memory": seen.memory}
 
 
-def _condition(kind: str, status: Status, reason: str, message: str = "") -> Condition:
-    return Condition(type=kind, status=status, reason=reason, message=message[:32768])
+def _condition(kind: str, status: Status, reason: str, message: str = "") -> Stated:
+    return Stated(kind, status, reason, message[:32768])
 
 
-def _former(was: SharePodStatus, kind: str) -> Condition | None:
-    return next((item for item in was.conditions if item.type == kind), None)
+def _former(was: SharePodStatus, kind: str) -> Stated | None:
+    for item in was.conditions:
+        if item.type == kind:
+            return Stated(kind, item.status, item.reason, item.message)
+    return None
 
 
-def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: tuple[AssignedGpu, ...]) -> Condition | None:
+def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json]) -> Stated | None:
     if sharepod.error is not None and inputs.row is None and not sharepod.ended:
         return _condition(CONDITION_PLACED, "False", "Invalid", str(sharepod.error))
     if inputs.row is not None:
-        which = ", ".join(str(gpu.index) for gpu in gpus)
+        which = ", ".join(str(gpu["index"]) for gpu in gpus)
         text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {inputs.node}: {share(inputs.row)}"
         return _condition(CONDITION_PLACED, "True", "Reserved", text)
     if inputs.snapshot.namespace_ends and not sharepod.ended:
@@ -238,7 +268,7 @@ def share(row: Tenant) -> str:
     )
 
 
-def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None) -> Condition | None:
+def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None) -> Stated | None:
     pod = inputs.snapshot.pod
     kind = CONDITION_POD_READY
     if finish is not None:
@@ -269,8 +299,8 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     return _condition(kind, "False", "ContainersNotReady", pod.waiting)
 
 
-def _enforced(was: SharePodStatus, inputs: StatusInputs, seen: TenantStatus | None) -> Condition | None:
-    row, pod = inputs.row, inputs.snapshot.pod
+def _enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
+    row, pod, seen = inputs.row, inputs.snapshot.pod, inputs.seen
     if row is None or pod is None or pod.node is None:
         return (
             _former(was, CONDITION_ENFORCED)
@@ -298,11 +328,11 @@ def _enforced(was: SharePodStatus, inputs: StatusInputs, seen: TenantStatus | No
     return _condition(CONDITION_ENFORCED, "False", reason.value, text)
 
 
-def _gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Condition | None:
+def _gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated | None:
     former = _former(was, CONDITION_GPU_HEALTHY)
-    if inputs.row is None or inputs.report is None or over:
+    if inputs.row is None or inputs.gpus is None or over:
         return former
-    failed = [gpu for gpu in inputs.report.gpus if gpu.uuid in inputs.row.gpus and gpu.health is Health.UNHEALTHY]
+    failed = [gpu for gpu in inputs.gpus if gpu.health is Health.UNHEALTHY]
     if failed:
         which = "; ".join(f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
         advice = "what runs there may fail or hang; to have it placed on another GPU, create the SharePod again"
@@ -310,7 +340,7 @@ def _gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Condi
     return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
 
 
-def _resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Condition | None:
+def _resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated | None:
     was = sharepod.status
     former = _former(was, CONDITION_RESIZED)
     if inputs.row is None or over:
@@ -322,13 +352,20 @@ def _resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Condi
         if refusal is None:
             return former
         return _condition(CONDITION_RESIZED, "False", refusal.outlook.value, refusal.message)
-    changed = was.granted is not None and was.granted != _granted(inputs.row)
+    changed = was.granted is not None and was.granted.dump() != _granted(inputs.row)
     if changed or (former is not None and former.status == "False"):
         return _condition(CONDITION_RESIZED, "True", "Granted", share(inputs.row))
     return former
 
 
-def _dated(was: SharePodStatus, item: Condition, now: str, generation: int) -> Condition:
-    former = _former(was, item.type)
+def _dated(was: SharePodStatus, item: Stated, now: str, generation: int) -> Json:
+    former = next((known for known in was.conditions if known.type == item.type), None)
     since = former.last_transition_time if former is not None and former.status == item.status else None
-    return item.model_copy(update={"last_transition_time": since or now, "observed_generation": generation})
+    return {
+        "type": item.type,
+        "status": item.status,
+        "reason": str(item.reason),
+        "message": item.message,
+        "lastTransitionTime": since or now,
+        "observedGeneration": generation,
+    }

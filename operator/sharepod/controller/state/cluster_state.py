@@ -39,14 +39,15 @@ from .facts import (
     unreadable_sharepod,
 )
 from .namespaces import EndingNamespaces
-from .store import Store
+from .store import DISTRUSTED, Store
 
 Json = Mapping[str, Any]
 
 _REASON_LIMIT = 256
 """Characters of a GPU's own reason that go into the explanation of a refusal."""
 _DELETED_REMEMBERED = 20_000
-"""Deletions of SharePods that are remembered: more than wait for their Pods to end. A forgotten one costs a GET."""
+"""Deletions of SharePods, and of Pods, that are remembered: more than wait for their end to be written. A forgotten one
+costs a GET, and a standby that writes none forgets the oldest."""
 _SAID_EVERY_S = 10.0
 """Least seconds between two log lines about unreadable objects of one kind: a kubelet writes its Node often."""
 
@@ -167,10 +168,13 @@ class ClusterState:
         found = [pod for uid in self._pods_of.get(tenant, ()) if (pod := self.pods.get(uid)) is not None]
         return max(found, key=lambda pod: pod.version, default=None)
 
-    def put_pod(self, raw: Json, *, sure: bool = False) -> None:
+    def put_pod(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
         """Take in a Pod as it was read.
 
-        `sure`: it was read by a GET just now. A watch also says "deleted" of a Pod that only lost the label.
+        Args:
+            raw: The Pod.
+            sure: It was read by a GET just now. A watch also says "deleted" of a Pod that only lost the label.
+            news: False if the caller has written it and looks at its tenant next: nobody is told.
         """
         if self.pods.knows(*_version(raw), sure=sure):
             return
@@ -186,7 +190,7 @@ class ClusterState:
             self._pods_of.setdefault(item.tenant, set()).add(item.uid)
             self.lost_pods.pop(item.tenant, None)
         self._count_pod(item)
-        if item.tenant is not None and (before is None or replace(before, version=item.version) != item):
+        if news and item.tenant is not None and (before is None or before.says() != item.says()):
             self.on_tenant_changed(item.tenant)
 
     def drop_pod(self, uid: str, last: Json | None = None, version: float = math.inf) -> None:
@@ -197,12 +201,24 @@ class ClusterState:
         if pod is not None:
             self._pod_gone(pod)
 
+    def distrust_pods(self) -> None:
+        """Count each known version of a Pod as the oldest, and forget which were lost: in another history they are
+        there, or never were."""
+        self.lost_pods.clear()
+        self.pods.distrust()
+
     def _pod_gone(self, pod: PodFacts) -> None:
         self.cluster.remove_pod(pod.uid)
         if pod.tenant is not None:
-            self.lost_pods[pod.tenant] = pod
+            if pod.version != DISTRUSTED:
+                self._remember_lost(pod.tenant, pod)
             self._no_longer_of(pod)
         self.on_room_changed()
+
+    def _remember_lost(self, tenant: str, pod: PodFacts) -> None:
+        self.lost_pods[tenant] = pod
+        if len(self.lost_pods) > _DELETED_REMEMBERED:
+            del self.lost_pods[next(iter(self.lost_pods))]
 
     def _no_longer_of(self, pod: PodFacts) -> None:
         tenant = pod.tenant or ""

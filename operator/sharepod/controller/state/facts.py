@@ -11,9 +11,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from pydantic import ValidationError
@@ -124,6 +125,15 @@ class PodFacts(ObjectFacts):
         """True while the operator has not opened its gate: it never ran."""
         return SHARE_GATE in self.gates and self.node is None
 
+    def says(self) -> tuple[object, ...]:
+        """Return everything that it says but for its version, cheap to compare."""
+        return _said_by_pod(self)
+
+
+_said_by_pod: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
+    *(item.name for item in fields(PodFacts) if item.name != "version")
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts(ObjectFacts):
@@ -179,6 +189,11 @@ class GpuNodeFacts(ObjectFacts):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
+
+    def seen(self, tenant: str) -> TenantStatus | None:
+        """Return what the agent reports of a tenant."""
+        known = self.lists.tenants.read.get(tenant)
+        return known[1] if known is not None else None
 
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:

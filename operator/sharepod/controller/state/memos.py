@@ -86,6 +86,8 @@ class TenantMemo:
     eviction: Eviction | None = None
     status_written: float | None = None
     """Time of the last write of the status."""
+    major: tuple[object, ...] | None = None
+    """Origin of the deciding fields of the status at that write (`decisions.status.major`)."""
     usage_written: float | None = None
     """When `status.usage` was last written."""
     shown: tuple[object, ...] | None = None

@@ -19,6 +19,8 @@ from .facts import ObjectFacts
 
 F = TypeVar("F", bound=ObjectFacts)
 
+DISTRUSTED = 0
+"""Version of what is known from a history that no longer exists: older than any of the API server's."""
 _REMEMBERED = 20_000
 """Objects that are gone whose last version is remembered: more than vanish while one list is read."""
 
@@ -104,4 +106,4 @@ class Store(Generic[F]):
     def distrust(self) -> None:
         """Count each known version as the oldest, and forget which objects ended: the versions have gone back."""
         self._ended.clear()
-        self._items = {uid: replace(item, version=0) for uid, item in self._items.items()}
+        self._items = {uid: replace(item, version=DISTRUSTED) for uid, item in self._items.items()}

@@ -65,7 +65,7 @@ class PodControl:
             return None
         memo.blocked = None
         metrics.PODS_CREATED.inc()
-        self._state.put_pod(made)
+        self._state.put_pod(made, news=False)
         return None
 
     async def open_gate(self, pod: PodFacts, node: str, row: Tenant) -> bool:
@@ -76,7 +76,7 @@ class PodControl:
         except (InvalidError, ConflictError, NotFoundError):
             await self._refresh(pod)
             return False
-        self._state.put_pod(made)
+        self._state.put_pod(made, news=False)
         return True
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:

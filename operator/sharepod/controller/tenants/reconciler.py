@@ -4,7 +4,8 @@ Guarantees:
 - One tenant is worked on at most once at a time.
 - Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
 - Absence is confirmed by a GET before anything is concluded from it; that a SharePod is gone, once, and not at all if
-  its watch has shown the deletion.
+  its watch has shown the deletion. Nor is it for the release of a row whose Pod was seen to end, or to be deleted and
+  then to go: its agent confirms that anyway before the share is given away.
 """
 
 from __future__ import annotations
@@ -86,15 +87,23 @@ class TenantReconciler:
                 if not memo.gone:
                     return
                 snapshot = self._snapshots.take(tenant, memo)  # much can have happened meanwhile
-        # 2. Decide the next step, and 3. do it.
+        # 2. Decide the next step, and 3. do it; a Pod that was created asks for its place at once.
         step = lifecycle.decide(snapshot)
-        log.debug("step", tenant=tenant, step=step)
         finish = await self._act(snapshot, tenant, memo, step)
+        if isinstance(step, lifecycle.CreatePod) and finish is None and memo.blocked is None:
+            snapshot = self._snapshots.take(tenant, memo)
+            following = lifecycle.decide(snapshot)
+            if isinstance(following, lifecycle.Place):
+                step, finish = following, await self._act(snapshot, tenant, memo, following)
+            else:
+                self.queue.add(tenant)
         if isinstance(step, lifecycle.Forget):
             return
         # 4. Write the status as it is after the step, and 5. evict where the policy says so.
         if not isinstance(step, lifecycle.Wait | lifecycle.Place):  # those two change nothing that a snapshot shows
             snapshot = self._snapshots.take(tenant, memo)
+        if isinstance(step, lifecycle.OpenGate) and not isinstance(lifecycle.decide(snapshot), lifecycle.Wait):
+            self.queue.add(tenant)  # its answer, which is no news to anybody, showed more than an open gate
         sharepod = snapshot.sharepod
         if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
             await self._status.sync(snapshot, sharepod, memo, finish)
@@ -144,6 +153,7 @@ class TenantReconciler:
         self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: lifecycle.Step
     ) -> Finish | None:
         """Do the step; return how the SharePod ends, if it does."""
+        log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
         if not isinstance(step, lifecycle.Place):
             self._resize_or_leave(snapshot, tenant, memo)
@@ -173,7 +183,7 @@ class TenantReconciler:
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
             case lifecycle.BeginRelease(node=node):
-                if await self._pod_control.absent(*self._name(snapshot), tenant):
+                if _saw_end(snapshot) or await self._pod_control.absent(*self._name(snapshot), tenant):
                     self._state.cluster.set_releasing(node, TenantId(tenant))
                     self._ledger.add(node)
                 else:
@@ -234,3 +244,10 @@ class TenantReconciler:
             self.queue.add_after(sharepod.uid, again)
         elif memo.eviction is not None and memo.eviction.done is not None:
             self.queue.add(sharepod.uid)  # to show it
+
+
+def _saw_end(snapshot: TenantSnapshot) -> bool:
+    """Return whether its Pod was seen to end, or to be deleted and then to be gone."""
+    if snapshot.pod is not None:
+        return snapshot.pod.ended
+    return snapshot.lost is not None and snapshot.lost.deleting

@@ -64,7 +64,7 @@ class Snapshots:
         drained = False
         if written.state is TenantState.RELEASING:
             since = memo.release_generation.setdefault(node, gpunode.generation)
-            seen = next((item for item in gpunode.status.tenants if item.id == tenant), None)
+            seen = gpunode.seen(tenant)
             drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
         return ReservationSnapshot(
             node=node,
@@ -86,9 +86,9 @@ def seen_by_agent(state: ClusterState, snapshot: TenantSnapshot) -> TenantStatus
     """Return what the agent of its node reports of a tenant."""
     for reserved in snapshot.reserved:
         gpunode = state.gpunodes.named(reserved.node) if reserved.written is not None else None
-        for seen in gpunode.status.tenants if gpunode is not None else ():
-            if reserved.written is not None and seen.id == reserved.written.id:
-                return seen
+        seen = gpunode.seen(reserved.wanted.tenant) if gpunode is not None else None
+        if seen is not None:
+            return seen
     return None
 
 

@@ -6,6 +6,7 @@ Guarantees:
 - A change of conditions alone is written at most once a second.
 - A new process announces nothing that the status showed before.
 - A write holds for the version of the SharePod that was looked at only; else the SharePod is read and looked at again.
+- The whole status is applied, server-side, by one field manager; what another manager has left in it is taken out.
 - A status that cannot be read is not written, but for its end: the owner is told by an Event.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 import structlog
 
+from sharepod.api.objects import API_VERSION
 from sharepod.api.sharepod import KIND
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
@@ -27,14 +29,12 @@ from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
-from sharepod.kube import ConflictError, Json, NotFoundError
+from sharepod.kube import ConflictError, InvalidError, Json, NotFoundError
 
 from .snapshots import asks_for_another_share
 
-_MINOR = {"conditions", "usage", "observedGeneration"}
-"""Fields of the status that only explain: nothing is decided by them."""
 _MINOR_PERIOD_S = 1.0
-"""Seconds between two writes of a status of which only `_MINOR` changes: a message that flutters costs one a second."""
+"""Seconds between two writes of a status of which only minor fields change: a fluttering message costs one a second."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,33 +71,19 @@ class StatusWriter:
 
         A SharePod of which only the metadata is known gets an Event alone, unless it has ended.
 
-        1. Return if the status as it is was made of the same inputs.
+        1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
         2. Compose the status and compare it with the one that was read.
         3. Return if nothing changed; come back later if only minor fields did, too soon.
-        4. Patch; after a conflict read the SharePod and come back at once.
+        4. Apply; after a conflict read the SharePod and come back at once.
         5. Write Events.
         """
         if not sharepod.readable and finish is None:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
             return
-        reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
-        gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
+        inputs = self._inputs(snapshot, memo)
         cleared = sharepod.status.pod_uid in memo.returned
         now = self._clock()
-        inputs = status.StatusInputs(
-            snapshot=snapshot,
-            node=reserved.node if reserved is not None else None,
-            row=reserved.written if reserved is not None else None,
-            report=gpunode.status if gpunode is not None else None,
-            refusal=memo.refusal,
-            resize_refusal=memo.resize_refusal,
-            resizing=asks_for_another_share(self._state, snapshot, memo),
-            blocked=memo.blocked,
-            usage_due=False,
-            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-        seen = status.reported(inputs)
-        if status.usage_moved(sharepod.status.usage, seen, inputs.row):
+        if status.usage_moved(sharepod.status.usage, inputs.seen, inputs.row):
             due = now if memo.usage_written is None else memo.usage_written + self._settings.usage_interval
             inputs = replace(inputs, usage_due=now >= due)
             if now < due:
@@ -105,15 +91,21 @@ class StatusWriter:
         looked_at = status.looked_at(sharepod, inputs, finish)
         if looked_at == memo.shown and not cleared:
             return
+        major = (status.major(sharepod, inputs, finish), cleared)
+        too_soon = memo.status_written is not None and now < memo.status_written + _MINOR_PERIOD_S
+        if too_soon and major == memo.major:
+            self._later(sharepod, memo, now)
+            return
         wanted = status.compose(sharepod, inputs, finish)
         if cleared:
-            wanted = wanted.model_copy(update={"pod_uid": None, "pod_name": None})
+            del wanted["podUID"]
+            wanted.pop("podName", None)
         changes = status.difference(sharepod.raw_status, wanted)
         if not changes:
             memo.shown = looked_at
             return
-        if changes.keys() <= _MINOR and memo.status_written is not None and now < memo.status_written + _MINOR_PERIOD_S:
-            self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
+        if too_soon and changes.keys() <= status.MINOR:
+            self._later(sharepod, memo, now)
             return
         log.debug(
             "status changes",
@@ -121,16 +113,17 @@ class StatusWriter:
             sharepod=f"{sharepod.namespace}/{sharepod.name}",
             changes=changes,
         )
-        metadata: Json = {"uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
         try:
-            answer = await self._client.patch_status(
-                SHAREPODS, sharepod.name, {"metadata": metadata, "status": changes}, sharepod.namespace
-            )
+            answer = await self._apply(sharepod, wanted)
+        except InvalidError as error:
+            text = f"the API server refused the status of the SharePod, which is tried again: {error.message}"
+            self._events.warning(KIND, sharepod, "StatusRefused", "Watch", text)
+            raise
         except (ConflictError, NotFoundError):
             await self._read_sharepod(sharepod)
             self._requeue_after(sharepod.uid, 0.0)
             return
-        memo.status_written = now
+        memo.status_written, memo.major = now, major
         if "usage" in changes:
             memo.usage_written = now
         decides = finish is not None or cleared  # the next step follows from what was written
@@ -141,11 +134,50 @@ class StatusWriter:
             memo.shown = status.looked_at(known, replace(inputs, usage_due=False))
         announced = memo.announced
         if announced is None:
-            announced = announced_before(sharepod.status, seen)
-        found, memo.announced = announcements(wanted, finish, seen, announced)
+            announced = announced_before(sharepod.status, inputs.seen)
+        found, memo.announced = announcements(wanted, finish, inputs.seen, announced)
         for item in found:
             tell = self._events.warning if item.warning else self._events.normal
             tell(KIND, sharepod, item.reason, item.action, item.message)
+
+    async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
+        """Write a status; return the SharePod as it is then."""
+        metadata: Json = {"name": sharepod.name, "uid": sharepod.uid, "resourceVersion": str(sharepod.version)}
+        body: Json = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": wanted}
+        answer = await self._client.apply_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
+        left = status.difference(answer.get("status") or {}, wanted)
+        if not left:
+            return answer
+        metadata = {"uid": sharepod.uid, "resourceVersion": answer["metadata"]["resourceVersion"]}
+        body = {"metadata": metadata, "status": left}
+        return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
+
+    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo) -> status.StatusInputs:
+        """Return what the status is made of, usage left as it is."""
+        reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
+        row = reserved.written if reserved is not None else None
+        gpunode = self._state.gpunodes.named(reserved.node) if reserved is not None else None
+        gpus, seen = None, None
+        if row is not None and gpunode is not None:
+            gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
+        return status.StatusInputs(
+            snapshot=snapshot,
+            node=reserved.node if reserved is not None else None,
+            row=row,
+            gpus=gpus,
+            seen=seen,
+            refusal=memo.refusal,
+            resize_refusal=memo.resize_refusal,
+            resizing=asks_for_another_share(self._state, snapshot, memo),
+            blocked=memo.blocked,
+            usage_due=False,
+            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def _later(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
+        """Look again once a change of minor fields may be written."""
+        assert memo.status_written is not None
+        self._requeue_after(sharepod.uid, memo.status_written + _MINOR_PERIOD_S - now)
 
     async def _read_sharepod(self, sharepod: SharePodFacts) -> None:
         try:

@@ -9,6 +9,7 @@
 #include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/current_gpu.h"
+#include "wrappers/memory/refused.h"
 
 enum { TILE_WIDTH = 64, TILE_HEIGHT = 8 }; /* bytes, rows: a tile of block-linear memory */
 
@@ -99,7 +100,7 @@ static CUresult begin(struct charge *charge, const void *handle, const CUDA_ARRA
     struct charge charge;                                                                                             \
     CUresult result = begin(&charge, handle, array, levels);                                                          \
     if (result != CUDA_SUCCESS)                                                                                       \
-        return result;                                                                                                \
+        return REFUSED(result, handle);                                                                               \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                        \
     charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_ARRAY, result == CUDA_SUCCESS ? (uintptr_t)*(handle) : 0); \
     return result

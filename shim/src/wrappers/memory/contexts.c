@@ -15,6 +15,7 @@
 #include "process/process.h"
 #include "wrappers/memory/current_gpu.h"
 #include "wrappers/memory/virtual.h"
+#include "wrappers/memory/refused.h"
 
 /* ms that the first context waits for the agent to tell its overhead, where none is known yet. */
 enum { CONNECT_TIME_MS = 200 };
@@ -112,7 +113,7 @@ static void end(int place, bool made, CUcontext context) {
         atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);              \
     int place = gpus_place(memory_state()->gpus, device);                         \
     if (!begin(place))                                                            \
-        return CUDA_ERROR_OUT_OF_MEMORY;                                          \
+        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, context);                        \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;    \
     end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL); \
     return result
@@ -138,6 +139,24 @@ EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *parameters
     CREATE(cuCtxCreate_v4, context, device, context, parameters, flags, device);
 }
 
+EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuGLCtxCreate, context, device, context, flags, device);
+}
+
+EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device) {
+    CREATE(cuGLCtxCreate_v2, context, device, context, flags, device);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdpau_device,
+                                 void *vdpau_functions) {
+    CREATE(cuVDPAUCtxCreate, context, device, context, flags, device, vdpau_device, vdpau_functions);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdpau_device,
+                                    void *vdpau_functions) {
+    CREATE(cuVDPAUCtxCreate_v2, context, device, context, flags, device, vdpau_device, vdpau_functions);
+}
+
 EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
     CUcontext context = NULL;
     CUresult result = process_enter();
@@ -146,7 +165,7 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources,
     atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);
     int place = gpus_place(memory_state()->gpus, device);
     if (!begin(place))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, green);
     result = HAS(cuGreenCtxCreate) ? DRIVER(cuGreenCtxCreate)(green, resources, device, flags) : CUDA_ERROR_NOT_FOUND;
     bool known =
         result == CUDA_SUCCESS && HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, *green) == CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 #include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/current_gpu.h"
+#include "wrappers/memory/refused.h"
 
 /* Charge linear memory of the current context. Without a pointer for the address, or for no bytes, nothing is charged:
  * the driver says what is wrong. */
@@ -22,7 +23,7 @@ static CUresult begin_linear(struct charge *charge, const void *address, uint64_
     struct charge charge;                                                                                    \
     CUresult result = begin_linear(&charge, address, bytes);                                                 \
     if (result != CUDA_SUCCESS)                                                                              \
-        return result;                                                                                       \
+        return REFUSED(result, address);                                                                     \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                               \
     charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0); \
     return result
@@ -63,11 +64,12 @@ static bool adjust(struct charge *charge, uint64_t bytes) {
     struct charge charge;                                                                                     \
     CUresult result = begin_linear(&charge, (address) && (pitch) ? (address) : NULL, pitched(width, height)); \
     if (result != CUDA_SUCCESS)                                                                               \
-        return result;                                                                                        \
+        return REFUSED(result, address);                                                                      \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;                                \
     if (result == CUDA_SUCCESS && charge.allocation != NULL &&                                                \
         !adjust(&charge, memory_rounded((uint64_t)*(pitch) * (height), MEMORY_GRANULARITY))) {                \
         DRIVER(symbol_free)(*(address));                                                                      \
+        *(address) = 0;                                                                                       \
         result = CUDA_ERROR_OUT_OF_MEMORY;                                                                    \
     }                                                                                                         \
     charge_end(&charge, result == CUDA_SUCCESS, ALLOCATION_LINEAR, result == CUDA_SUCCESS ? *(address) : 0);  \

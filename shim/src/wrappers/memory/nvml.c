@@ -135,6 +135,12 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
     return came;
 }
 
+/* Return whether NVML itself made the call that returns to that address: its functions call each other by name, and
+ * what they pass on is theirs, not the tenant's view. */
+static bool from_within(const void *caller) {
+    return object_holds(caller, NVML_FILE);
+}
+
 /* Get the same figures as cuMemGetInfo. For a process that uses CUDA. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
@@ -197,7 +203,7 @@ nvml_result nvmlDeviceGetMemoryInfo(nvml_device device, struct nvml_memory *memo
     if (real == NULL)
         return NVML_FUNCTION_NOT_FOUND;
     nvml_result result = real(device, memory);
-    if (result == NVML_SUCCESS && memory != NULL)
+    if (result == NVML_SUCCESS && memory != NULL && !from_within(__builtin_return_address(0)))
         show(device, &memory->total, &memory->free, &memory->used);
     return result;
 }
@@ -208,7 +214,8 @@ nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct nvml_memory_v2
     if (real == NULL)
         return NVML_FUNCTION_NOT_FOUND;
     nvml_result result = real(device, memory);
-    if (result == NVML_SUCCESS && memory != NULL && show(device, &memory->total, &memory->free, &memory->used))
+    if (result == NVML_SUCCESS && memory != NULL && !from_within(__builtin_return_address(0)) &&
+        show(device, &memory->total, &memory->free, &memory->used))
         memory->reserved = 0; /* the driver's own part is not the tenant's */
     return result;
 }

@@ -11,6 +11,14 @@
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "process/process.h"
+#include "wrappers/memory/refused.h"
+
+/* Get the device of a stream that the driver names no context of: one that was made for a green context. */
+static CUresult device_of_green(CUstream stream, CUdevice *device) {
+    if (HAS(cuStreamGetDevice) && DRIVER(cuStreamGetDevice)(stream, device) == CUDA_SUCCESS)
+        return CUDA_SUCCESS;
+    return DRIVER(cuCtxGetDevice)(device);
+}
 
 /* Get the device that a stream is on. */
 static CUresult device_of(CUstream stream, CUdevice *device) {
@@ -19,6 +27,8 @@ static CUresult device_of(CUstream stream, CUdevice *device) {
     if (result != CUDA_SUCCESS || stream_is_default(stream) || !HAS(cuStreamGetCtx) || !HAS(cuCtxGetDevice))
         return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
     result = DRIVER(cuStreamGetCtx)(stream, &context);
+    if (result == CUDA_ERROR_NOT_SUPPORTED)
+        return device_of_green(stream, device);
     if (result != CUDA_SUCCESS || context == current)
         return result != CUDA_SUCCESS ? result : DRIVER(cuCtxGetDevice)(device);
     result = DRIVER(cuCtxPushCurrent_v2)(context);
@@ -66,21 +76,20 @@ static void undo(const struct pool_memory *memory, CUdeviceptr address, CUstream
     own_calls_end(mode);
 }
 
-static CUresult end(struct pool_call *call, CUresult result, const CUdeviceptr *address, CUstream stream,
-                    bool per_thread) {
+static CUresult end(struct pool_call *call, CUresult result, CUdeviceptr *address, CUstream stream, bool per_thread) {
     if (call->memory == NULL || pool_call_end(call))
         return result;
     if (result == CUDA_SUCCESS)
         undo(call->memory, *address, stream, per_thread);
     pool_call_close(call);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, address);
 }
 
 #define ALLOCATE_ASYNC(symbol, pool, per_thread, ...)                          \
     struct pool_call call;                                                     \
     CUresult result = begin(&call, address, bytes, pool, stream, per_thread);  \
     if (result != CUDA_SUCCESS)                                                \
-        return result;                                                         \
+        return REFUSED(result, address);                                       \
     result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
     return end(&call, result, address, stream, per_thread)
 

@@ -9,8 +9,10 @@
 #include "memory/state.h"
 #include "memory/physical.h"
 #include "memory/credits.h"
+#include "memory/exports.h"
 #include "driver/entries.h"
 #include "process/process.h"
+#include "wrappers/memory/refused.h"
 #include "wrappers/memory/virtual.h"
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
@@ -27,11 +29,11 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
         return DRIVER(cuMemCreate)(handle, size, prop, flags);
     struct allocation *allocation = place < 0 ? NULL : physical_begin(size, place);
     if (allocation == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, handle);
     if (!credits_reserve(place, size)) {
         allocation->physical->bytes = 0; /* nothing was charged */
         physical_end(allocation, false, 0);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, handle);
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
     physical_end(allocation, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
@@ -48,6 +50,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     if (allocation == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
+    if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        allocation->physical->kept = exports_keep((int)(intptr_t)from);
     memory_lock();
     struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
     if (known != NULL)
@@ -55,6 +59,33 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     memory_unlock();
     bool fresh = result == CUDA_SUCCESS && known == NULL;
     physical_end(allocation, fresh, fresh ? *handle : 0);
+    return result;
+}
+
+/* A descriptor keeps the memory for whoever has it. If it cannot be watched for lack of descriptors, it is not handed
+ * out. */
+EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                             CUmemAllocationHandleType type, unsigned long long flags) {
+    CUresult result = process_enter();
+    if (result != CUDA_SUCCESS || !HAS(cuMemExportToShareableHandle))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
+    memory_lock();
+    struct physical *physical = physical_of(handle);
+    if (physical != NULL)
+        physical->pins++;
+    memory_unlock();
+    result = DRIVER(cuMemExportToShareableHandle)(out, handle, type, flags);
+    if (physical == NULL)
+        return result;
+    if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+        !exports_watch(&physical->exports, *(int *)out)) {
+        sys_close(*(int *)out);
+        *(int *)out = -1;
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    memory_lock();
+    physical->pins--;
+    physical_unlock(physical);
     return result;
 }
 

@@ -4,6 +4,9 @@
  * caller's return address in its place: with RTLD_NEXT the C library goes by that address, and a forwarding call would
  * make it search behind the hook instead of behind the caller.
  */
+#include <dlfcn.h>
+#include <string.h>
+
 #include "driver/entries.h"
 #include "wrappers/memory/nvml.h"
 #include "base/elf.h"
@@ -71,10 +74,28 @@ static struct verdict decide_nvml(const struct lookup *lookup, void *wrapper) {
     return (struct verdict){found != NULL && found == theirs ? wrapper : found, true};
 }
 
+/* Answer for "dlsym" or "dlvsym" itself, asked of a handle: the C library's comes out as the hook's. A library behind
+ * the hook that has a function of its own under that name needs the C library's, to which its own leads. */
+static struct verdict decide_own(const struct lookup *lookup, void *own) {
+    void *found = ask(lookup, lookup->symbol), *libc = object_libc_symbol(lookup->symbol);
+    bool last = object_next_symbol(lookup->symbol) == libc;
+    return (struct verdict){last && found != NULL && found == libc ? own : found, true};
+}
+
+/* Return the hook's own lookup function of that name; NULL: it is none. */
+static void *own_lookup(const char *symbol) {
+    if (symbol == NULL || symbol[0] != 'd' || symbol[1] != 'l')
+        return NULL;
+    return strcmp(symbol, "dlsym") == 0 ? (void *)dlsym : strcmp(symbol, "dlvsym") == 0 ? (void *)dlvsym : NULL;
+}
+
 /* Answer a lookup. */
 static struct verdict decide(const struct lookup *lookup) {
     if (lookup->real == NULL)
         return (struct verdict){NULL, true};
+    void *own = own_lookup(lookup->symbol);
+    if (own != NULL && lookup->handle != NULL && lookup->handle != (void *)-1l)
+        return decide_own(lookup, own);
     void *in_place_of_nvml = nvml_wrapper(lookup->symbol);
     if (in_place_of_nvml != NULL)
         return decide_nvml(lookup, in_place_of_nvml);

@@ -1,7 +1,8 @@
 /* Both forms of cuGetProcAddress, and the table from entry to wrapper.
  *
  * The driver answers first, by its own rules of versions and streams; then its function is replaced by the hook's
- * wrapper of that very function. A name that is gated never comes out under a pointer that the hook does not know: it
+ * wrapper of that very function. A name that is gated never comes out under a pointer that the hook does not know: the
+ * wrapper is then found by name, version and flags, as the driver does; for a version that the table does not cover it
  * is not found.
  */
 #include "wrappers/symbols/resolve.h"
@@ -20,7 +21,7 @@ void *wrapper_of(enum entry entry) {
 }
 
 /* Replace the driver's function by the wrapper. False: there is nothing to hand out. */
-static bool replace(const char *name, void **function) {
+static bool replace(const char *name, void **function, int version, cuuint64_t flags) {
     if (function == NULL || *function == NULL)
         return true;
     enum entry entry = entries_behind(name, *function);
@@ -31,7 +32,10 @@ static bool replace(const char *name, void **function) {
     entry = entries_gated_name(name);
     if (entry == ENTRY_COUNT)
         return true;
-    *function = NULL;
+    enum entry meant = entries_meant(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
+    *function = meant != ENTRY_COUNT ? wrapper_of(meant) : NULL;
+    if (meant != ENTRY_COUNT)
+        return true;
     if (entries_first_refusal(entry))
         sys_say("the driver's ", name, " of this version is unknown to the hook and therefore not found", NULL);
     return false;
@@ -41,7 +45,7 @@ EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version,
     if (!entries_load() || !HAS(cuGetProcAddress))
         return CUDA_ERROR_NOT_FOUND;
     CUresult result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    return result != CUDA_SUCCESS || replace(name, function) ? result : CUDA_ERROR_NOT_FOUND;
+    return result != CUDA_SUCCESS || replace(name, function, version, flags) ? result : CUDA_ERROR_NOT_FOUND;
 }
 
 /* "Not found" is a status here, and an error only for a caller that does not ask for the status. */
@@ -50,7 +54,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
     if (!entries_load() || !HAS(cuGetProcAddress_v2))
         return CUDA_ERROR_NOT_FOUND;
     CUresult result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-    if (result != CUDA_SUCCESS || replace(name, function))
+    if (result != CUDA_SUCCESS || replace(name, function, version, flags))
         return result;
     if (status == NULL)
         return CUDA_ERROR_NOT_FOUND;

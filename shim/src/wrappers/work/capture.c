@@ -14,7 +14,7 @@ struct beginning {
     struct open_capture capture;
 };
 
-/* Note a capture that is about to begin. What was launched into the context's streams is fenced (R5): neither a
+/* Note a capture that is about to begin. What was launched into streams of any context is fenced (R5): neither a
  * capturing stream can be asked for it, nor one that joins it. */
 static struct beginning begin(CUstream stream, bool per_thread) {
     struct beginning beginning = {.refused = process_enter()};
@@ -29,9 +29,11 @@ static struct beginning begin(CUstream stream, bool per_thread) {
         beginning.refused = CUDA_ERROR_OUT_OF_MEMORY;
         return beginning;
     }
-    for (unsigned i = 0, count = streams->streams.count; i < count; i++)
-        if (streams_stream(streams, i)->context == beginning.capture.context && streams_stream(streams, i)->pending)
-            streams_fence(streams, i);
+    for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {
+        next = row->busy_next;
+        if (row->pending)
+            streams_fence(streams, row);
+    }
     *streams_capture(streams, streams->captures.count) = beginning.capture;
     gate_set_captures(&the_process->gate, ++streams->captures.count);
     unlock(&streams->lock);

@@ -21,21 +21,13 @@ static void forget_captures(struct streams *streams, CUcontext context, CUstream
 /* Let go of a stream before it is destroyed: its unfinished work goes on, behind an event. */
 static void let_go(struct streams *streams, CUstream stream) {
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->streams.count; i++) {
-        struct known_stream *known = streams_stream(streams, i);
-        if (known->context == NULL || known->stream != stream)
+    for (struct known_context *known = streams->contexts; known != NULL; known = known->next) {
+        struct known_stream *row = known->ending ? NULL : streams_find(streams, known, stream);
+        if (row == NULL)
             continue;
-        if (known->pending)
-            streams_fence(streams, i);
-        known = streams_stream(streams, i);
-        known->pending = false;
-        if (known->waiting) {
-            known->stream = STREAM_ORPHAN;
-        } else {
-            if (known->event != NULL)
-                DRIVER(cuEventDestroy_v2)(known->event);
-            *known = (struct known_stream){0};
-        }
+        if (row->pending || row->waiting)
+            streams_fence(streams, row);
+        streams_forget(streams, row, true);
     }
     forget_captures(streams, NULL, stream);
     gate_renew(&the_process->gate);
@@ -66,33 +58,24 @@ static CUcontext departing(CUcontext context) {
 }
 
 /* Mark a context as ending, before the driver's call. From here on a drain waits for the call instead of looking at the
- * context. Return the context's epoch; 0: it is not known. */
+ * context, and a context that comes about under the same handle meanwhile is another one. Return which end it is; 0:
+ * the context is not known. */
 static uint32_t depart(struct streams *streams, CUcontext context) {
     if (context == NULL)
         return 0;
     memory_rename_context(context, departing(context));
     lock(&streams->lock);
     struct known_context *known = streams_find_context(streams, context);
-    uint32_t epoch = known != NULL ? known->epoch : 0;
-    if (known != NULL)
-        known->ending = true;
-    unlock(&streams->lock);
-    return epoch;
-}
-
-/* Forget a context, its streams and captures. With the lock. */
-static void forget_context(struct streams *streams, unsigned index) {
-    CUcontext context = streams_context(streams, index)->context;
-    *streams_context(streams, index) = (struct known_context){0};
-    for (unsigned i = 0; i < streams->streams.count; i++)
-        if (streams_stream(streams, i)->context == context)
-            *streams_stream(streams, i) = (struct known_stream){0};
-    forget_captures(streams, context, NULL);
+    uint32_t end = known == NULL ? 0 : ++streams->ends != 0 ? streams->ends : ++streams->ends;
+    for (; known != NULL; known = streams_find_context(streams, context))
+        known->ending = end;
     gate_renew(&the_process->gate);
+    unlock(&streams->lock);
+    return end;
 }
 
 /* After the driver's call: the context is gone, or goes on as before. */
-static void settle(struct streams *streams, CUcontext context, uint32_t epoch, bool gone) {
+static void settle(struct streams *streams, CUcontext context, uint32_t end, bool gone) {
     if (context == NULL)
         return;
     if (gone)
@@ -100,15 +83,18 @@ static void settle(struct streams *streams, CUcontext context, uint32_t epoch, b
     else
         memory_rename_context(departing(context), context);
     lock(&streams->lock);
-    for (unsigned i = 0; i < streams->contexts.count; i++) {
-        struct known_context *known = streams_context(streams, i);
-        if (known->context != context || known->epoch != epoch)
+    if (gone && streams_find_context(streams, context) == NULL)
+        forget_captures(streams, context, NULL);
+    for (struct known_context *next, *known = streams->contexts; known != NULL && end != 0; known = next) {
+        next = known->next;
+        if (known->ending != end)
             continue;
         if (gone)
-            forget_context(streams, i);
+            streams_forget_context(streams, known);
         else
-            known->ending = false;
+            known->ending = 0;
     }
+    gate_renew(&the_process->gate);
     unlock(&streams->lock);
 }
 
@@ -117,9 +103,9 @@ static CUresult destroy_context(CUresult (*destroy)(CUcontext), CUcontext contex
     if (result != CUDA_SUCCESS || destroy == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct streams *streams = &the_process->streams;
-    uint32_t epoch = depart(streams, context);
+    uint32_t end = depart(streams, context);
     result = destroy(context);
-    settle(streams, context, epoch, result == CUDA_SUCCESS);
+    settle(streams, context, end, result == CUDA_SUCCESS);
     return result;
 }
 
@@ -159,10 +145,10 @@ EXPORT CUresult cuCtxDetach(CUcontext context) {
     if (!last)
         known->attached--;
     unlock(&streams->lock);
-    uint32_t epoch = last ? depart(streams, context) : 0;
+    uint32_t end = last ? depart(streams, context) : 0;
     result = DRIVER(cuCtxDetach)(context);
     if (last) {
-        settle(streams, context, epoch, result == CUDA_SUCCESS);
+        settle(streams, context, end, result == CUDA_SUCCESS);
         return result;
     }
     lock(&streams->lock);
@@ -181,16 +167,16 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     CUcontext context = NULL;
     if (!HAS(cuCtxFromGreenCtx) || DRIVER(cuCtxFromGreenCtx)(&context, green) != CUDA_SUCCESS)
         context = NULL;
-    uint32_t epoch = depart(streams, context);
+    uint32_t end = depart(streams, context);
     result = DRIVER(cuGreenCtxDestroy)(green);
-    settle(streams, context, epoch, result == CUDA_SUCCESS);
+    settle(streams, context, end, result == CUDA_SUCCESS);
     return result;
 }
 
 /* A release ends the primary context only with its last reference; a reset always. */
-static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool reset) {
+static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool reset) {
     CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || end == NULL)
+    if (result != CUDA_SUCCESS || call == NULL)
         return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
     struct streams *streams = &the_process->streams;
     CUcontext context = NULL;
@@ -201,12 +187,12 @@ static CUresult end_primary(CUresult (*end)(CUdevice), CUdevice device, bool res
         DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
         HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
                                           : DRIVER(cuDevicePrimaryCtxRelease)(device);
-    uint32_t epoch = depart(streams, context);
-    result = end(device);
+    uint32_t end = depart(streams, context);
+    result = call(device);
     bool gone = result == CUDA_SUCCESS;
     if (gone && context != NULL && !reset)
         gone = DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active;
-    settle(streams, context, epoch, gone);
+    settle(streams, context, end, gone);
     return result;
 }
 

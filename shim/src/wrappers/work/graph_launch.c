@@ -11,13 +11,6 @@
 #include "wrappers/memory/graphmem.h"
 #include "wrappers/work/passthrough.h"
 
-/* Return whether the graph would be over by the end of the quantum, behind what the thread launched into that stream
- * before. */
-static bool fits(const struct slot_stream *entry, uint64_t duration, uint64_t deadline) {
-    uint64_t now = sys_now(), begins = entry->estimate.graphs_end_at > now ? entry->estimate.graphs_end_at : now;
-    return deadline == SYS_NEVER || begins + duration <= deadline;
-}
-
 static void forget(CUgraphExec exec) {
     graph_times_forget(&the_process->graphs, &the_process->streams, exec);
 }
@@ -37,12 +30,8 @@ static CUresult launch_metered(launch_call launch, struct passage *passage, CUgr
     recorded = recorded && result == CUDA_SUCCESS && graph_times_record(&measure.after, &measure, named);
     if (measure.taken)
         graph_times_finish(graphs, streams, exec, &measure, recorded);
-    if (duration > 0) {
-        uint64_t now = sys_now();
-        entry->estimate.last_graph_ns = duration;
-        entry->estimate.graphs_end_at =
-            (entry->estimate.graphs_end_at > now ? entry->estimate.graphs_end_at : now) + duration;
-    }
+    if (duration > 0)
+        pace_graph(&entry->queue->pace, sys_now(), duration);
     passage_leave(passage);
     return result;
 }
@@ -53,17 +42,17 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         struct passage passage = enter(stream, per_thread);
         if (passage.refused != CUDA_SUCCESS)
             return passage.refused;
-        if (launch == NULL || passage.gate == NULL || passage.stream == NULL || !passage.stream->registered.metered) {
+        if (launch == NULL || passage.gate == NULL || passage.stream == NULL || passage.stream->queue == NULL) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             passage_leave(&passage);
             return result;
         }
         struct gate *gate = &the_process->gate;
-        if (passage.waited)
-            passage.stream->estimate.graphs_end_at = 0;
         uint32_t closing = atomic_load(&gate->next_closing);
-        uint64_t deadline = atomic_load(&gate->deadline), duration = graph_times_expected(&the_process->graphs, exec);
-        if (deferred || passage.waited || duration == 0 || fits(passage.stream, duration, deadline))
+        uint64_t deadline = atomic_load(&gate->deadline),
+                 duration = graph_times_expected(&the_process->graphs, &the_process->streams, exec);
+        if (deferred || passage.waited || duration == 0 ||
+            pace_graph_fits(&passage.stream->queue->pace, sys_now(), deadline, duration))
             return launch_metered(launch, &passage, exec, stream, per_thread, duration);
         passage_abandon(&passage);
         passage_wait_next(gate, closing, deadline);
@@ -84,7 +73,7 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
     static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
         struct slot *slot = passage_slot;                                                     \
         struct slot_stream *entry = enter_fast(slot, stream, per_thread);                     \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->registered.metered)) {           \
+        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->queue != NULL)) {                \
             if (entry != NULL)                                                                \
                 gate_retreat_fast(slot);                                                      \
             return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \

@@ -1,10 +1,14 @@
-/* The wrapped cuInit: the first CUDA call of most programs, and so where the hook starts in them. */
+/* The wrapped cuInit: the first CUDA call of most programs, and so where the hook starts in them, once the driver has
+ * said that there is a device (H4). */
 #include "driver/entries.h"
 #include "process/process.h"
 
 EXPORT CUresult cuInit(unsigned int flags) {
-    CUresult result = process_enter();
+    if (!entries_load() || !HAS(cuInit))
+        return CUDA_ERROR_NOT_FOUND;
+    CUresult result = DRIVER(cuInit)(flags);
     if (result != CUDA_SUCCESS)
         return result;
-    return HAS(cuInit) ? DRIVER(cuInit)(flags) : CUDA_ERROR_NOT_FOUND;
+    process_watch_exit();
+    return process_enter();
 }

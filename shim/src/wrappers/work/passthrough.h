@@ -27,12 +27,14 @@ struct passage enter_slowly(CUstream stream, bool per_thread);
 /* Enter by the fast path, else slowly. */
 struct passage enter(CUstream stream, bool per_thread);
 
-/* Body of a wrapper: through the gate if `runs`, else straight on, because the call makes the device do nothing that is
- * shared. */
+/* Go past the gate with a call that makes the device do nothing that is shared. A drain will not wait for it (D3). */
+struct passage pass_by(CUstream stream, bool per_thread);
+
+/* Body of a wrapper: through the gate if `runs`, else past it. */
 #define PASSTHROUGH(runs, symbol, stream, per_thread, ...)                              \
     struct passage passage = {.refused = process_enter()};                              \
-    if (passage.refused == CUDA_SUCCESS && (runs))                                      \
-        passage = enter(stream, per_thread);                                            \
+    if (passage.refused == CUDA_SUCCESS)                                                \
+        passage = (runs) ? enter(stream, per_thread) : pass_by(stream, per_thread);     \
     if (passage.refused != CUDA_SUCCESS)                                                \
         return passage.refused;                                                         \
     CUresult result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \

@@ -12,7 +12,7 @@
 
 enum { STACK_DEPTH = 16 };
 
-static bool initialized, forked;
+static bool initialized, forked, ended;
 static struct context *contexts;
 static struct context primary[FAKE_DEVICES];
 static __thread struct context *stack[STACK_DEPTH];
@@ -49,13 +49,36 @@ EXPORT CUresult cuInit(unsigned int flags) {
     return result;
 }
 
+/* Take the time that FAKE_CUDA_END_MS says for the end of a context or of the library, when all is gone already. */
+static void end_slowly(void) {
+    const char *ms = getenv("FAKE_CUDA_END_MS");
+    if (initialized && ms != NULL)
+        fake_sleep_until(fake_now() + strtoull(ms, NULL, 10) * 1000000);
+}
+
+void fake_misused(void) {
+    if (initialized)
+        fake_state_usage(0)->misused++;
+}
+
+/* Runs with the other destructors of the program, or of a library that goes: what the driver has is gone. */
+__attribute__((destructor)) static void end_library(void) {
+    ended = true;
+    end_slowly();
+}
+
 CUresult fake_initialized(void) {
+    if (ended) {
+        fake_misused();
+        return CUDA_ERROR_DEINITIALIZED;
+    }
     return initialized ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult fake_enter(struct context **context) {
-    if (!initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
     *context = depth > 0 ? stack[depth - 1] : NULL;
     if (*context == NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
@@ -83,6 +106,7 @@ static CUresult init_context(struct context *context, int device, unsigned flags
     context->alive = true;
     context->legacy = (struct stream){.magic = MAGIC_STREAM, .context = context};
     context->per_thread = (struct stream){.magic = MAGIC_STREAM, .context = context};
+    context->marks = (struct stream){.context = context, .flags = 0};
     context->next = contexts;
     contexts = context;
     return CUDA_SUCCESS;
@@ -102,6 +126,10 @@ static CUresult new_context(struct context **out, int device, unsigned flags) {
 
 static void end_context(struct context *context) {
     fake_wait_context(context);
+    fake_settle(context->device);
+    for (struct stream *stream = context->streams; stream != NULL; stream = stream->next)
+        stream->magic = MAGIC_DEAD;
+    fake_events_of_context_gone(context);
     fake_capture_context_gone(context);
     fake_modules_of_context_gone(context);
     fake_arrays_of_context_gone(context);
@@ -129,6 +157,8 @@ CUresult fake_enter_stream(CUstream handle, struct stream **stream) {
         *stream = &context->per_thread;
     else
         *stream = fake_is(handle, MAGIC_STREAM) ? (struct stream *)handle : NULL;
+    if (*stream == NULL && fake_is(handle, MAGIC_DEAD))
+        fake_misused();
     return *stream == NULL ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
 
@@ -255,13 +285,16 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
 
 static CUresult release_primary(CUdevice ordinal, bool reset) {
     int device;
+    bool ends = false;
     pthread_mutex_lock(&fake_lock);
     CUresult result = fake_find_device(ordinal, &device);
     if (result == CUDA_SUCCESS && (!primary[device].alive || primary[device].references == 0))
         result = reset ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-    else if (result == CUDA_SUCCESS && (reset || --primary[device].references == 0))
+    else if (result == CUDA_SUCCESS && (ends = reset || --primary[device].references == 0))
         end_context(&primary[device]);
     pthread_mutex_unlock(&fake_lock);
+    if (ends)
+        end_slowly();
     return result;
 }
 
@@ -296,8 +329,11 @@ EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int fla
 }
 
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context) {
-    if (!initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (fake_is(context, MAGIC_CONTEXT) && !((struct context *)context)->alive)
+        fake_misused();
     if (!fake_is(context, MAGIC_CONTEXT) || depth == STACK_DEPTH)
         return CUDA_ERROR_INVALID_CONTEXT;
     stack[depth++] = (struct context *)context;

@@ -1,11 +1,16 @@
-/* The queue of each device and the thread that moves it.
+/* The work of each device and the thread that moves it.
  *
- * Guarantees: operations of one process on one device run in the order in which they were submitted, whatever their
- * stream (a valid schedule of a device that runs one kernel at a time, and it keeps the rules of the legacy stream),
- * but an event waits for no more than it has to: what its own stream, and by the legacy stream's rules others, had
- * before; kernels of several processes take turns in slices; a process that dies takes back all of its queue but at
- * most a slice and AHEAD_NS. Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is
- * not delayed by a late wake-up of the thread.
+ * Guarantees:
+ * - Operations of a stream run in order, those of different streams beside each other, but for the rules of the legacy
+ *   stream. Kernels that run at once share the device's time equally, those of higher priority first. Copies with host
+ *   memory run beside them, one at a time.
+ * - With FAKE_CUDA_ORDER=strict a device does one thing at a time, in the order of submission, for tests that need
+ *   exact times; only events do not wait for other streams.
+ * - Kernels of several processes take turns in slices; a process that dies takes back all of its queue but at most a
+ *   slice and AHEAD_NS.
+ * - Nothing spins: kernels occupy the timeline while the thread sleeps. A kernel's start is not delayed by a late
+ *   wake-up of the thread.
+ * - Functions of the program are called one at a time in a thread of their own, and hold up their stream alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,23 +19,35 @@
 
 #include "device/fake.h"
 
-enum { AHEAD_NS = 500 * 1000, SLICE_NS = 2 * 1000 * 1000, RETIRE_NS = 200 * 1000, HANG_POLL_NS = 2 * 1000 * 1000 };
+/* In ns: the timeline is filled so far ahead; a turn of a process, and of a stream in it; the thread's naps. */
+enum {
+    AHEAD_NS = 500 * 1000,
+    SLICE_NS = 2 * 1000 * 1000,
+    STREAM_SLICE_NS = 250 * 1000,
+    RETIRE_NS = 200 * 1000,
+    HANG_POLL_NS = 2 * 1000 * 1000
+};
+enum { FIRST_ROOM = 64, MOST_LOOKED_AT = 64 };
 
 struct queue {
-    struct op *ops;
-    size_t capacity, head, committed, tail; /* counted without end; head <= committed <= tail */
-    uint64_t cursor;                        /* when the last committed slice ends */
-    bool calling;                           /* a function of the program, without fake_lock */
+    struct stream *listed; /* streams with unfinished work */
+    unsigned count;        /* of them */
+    uint64_t cursor;       /* when the last committed slice of this process ends */
+    uint64_t copied;       /* when the copy engine has done what it has */
+    uint64_t turn_left;    /* ns of the process's turn that are not committed yet */
+    uint64_t turns, orders;
 };
 
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t moved; /* something was committed or retired */
-static pthread_cond_t wake;  /* the thread has something new to look at */
+static pthread_cond_t moved;   /* something was committed or retired */
+static pthread_cond_t wake;    /* the thread has something new to look at */
+static pthread_cond_t calling; /* a function of the program is due */
 static struct queue queues[FAKE_DEVICES];
-static bool running;
-static bool idle;        /* the thread sleeps without a time to wake up at */
-static unsigned blocked; /* launches that wait for room */
-static bool progress;    /* something was committed or retired since the last broadcast */
+static struct stream *called; /* whose next operation is due to be called; NULL: none */
+static bool running, caller_running, strict;
+static uint64_t asleep_until; /* the thread sleeps until then; 0: it does not */
+static unsigned blocked;      /* launches that wait for room */
+static bool progress;         /* something was committed or retired since the last broadcast */
 
 uint64_t fake_now(void) {
     struct timespec now;
@@ -48,113 +65,283 @@ void fake_sleep_until(uint64_t moment) {
         ;
 }
 
-static struct op *op_at(struct queue *queue, size_t index) {
-    return &queue->ops[index % queue->capacity];
+static struct op *op_at(const struct stream *stream, uint64_t number) {
+    return &stream->ops[number % stream->room];
+}
+
+/* Return the next operation of the stream that is not on the timeline; NULL: none. */
+static struct op *next_op(const struct stream *stream) {
+    return stream->committed < stream->submitted ? op_at(stream, stream->committed) : NULL;
 }
 
 static uint64_t later(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* Return whether work of one of the two streams waits for earlier work of the other. */
-static bool ordered(const struct stream *one, const struct stream *other) {
-    const struct stream *legacy = &one->context->legacy;
-    if (one == other)
-        return true;
-    return one->context == other->context && ((one == legacy && !(other->flags & CU_STREAM_NON_BLOCKING)) ||
-                                              (other == legacy && !(one->flags & CU_STREAM_NON_BLOCKING)));
+static uint64_t earlier(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
 }
 
-/* Return the end of all work on the timeline that new work of this stream waits for. */
-static uint64_t ordered_end(const struct stream *stream) {
+/* Return whether the legacy stream of its context waits for that stream, and it for the legacy stream. */
+static bool blocking(const struct stream *stream) {
+    const struct context *context = stream->context;
+    return stream != &context->legacy && stream != &context->marks && !(stream->flags & CU_STREAM_NON_BLOCKING);
+}
+
+/* Return whether `other` has operations from before `op` that are not on the timeline yet. */
+static bool behind(const struct op *op, const struct stream *other) {
+    const struct op *next = next_op(other);
+    return next != NULL && next->order < op->order;
+}
+
+/* Return whether all that the stream's next operation waits for is on the timeline; `end`: when that is over. */
+static bool may_begin(const struct queue *queue, const struct op *op, uint64_t *end) {
+    struct stream *stream = op->stream;
     struct context *context = stream->context;
-    const struct stream *fixed[] = {&context->legacy, &context->per_thread},
-                        *lists[] = {context->streams, context->destroyed};
-    uint64_t end = stream->end;
-    for (int i = 0; i < 2; i++) {
-        if (ordered(stream, fixed[i]))
-            end = later(end, fixed[i]->end);
-        for (const struct stream *other = lists[i]; other != NULL; other = other->next)
-            if (ordered(stream, other))
-                end = later(end, other->end);
+    *end = later(stream->end, op->ready);
+    if (blocking(stream)) {
+        *end = later(*end, context->legacy.end);
+        return !behind(op, &context->legacy);
     }
-    return end;
+    if (stream->flags & CU_STREAM_NON_BLOCKING)
+        return true;
+    *end = later(*end, stream == &context->legacy ? context->blocking_end : 0);
+    for (const struct stream *other = queue->listed; other != NULL; other = other->listed_next) {
+        if (other->context != context || other == stream)
+            continue;
+        if ((stream == &context->marks || blocking(other)) && behind(op, other))
+            return false;
+        if (stream != &context->marks)
+            continue;
+        for (uint64_t i = other->finished; i < other->committed && op_at(other, i)->order < op->order; i++)
+            *end = later(*end, op_at(other, i)->end);
+    }
+    return true;
 }
 
-/* Commit an event ahead of the work of streams that it does not wait for. */
-static bool goes_ahead(const struct op *op) {
-    return op->kind == OP_EVENT && !op->behind_all;
+/* Return whether the order of submission lets the operation begin: always, but in strict order. */
+static bool in_order(const struct queue *queue, const struct op *op) {
+    if (!strict || op->kind == OP_EVENT)
+        return true;
+    for (const struct stream *other = queue->listed; other != NULL; other = other->listed_next)
+        if (next_op(other) != NULL && next_op(other)->kind != OP_EVENT && behind(op, other))
+            return false;
+    return true;
 }
 
-static void finish_commit(struct op *op, uint64_t end) {
+static void put_on_timeline(struct op *op, uint64_t end) {
+    struct stream *stream = op->stream;
+    struct event *event = op->event;
     op->end = end;
     progress = true;
-    op->stream->committed++;
-    op->stream->end = end;
-    if (op->kind == OP_EVENT) {
-        struct event *event = op->event;
+    stream->committed++;
+    stream->end = end;
+    if (blocking(stream))
+        stream->context->blocking_end = later(stream->context->blocking_end, end);
+    if (op->kind != OP_EVENT)
+        return;
+    event->ends[op->generation % EVENT_RECORDS] = end;
+    if (op->generation > event->committed) {
         event->committed = op->generation;
         event->end = end;
     }
 }
 
-/* Puts what is next on the timeline, at most AHEAD_NS ahead of now. Returns whether the head of the queue is hung.
- * Functions of the program are called by the queue's own thread alone: may_call. */
-static bool commit(struct queue *queue, int device, uint64_t now, bool may_call) {
-    while (!queue->calling && queue->committed < queue->tail) {
-        struct op *op = op_at(queue, queue->committed);
-        if (goes_ahead(op)) {
-            finish_commit(op, later(op->ready, ordered_end(op->stream)));
-            queue->committed++;
-            continue;
-        }
-        if (queue->cursor >= now + AHEAD_NS)
-            break;
-        uint64_t start = later(op->ready, queue->cursor);
-        if (op->kind == OP_HANG) {
-            if (!fake_state_released())
-                return true;
-            start = later(start, now);
-            fake_state_usage(device)->kernels++;
-        } else if (op->kind == OP_WAIT) {
-            if (op->event->committed < op->generation)
-                return false; /* recorded on another device, not there yet */
-            start = later(start, op->event->end);
-        } else if (op->kind == OP_COPY) {
-            start += op->left;
-        } else if (op->kind == OP_HOST) {
-            if (!may_call || start > now)
-                return false;
-            queue->calling = true;
-            pthread_mutex_unlock(&fake_lock);
-            op->call(op->argument); /* only this thread moves the queue on while it is calling */
-            pthread_mutex_lock(&fake_lock);
-            queue->calling = false;
-            op = op_at(queue, queue->committed); /* the queue may have grown */
-            start = fake_now();
-        } else if (op->kind == OP_KERNEL) {
-            uint64_t slice = op->left < SLICE_NS ? op->left : SLICE_NS;
-            queue->cursor = start = fake_state_occupy(device, start, slice);
-            op->left -= slice;
-            if (op->left > 0)
-                continue;
-            fake_state_usage(device)->kernels++;
-        }
-        queue->cursor = start;
-        finish_commit(op, start);
-        queue->committed++;
+static void *call_functions(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&fake_lock);
+    for (;;) {
+        while (called == NULL)
+            pthread_cond_wait(&calling, &fake_lock);
+        struct stream *stream = called;
+        struct op op = *next_op(stream);
+        pthread_mutex_unlock(&fake_lock);
+        op.call(op.argument);
+        pthread_mutex_lock(&fake_lock);
+        stream->calling = false;
+        called = NULL;
+        put_on_timeline(next_op(stream), fake_now());
+        pthread_cond_broadcast(&moved);
+        pthread_cond_signal(&wake);
     }
-    return false;
+    return NULL;
 }
 
-static void retire(struct queue *queue, uint64_t now) {
-    while (queue->head < queue->committed && op_at(queue, queue->head)->end <= now) {
-        struct op *op = op_at(queue, queue->head++);
-        op->stream->finished++;
-        progress = true;
-        if (op->kind == OP_RETURN)
-            op->call(op->argument);
+static void start_thread(void *(*run)(void *)) {
+    pthread_attr_t detached;
+    pthread_t thread;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&thread, &detached, run, NULL) != 0)
+        abort(); /* a test double without its device is no use to any test */
+}
+
+/* Have the function of the stream's next operation called, unless another one is being called. */
+static void call_function(struct stream *stream) {
+    if (called != NULL)
+        return;
+    if (!caller_running)
+        start_thread(call_functions);
+    caller_running = true;
+    stream->calling = true;
+    called = stream;
+    pthread_cond_signal(&calling);
+}
+
+/* Return when a wait for an event's record ends; UINT64_MAX: it is not on the timeline. */
+static uint64_t record_end(const struct op *op) {
+    const struct event *event = op->event;
+    if (event->magic == MAGIC_DEAD)
+        return 0;
+    if (event->committed < op->generation)
+        return UINT64_MAX;
+    return event->committed - op->generation < EVENT_RECORDS ? event->ends[op->generation % EVENT_RECORDS] : event->end;
+}
+
+/* Put the stream's next operation on the timeline if it can be and is no kernel. `due`: when to look again. */
+static bool advance(struct queue *queue, int device, struct stream *stream, uint64_t now, uint64_t *due) {
+    struct op *op = next_op(stream);
+    uint64_t end;
+    if (op == NULL || stream->calling || op->kind == OP_KERNEL || !in_order(queue, op) || !may_begin(queue, op, &end))
+        return false;
+    if (strict && op->kind != OP_EVENT) {
+        if (queue->cursor >= now + AHEAD_NS) {
+            *due = earlier(*due, queue->cursor - AHEAD_NS / 2);
+            return false;
+        }
+        end = later(end, queue->cursor);
     }
+    bool works = op->kind == OP_HANG || op->kind == OP_HOST || op->kind == OP_VALUE;
+    if ((works && end > now) || (op->kind == OP_COPY && end > now + AHEAD_NS)) {
+        *due = earlier(*due, end);
+        return false;
+    }
+    switch (op->kind) {
+    case OP_HANG:
+        if (!fake_state_released()) {
+            *due = earlier(*due, now + HANG_POLL_NS);
+            return false;
+        }
+        fake_state_usage(device)->kernels++;
+        end = later(end, now);
+        break;
+    case OP_VALUE:
+        if (!fake_value(op->value)) {
+            *due = earlier(*due, now + RETIRE_NS);
+            return false;
+        }
+        end = op->value->writes ? end : later(end, now);
+        free(op->value);
+        break;
+    case OP_HOST: call_function(stream); return false;
+    case OP_COPY: end = queue->copied = later(end, queue->copied) + op->left; break;
+    case OP_WAIT:
+        if (record_end(op) == UINT64_MAX) {
+            *due = earlier(*due, now + RETIRE_NS);
+            return false;
+        }
+        end = later(end, record_end(op));
+        break;
+    default: break;
+    }
+    if (strict && op->kind != OP_EVENT)
+        queue->cursor = later(queue->cursor, end);
+    put_on_timeline(op, end);
+    return true;
+}
+
+/* Return whether the device goes to `one` rather than to `other`. */
+static bool goes_first(const struct stream *one, const struct stream *other) {
+    return one->priority != other->priority ? one->priority < other->priority : one->served < other->served;
+}
+
+/* Give a slice of the device to one of the kernels that can run now. `due`: when to look again. */
+static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *due) {
+    struct stream *chosen = NULL;
+    uint64_t first = UINT64_MAX, end, able = 0;
+    for (int pass = 0; pass < 2; pass++) /* when one can begin; then which of those that can by then */
+        for (struct stream *stream = queue->listed; stream != NULL; stream = stream->listed_next) {
+            const struct op *op = next_op(stream);
+            if (op == NULL || op->kind != OP_KERNEL || !in_order(queue, op) || !may_begin(queue, op, &end))
+                continue;
+            if (pass == 0) {
+                first = earlier(first, end);
+            } else if (end <= later(queue->cursor, first)) {
+                able++;
+                chosen = chosen == NULL || goes_first(stream, chosen) ? stream : chosen;
+            }
+        }
+    if (chosen == NULL)
+        return false;
+    uint64_t start = later(queue->cursor, first);
+    if (start > queue->cursor || queue->turn_left == 0) {
+        if (start >= now + AHEAD_NS) {
+            *due = earlier(*due, start - AHEAD_NS / 2);
+            return false;
+        }
+        queue->turn_left = SLICE_NS;
+    }
+    struct op *op = next_op(chosen);
+    uint64_t slice = earlier(op->left, queue->turn_left);
+    if (able > 1)
+        slice = earlier(slice, STREAM_SLICE_NS);
+    chosen->served = ++queue->turns;
+    queue->turn_left -= slice;
+    queue->cursor = op->left > 0 ? fake_state_occupy(device, start, slice) : start;
+    op->left -= slice;
+    if (op->left == 0) {
+        fake_state_usage(device)->kernels++;
+        put_on_timeline(op, queue->cursor);
+    }
+    return true;
+}
+
+/* Put on the timeline what can be, at most AHEAD_NS and a turn ahead of now. Return when to look again. */
+static uint64_t commit(struct queue *queue, int device, uint64_t now) {
+    uint64_t due;
+    bool more;
+    do {
+        due = UINT64_MAX;
+        more = false;
+        for (struct stream *stream = queue->listed; stream != NULL; stream = stream->listed_next)
+            while (advance(queue, device, stream, now, &due))
+                more = true;
+        more |= run_kernel(queue, device, now, &due);
+    } while (more);
+    return due;
+}
+
+/* Take note of what is over. Return when something more will be. */
+static uint64_t retire(struct queue *queue, uint64_t now) {
+    uint64_t due = UINT64_MAX;
+    for (struct stream **at = &queue->listed; *at != NULL;) {
+        struct stream *stream = *at;
+        while (stream->finished < stream->committed && op_at(stream, stream->finished)->end <= now) {
+            struct op op = *op_at(stream, stream->finished++);
+            progress = true;
+            if (op.kind == OP_RETURN)
+                op.call(op.argument);
+        }
+        if (stream->finished < stream->committed)
+            due =
+                earlier(due, blocked > 0 ? later(op_at(stream, stream->finished)->end, now + RETIRE_NS) : stream->end);
+        if (stream->finished < stream->submitted) {
+            at = &stream->listed_next;
+            continue;
+        }
+        *at = stream->listed_next;
+        stream->listed = false;
+        queue->count--;
+        if (stream->magic == 0)
+            fake_stream_dropped(stream);
+    }
+    return due;
+}
+
+static void tell(void) {
+    if (progress)
+        pthread_cond_broadcast(&moved);
+    progress = false;
 }
 
 static void *engine(void *unused) {
@@ -164,91 +351,81 @@ static void *engine(void *unused) {
     for (;;) {
         uint64_t now = fake_now(), next = UINT64_MAX;
         for (int device = 0; device < FAKE_DEVICES; device++) {
-            struct queue *queue = &queues[device];
-            if (queue->head == queue->tail)
+            if (queues[device].listed == NULL)
                 continue;
-            bool hung = commit(queue, device, now, true);
-            retire(queue, now);
-            uint64_t due = UINT64_MAX;
-            if (hung)
-                due = now + HANG_POLL_NS;
-            else if (queue->committed < queue->tail)
-                due = queue->cursor > now + AHEAD_NS ? queue->cursor - AHEAD_NS / 2 : now + RETIRE_NS;
-            else if (queue->head < queue->committed)
-                due = op_at(queue, queue->committed - 1)->end;
-            if (blocked > 0 && queue->head < queue->committed)
-                due = later(op_at(queue, queue->head)->end, now + RETIRE_NS);
-            next = due < next ? due : next;
+            next = earlier(next, commit(&queues[device], device, now));
+            next = earlier(next, retire(&queues[device], now));
         }
-        if (progress)
-            pthread_cond_broadcast(&moved);
-        progress = false;
-        idle = next == UINT64_MAX;
+        tell();
+        asleep_until = next;
         struct timespec until = timespec_of(next);
-        if (idle)
+        if (next == UINT64_MAX)
             pthread_cond_wait(&wake, &fake_lock);
         else
             pthread_cond_timedwait(&wake, &fake_lock, &until);
-        idle = false;
+        asleep_until = 0;
     }
     return NULL;
 }
 
 static void start_engine(void) {
     pthread_condattr_t monotonic;
-    pthread_attr_t detached;
-    pthread_t thread;
+    const char *order = getenv("FAKE_CUDA_ORDER");
+    strict = order != NULL && strcmp(order, "strict") == 0;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&wake, &monotonic);
     pthread_cond_init(&moved, NULL);
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    running = pthread_create(&thread, &detached, engine, NULL) == 0;
-    if (!running)
-        abort(); /* a test double without its device is no use to any test */
+    pthread_cond_init(&calling, NULL);
+    running = true;
+    start_thread(engine);
 }
 
-static void grow(struct queue *queue) {
-    size_t capacity = queue->capacity ? queue->capacity * 2 : 4096;
-    struct op *ops = calloc(capacity, sizeof *ops);
-    for (size_t i = queue->head; i < queue->tail; i++)
-        ops[i % capacity] = *op_at(queue, i);
-    free(queue->ops);
-    queue->ops = ops;
-    queue->capacity = capacity;
+static void make_room(struct stream *stream) {
+    size_t room = stream->room ? stream->room * 2 : FIRST_ROOM;
+    struct op *ops = calloc(room, sizeof *ops);
+    for (uint64_t i = stream->finished; i < stream->submitted; i++)
+        ops[i % room] = *op_at(stream, i);
+    free(stream->ops);
+    stream->ops = ops;
+    stream->room = room;
 }
 
 void fake_submit(struct stream *stream, struct op op) {
     int device = stream->context->device;
     struct queue *queue = &queues[device];
     op.stream = stream;
-    stream->submitted++;
-    if (op.kind == OP_KERNEL && op.left == 0 && queue->head == queue->tail) {
+    if (op.kind == OP_KERNEL && op.left == 0 && queue->listed == NULL) {
         fake_state_usage(device)->kernels++; /* an empty kernel on an idle device: over before anyone can look */
-        stream->committed++;
-        stream->finished++;
         return;
     }
     if (!running)
         start_engine();
-    if (stream->submitted - stream->finished > QUEUE_DEPTH) {
-        blocked++; /* the thread has a time to wake up at: the queue is full */
-        while (stream->submitted - stream->finished > QUEUE_DEPTH)
+    if (stream->submitted - stream->finished >= QUEUE_DEPTH) {
+        blocked++;
+        pthread_cond_signal(&wake);
+        while (stream->submitted - stream->finished >= QUEUE_DEPTH)
             pthread_cond_wait(&moved, &fake_lock);
         blocked--;
     }
-    if (queue->tail - queue->head == queue->capacity)
-        grow(queue);
+    if (stream->submitted - stream->finished == stream->room)
+        make_room(stream);
     op.ready = fake_now();
-    size_t place = queue->tail++;
-    if (goes_ahead(&op))
-        for (; place > queue->committed + queue->calling && !ordered(op_at(queue, place - 1)->stream, stream); place--)
-            *op_at(queue, place) = *op_at(queue, place - 1);
-    *op_at(queue, place) = op;
-    retire(queue, op.ready);
-    commit(queue, device, op.ready, false);
-    if (idle)
+    op.order = ++queue->orders;
+    *op_at(stream, stream->submitted++) = op;
+    if (!stream->listed) {
+        stream->listed = true;
+        stream->listed_next = queue->listed;
+        queue->listed = stream;
+        queue->count++;
+    }
+    uint64_t due = 0;
+    if (queue->count <= MOST_LOOKED_AT) {
+        due = commit(queue, device, op.ready);
+        due = earlier(due, retire(queue, op.ready));
+        tell();
+    }
+    if (due < asleep_until)
         pthread_cond_signal(&wake);
 }
 
@@ -292,9 +469,9 @@ static struct stream *destroyed_and_busy(struct context *context) {
 }
 
 void fake_wait_context(struct context *context) {
-    struct stream *fixed[] = {&context->legacy, &context->per_thread};
+    struct stream *fixed[] = {&context->legacy, &context->per_thread, &context->marks};
     uint64_t end = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         wait_committed(&fixed[i]->committed, fixed[i]->submitted);
         end = later(end, fixed[i]->end);
     }
@@ -317,9 +494,20 @@ bool fake_event_done(struct event *event) {
     return event->committed == event->recorded && event->end <= fake_now();
 }
 
+/* The ring goes with the last operation; the small struct stays, since events may have pointed to it. */
+void fake_stream_dropped(struct stream *stream) {
+    if (stream->finished < stream->submitted)
+        return;
+    free(stream->ops);
+    stream->ops = NULL;
+    stream->room = 0;
+}
+
 void fake_engine_forked(void) {
     pthread_mutex_init(&fake_lock, NULL);
     memset(queues, 0, sizeof queues);
-    running = idle = false;
+    running = caller_running = false;
+    called = NULL;
+    asleep_until = 0;
     blocked = 0;
 }

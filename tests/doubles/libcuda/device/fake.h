@@ -31,7 +31,8 @@ enum {
     MAGIC_MIPMAP,
     MAGIC_POOL,
     MAGIC_PHYSICAL,
-    MAGIC_EXTERNAL
+    MAGIC_EXTERNAL,
+    MAGIC_DEAD /* an event or a stream whose context has ended */
 };
 /* Unfinished operations that one stream holds; a launch beyond them blocks, as on a real driver. */
 enum { QUEUE_DEPTH = 1024 };
@@ -57,11 +58,21 @@ struct stream {
     unsigned flags;
     int priority;
     struct context *context;
+    struct op *ops; /* a ring of `room`; an operation stands at its number modulo that */
+    size_t room;
     uint64_t submitted, committed, finished; /* operations: accepted, on the timeline, over */
     uint64_t end;                            /* end of the last committed operation, ns */
+    uint64_t served;                         /* the turn in which it last had the device */
+    bool calling;                            /* its next operation is a function of the program, which runs */
+    bool green;                              /* made for a green context */
+    bool listed;                             /* in the engine's list of streams with unfinished work */
+    struct stream *listed_next;
     struct capture *capture;
     struct stream *next;
 };
+
+/* Records of an event that are remembered: a wait may be for one that is not the last. */
+enum { EVENT_RECORDS = 16 };
 
 struct event {
     unsigned magic;
@@ -69,7 +80,9 @@ struct event {
     struct context *context;
     uint64_t recorded, committed; /* records: asked for, on the timeline */
     uint64_t end;
-    struct capture *capture; /* last recorded in this capture sequence */
+    uint64_t ends[EVENT_RECORDS]; /* of the last records, by number */
+    struct capture *capture;      /* last recorded in this capture sequence */
+    struct event *next, **from;   /* of the same context; what points to this one */
 };
 
 struct context {
@@ -81,6 +94,9 @@ struct context {
     uint64_t limits[CU_LIMIT_MAX];
     uint64_t charged; /* device memory that the context itself takes */
     struct stream legacy, per_thread;
+    struct stream marks;   /* events behind all of the context's work */
+    uint64_t blocking_end; /* end of the committed work of all streams that the legacy stream waits for, ns */
+    struct event *events;  /* die with the context */
     struct stream *streams;
     struct stream *destroyed; /* streams destroyed by the program that may still have work */
     struct context *next;
@@ -88,20 +104,30 @@ struct context {
 
 enum op_kind {
     OP_KERNEL, /* occupies the device */
-    OP_COPY,   /* takes time beside it, in order with the rest of the process's work */
+    OP_COPY,   /* occupies the copy engine */
     OP_HANG,
     OP_EVENT,
     OP_WAIT,
+    OP_VALUE, /* waits for a word of memory, or writes one */
     OP_HOST,  /* calls a function of the program */
     OP_RETURN /* gives memory back */
+};
+
+/* A word of memory that a stream waits for or writes. */
+struct value {
+    CUdeviceptr address;
+    uint64_t value;
+    unsigned flags; /* CU_STREAM_WAIT_VALUE_ */
+    bool wide, writes;
 };
 
 struct op {
     enum op_kind kind;
     struct stream *stream;
     struct event *event;
-    bool behind_all;      /* OP_EVENT: behind all work of the device, not only its stream's */
+    struct value *value;
     uint64_t generation;  /* OP_EVENT, OP_WAIT: number of the event's record */
+    uint64_t order;       /* number among the operations of the device */
     void (*call)(void *); /* OP_HOST; OP_RETURN: with fake_lock */
     void *argument;
     uint64_t ready, left, end;
@@ -128,6 +154,8 @@ void fake_sleep_until(uint64_t moment);
 CUresult fake_enter(struct context **context); /* initialized, and with a current context */
 CUresult fake_enter_stream(CUstream handle, struct stream **stream);
 CUresult fake_initialized(void);
+/* Count a call with a handle whose context has ended, or made while the library ends. */
+void fake_misused(void);
 CUresult fake_find_device(CUdevice ordinal, int *device);
 int fake_ordinal_of(int device);
 bool fake_is(const void *handle, unsigned magic);
@@ -142,6 +170,13 @@ void fake_settle(int device); /* takes note of what is over */
 bool fake_stream_idle(struct stream *stream);
 bool fake_event_done(struct event *event);
 void fake_engine_forked(void);
+void fake_stream_dropped(struct stream *stream); /* the program has destroyed it */
+
+/* event.c; with fake_lock */
+void fake_events_of_context_gone(struct context *context);
+
+/* values.c; with fake_lock. Do what the operation says; false: it is to be waited for. */
+bool fake_value(const struct value *value);
 
 /* capture.c; with fake_lock */
 CUresult fake_unsafe_call(void);                       /* a call that stream capture may forbid */

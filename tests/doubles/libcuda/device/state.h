@@ -48,8 +48,8 @@ struct fake_usage {
     _Atomic uint64_t last_end;  /* CLOCK_MONOTONIC, ns: end of the last of them */
     _Atomic uint64_t memory;    /* bytes of device memory now: the sum of `kinds` */
     _Atomic uint64_t peak;
-    _Atomic uint64_t copies;   /* transfers beside the device, accepted */
-    _Atomic uint64_t reserved; /* unused */
+    _Atomic uint64_t copies;  /* transfers beside the device, accepted */
+    _Atomic uint64_t misused; /* of the first device: calls that fake_misused counted */
     _Atomic uint64_t kinds[FAKE_KINDS];
 };
 

@@ -117,6 +117,25 @@ EXPORT CUresult cuCtxCreate(CUcontext *out, unsigned int flags, CUdevice device)
     return cuCtxCreate_v2(out, flags, device);
 }
 
+EXPORT CUresult cuGLCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device) {
+    return cuCtxCreate_v2(out, flags, device);
+}
+
+EXPORT CUresult cuGLCtxCreate(CUcontext *out, unsigned int flags, CUdevice device) {
+    return cuCtxCreate_v2(out, flags, device);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *out, unsigned int flags, CUdevice device, unsigned int vdpau_device,
+                                    void *functions) {
+    (void)vdpau_device, (void)functions;
+    return cuCtxCreate_v2(out, flags, device);
+}
+
+EXPORT CUresult cuVDPAUCtxCreate(CUcontext *out, unsigned int flags, CUdevice device, unsigned int vdpau_device,
+                                 void *functions) {
+    return cuVDPAUCtxCreate_v2(out, flags, device, vdpau_device, functions);
+}
+
 EXPORT CUresult cuCtxCreate_v3(CUcontext *out, CUexecAffinityParam *parameters, int count, unsigned int flags,
                                CUdevice device) {
     (void)parameters, (void)count;

@@ -14,7 +14,8 @@ struct pool {
     uint64_t returning; /* bytes freed on a stream whose work before the free is not over */
     struct freed *freed;
     int settings[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
-    CUmemAllocationHandleType handles; /* kinds of handle by which the pool can be exported */
+    CUmemAccess_flags access[FAKE_DEVICES]; /* of each device */
+    CUmemAllocationHandleType handles;      /* kinds of handle by which the pool can be exported */
     struct pool *next;
 };
 

@@ -1,14 +1,15 @@
 /* Virtual memory management of the double: physical memory by handles, addresses apart from it.
  *
- * A handle's bytes, multiples of 2 MiB, go back with the last of its references (creation, retain, import) and
- * mappings. Values of handles that are gone are used again. What is exported is a descriptor: whoever imports it in
- * another process gets a handle that costs nothing there.
+ * A handle's bytes, multiples of 2 MiB, go back with the last of its references (creation, retain, import), mappings
+ * and descriptors. Values of handles that are gone are used again. What is exported is a descriptor: whoever imports it
+ * gets a handle that costs nothing there, and that keeps the memory where it was made.
  */
 #include "memory/virtual.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "memory/exported.h"
 #include "memory/memory.h"
 #include "memory/multicast.h"
 #include "memory/sharing.h"
@@ -42,6 +43,7 @@ struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged,
         physical = malloc(sizeof *physical);
     *physical = (struct physical){.magic = MAGIC_PHYSICAL,
                                   .references = 1,
+                                  .lease = -1,
                                   .device = device,
                                   .bytes = bytes,
                                   .charged = charged,
@@ -50,14 +52,23 @@ struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged,
 }
 
 static void drop_if_unused(struct physical *physical) {
-    if (physical->references > 0 || physical->mappings > 0)
+    if (physical->references > 0 || physical->mappings > 0 || physical->exports > 0)
         return;
+    if (physical->lease >= 0)
+        close(physical->lease);
     if (physical->charged > 0)
         fake_state_give(physical->device, FAKE_VIRTUAL, physical->charged);
     physical->magic = 0;
     fake_multicast_gone(physical);
     physical->next_free = unused;
     unused = physical;
+}
+
+/* The last copy of a descriptor is closed. With fake_lock. */
+static void no_longer_exported(void *of) {
+    struct physical *physical = of;
+    physical->exports--;
+    drop_if_unused(physical);
 }
 
 void fake_physical_map(struct physical *physical) {
@@ -70,6 +81,7 @@ void fake_physical_unmap(struct physical *physical) {
 }
 
 struct physical *fake_physical_held(CUmemGenericAllocationHandle handle) {
+    fake_exports_settle();
     struct physical *physical = (struct physical *)(uintptr_t)handle;
     return fake_is(physical, MAGIC_PHYSICAL) && physical->references > 0 ? physical : NULL;
 }
@@ -211,6 +223,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
+    fake_exports_settle();
     if (bytes == 0 || mapped_within(address, bytes) != bytes)
         result = CUDA_ERROR_INVALID_VALUE;
     for (struct mapping **at = &mappings; result == CUDA_SUCCESS && *at != NULL;) {
@@ -306,22 +319,24 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&fake_lock);
-    const struct physical *physical = fake_physical_held(handle);
-    struct exported content = {.magic = EXPORT_MAGIC};
-    if (physical == NULL || out == NULL || flags != 0 || !(physical->properties.requestedHandleTypes & type))
+    struct physical *physical = fake_physical_held(handle);
+    if (physical == NULL || out == NULL || flags != 0 || !(physical->properties.requestedHandleTypes & type)) {
         result = CUDA_ERROR_INVALID_VALUE;
-    else {
-        content.bytes = physical->bytes;
-        content.device = physical->device;
-        content.properties = physical->properties;
+    } else {
+        struct exported content = {.magic = EXPORT_MAGIC,
+                                   .bytes = physical->bytes,
+                                   .device = physical->device,
+                                   .properties = physical->properties};
+        int fd = fake_export_open(&content, sizeof content, no_longer_exported, physical);
+        if (fd >= 0) {
+            physical->exports++;
+            *(int *)out = fd;
+        } else {
+            result = CUDA_ERROR_OPERATING_SYSTEM;
+        }
     }
     pthread_mutex_unlock(&fake_lock);
-    if (result != CUDA_SUCCESS)
-        return result;
-    int fd = fake_describe_in_file(&content, sizeof content);
-    if (fd >= 0)
-        *(int *)out = fd;
-    return fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+    return result;
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle,
@@ -333,11 +348,12 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_NOT_SUPPORTED;
     int fd = (int)(intptr_t)os_handle;
-    if (out == NULL || pread(fd, &content, sizeof content, 0) != (ssize_t)sizeof content ||
-        content.magic != EXPORT_MAGIC)
+    if (out == NULL || !fake_export_read(fd, &content, sizeof content) || content.magic != EXPORT_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    *out = (uintptr_t)fake_physical_new(content.device, content.bytes, 0, &content.properties);
+    struct physical *physical = fake_physical_new(content.device, content.bytes, 0, &content.properties);
+    physical->lease = fake_export_lease(fd);
+    *out = (uintptr_t)physical;
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }

@@ -7,7 +7,9 @@
 struct physical {
     unsigned magic;
     unsigned references, mappings;
-    int device; /* -1: host memory, or a multicast object */
+    unsigned exports; /* descriptors of it that are open somewhere */
+    int lease;        /* imported: keeps it where it was made; -1: not imported */
+    int device;       /* -1: host memory, or a multicast object */
     uint64_t bytes;
     uint64_t charged; /* bytes taken of the device; 0: imported */
     CUmemAllocationProp properties;

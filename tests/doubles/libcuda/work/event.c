@@ -18,31 +18,51 @@ EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags) {
     if (result != CUDA_SUCCESS)
         return result;
     struct event *event = calloc(1, sizeof *event);
-    *event = (struct event){.magic = MAGIC_EVENT, .flags = flags, .context = context};
     *out = (CUevent)event;
     pthread_mutex_lock(&fake_lock);
+    *event = (struct event){
+        .magic = MAGIC_EVENT, .flags = flags, .context = context, .next = context->events, .from = &context->events};
+    if (event->next != NULL)
+        event->next->from = &event->next;
+    context->events = event;
     live_events++;
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
 
+void fake_events_of_context_gone(struct context *context) {
+    for (struct event *event = context->events; event != NULL; event = event->next) {
+        event->magic = MAGIC_DEAD;
+        live_events--;
+    }
+    context->events = NULL;
+}
+
+/* Return whether the handle is an event's that lives. */
+static bool is_event(const struct event *event) {
+    if (fake_is(event, MAGIC_DEAD))
+        fake_misused();
+    return fake_is(event, MAGIC_EVENT);
+}
+
 EXPORT CUresult cuEventDestroy_v2(CUevent handle) {
     struct event *event = (struct event *)handle;
-    if (!fake_is(event, MAGIC_EVENT))
+    if (!is_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     event->magic = 0;
     live_events--;
+    *event->from = event->next;
+    if (event->next != NULL)
+        event->next->from = event->from;
     /* The double keeps the small struct: operations may point to it. */
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
 
-static void record(struct event *event, struct stream *stream, bool behind_all) {
+static void record(struct event *event, struct stream *stream) {
     event->capture = NULL;
-    fake_submit(
-        stream,
-        (struct op){.kind = OP_EVENT, .behind_all = behind_all, .event = event, .generation = ++event->recorded});
+    fake_submit(stream, (struct op){.kind = OP_EVENT, .event = event, .generation = ++event->recorded});
 }
 
 EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
@@ -51,7 +71,7 @@ EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     CUresult result = fake_enter_stream(stream_handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!fake_is(event, MAGIC_EVENT) || event->context != stream->context)
+    if (!is_event(event) || event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     if (stream->capture != NULL) {
@@ -60,7 +80,7 @@ EXPORT CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
     } else {
         result = fake_order_call(stream);
         if (result == CUDA_SUCCESS)
-            record(event, stream, false);
+            record(event, stream);
     }
     pthread_mutex_unlock(&fake_lock);
     return result;
@@ -83,12 +103,12 @@ EXPORT CUresult cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
         return result;
     if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (!fake_is(event, MAGIC_EVENT) || event->context != context)
+    if (!is_event(event) || event->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     result = fake_sync_call(context);
     if (result == CUDA_SUCCESS)
-        record(event, &context->legacy, true); /* the device's queue is in order: all of the context lies before it */
+        record(event, &context->marks);
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
@@ -100,7 +120,7 @@ static CUresult event_call(CUevent handle, bool wait) {
     CUresult result = fake_enter(&current);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!fake_is(event, MAGIC_EVENT))
+    if (!is_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     result = fake_unsafe_call();
@@ -127,8 +147,7 @@ EXPORT CUresult cuEventSynchronize(CUevent event) {
 
 EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
     struct event *start = (struct event *)start_handle, *end = (struct event *)end_handle;
-    if (!fake_is(start, MAGIC_EVENT) || !fake_is(end, MAGIC_EVENT) ||
-        ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+    if (!is_event(start) || !is_event(end) || ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     CUresult result = start->recorded == 0 || end->recorded == 0       ? CUDA_ERROR_INVALID_HANDLE
@@ -151,7 +170,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     (void)flags;
     if (result != CUDA_SUCCESS)
         return result;
-    if (!fake_is(event, MAGIC_EVENT))
+    if (!is_event(event))
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&fake_lock);
     if (event->capture != NULL && event->capture->over)

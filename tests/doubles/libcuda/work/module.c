@@ -12,6 +12,7 @@
  *     spin_arg    for as many nanoseconds as its first argument (uint64_t) says
  *     hang        until the state file's release flag is set or the process ends; other processes go on beside it
  *     noop        no time at all
+ *     any other   occupies the device for OTHER_US microseconds, as a kernel of a real program does
  */
 #include "work/module.h"
 
@@ -21,7 +22,7 @@
 
 #include "memory/memory.h"
 
-enum { VARIABLES = 16, NAME_BYTES = 32, IMAGE_BYTES = 1024 };
+enum { VARIABLES = 16, NAME_BYTES = 128, IMAGE_BYTES = 1024, OTHER_US = 10 };
 
 struct image {
     uint64_t code;
@@ -35,6 +36,7 @@ struct image {
 struct function {
     unsigned magic;
     bool hang, argument;
+    int shared_bytes, carveout; /* attributes that the program has set */
     uint64_t duration;
     struct library *library; /* of a kernel, which has no context */
     char name[NAME_BYTES];
@@ -224,7 +226,7 @@ EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *bytes, CUmodule h
     return variable_of((const struct module *)handle, out, bytes, name);
 }
 
-/* Add a function of that name; only names that say a behaviour exist. */
+/* Add a function of that name. */
 static CUresult new_function(struct function **functions, struct library *library, const char *name,
                              struct function **out) {
     struct function function = {.magic = MAGIC_FUNCTION, .library = library, .next = *functions};
@@ -234,8 +236,10 @@ static CUresult new_function(struct function **functions, struct library *librar
         function.argument = true;
     else if (strcmp(name, "hang") == 0)
         function.hang = true;
-    else if (strcmp(name, "noop") != 0)
+    else if (strncmp(name, "missing", 7) == 0 || *name == '\0')
         return CUDA_ERROR_NOT_FOUND;
+    else if (strcmp(name, "noop") != 0)
+        function.duration = OTHER_US * 1000;
     snprintf(function.name, NAME_BYTES, "%s", name);
     *out = malloc(sizeof **out);
     **out = function;
@@ -374,6 +378,29 @@ static CUresult kernel_code(struct library *library) {
         result = take_code(module);
     pthread_mutex_unlock(&fake_lock);
     return result;
+}
+
+/* Return where a settable attribute of a function is kept; NULL: it is none. */
+static int *settable(struct function *function, CUfunction_attribute attribute) {
+    switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: return &function->shared_bytes;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: return &function->carveout;
+    default: return NULL;
+    }
+}
+
+CUresult fake_function_attribute(CUfunction handle, CUfunction_attribute attribute, const int *set, int *value) {
+    struct function *function = (struct function *)handle;
+    if (!fake_is(function, MAGIC_FUNCTION))
+        return CUDA_ERROR_INVALID_HANDLE;
+    int *kept = settable(function, attribute);
+    if (set != NULL && (kept == NULL || *set < -1))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (set != NULL)
+        *kept = *set;
+    else if (kept != NULL)
+        *value = *kept;
+    return CUDA_SUCCESS;
 }
 
 CUresult fake_kernel_work(CUfunction handle, void *const *arguments, struct work *work) {

@@ -4,6 +4,9 @@
 
 #include "device/fake.h"
 
+/* Set (`set` not NULL) or get a function's attribute; `value` stays as it is where nothing was set. */
+CUresult fake_function_attribute(CUfunction function, CUfunction_attribute attribute, const int *set, int *value);
+
 /* Get the work of one launch. INVALID_HANDLE: no kernel; INVALID_VALUE: arguments missing; OUT_OF_MEMORY: its code is
  * loaded only now, and the device is full. Without fake_lock. */
 CUresult fake_kernel_work(CUfunction function, void *const *arguments, struct work *work);

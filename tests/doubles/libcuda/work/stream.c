@@ -4,6 +4,19 @@
 #include "device/fake.h"
 #include "memory/pool.h"
 
+/* The least one is 0; the greatest as on every GPU since Volta. */
+enum { PRIORITY_GREATEST = -5 };
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    struct context *context;
+    CUresult result = fake_enter(&context);
+    if (result == CUDA_SUCCESS && least != NULL)
+        *least = 0;
+    if (result == CUDA_SUCCESS && greatest != NULL)
+        *greatest = PRIORITY_GREATEST;
+    return result;
+}
+
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority) {
     struct context *context;
     CUresult result = fake_enter(&context);
@@ -11,12 +24,26 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, in
         return result;
     struct stream *stream = calloc(1, sizeof *stream);
     stream->flags = flags;
-    stream->priority = priority;
+    stream->priority = priority < PRIORITY_GREATEST ? PRIORITY_GREATEST : priority > 0 ? 0 : priority;
     pthread_mutex_lock(&fake_lock);
     fake_add_stream(context, stream);
     pthread_mutex_unlock(&fake_lock);
     *out = (CUstream)stream;
     return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGreenCtxStreamCreate(CUstream *out, CUgreenCtx green, unsigned int flags, int priority) {
+    CUcontext context, before;
+    CUresult result = cuCtxFromGreenCtx(&context, green);
+    if (result == CUDA_SUCCESS)
+        result = (flags & CU_STREAM_NON_BLOCKING) ? cuCtxPushCurrent_v2(context) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = cuStreamCreateWithPriority(out, flags, priority);
+    if (result == CUDA_SUCCESS)
+        ((struct stream *)*out)->green = true;
+    cuCtxPopCurrent_v2(&before);
+    return result;
 }
 
 EXPORT CUresult cuStreamCreate(CUstream *out, unsigned int flags) {
@@ -44,6 +71,7 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream handle) {
             stream->context->destroyed = stream;
             break;
         }
+    fake_stream_dropped(stream);
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
@@ -82,15 +110,23 @@ EXPORT CUresult cuStreamQuery(CUstream handle) {
 EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
+    if (result == CUDA_SUCCESS && stream->green)
+        return CUDA_ERROR_NOT_SUPPORTED; /* the second version alone tells it */
     if (result == CUDA_SUCCESS)
         *context = (CUcontext)stream->context;
     return result;
 }
 
+/* The real one names the primary context of a green context's stream; here a green context is one by itself. */
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
+    struct stream *stream;
+    CUresult result = fake_enter_stream(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *context = (CUcontext)stream->context;
     if (green != NULL)
-        *green = NULL;
-    return cuStreamGetCtx(handle, context);
+        *green = stream->green ? (CUgreenCtx)stream->context : NULL;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags) {

@@ -196,3 +196,16 @@ def test_a_long_silence_of_the_driver_is_not_taken_for_busy_time() -> None:
     clock.observe(0, {("a", GPU0): 1.0})
     clock.observe(1000, {("a", GPU0): 1.0})
     assert (clock.seconds(("a", GPU0)) or 0) <= 15
+
+
+@pytest.mark.promise("node-memory-beyond-limit")
+def test_a_tenant_over_its_memory_limit_is_reported_once_that_has_lasted_and_until_it_is_within() -> None:
+    watch = FindingRules(FindingThresholds(gap_after_s=3))
+    for now in (0, 1, 2):
+        watch.observe_limit(now, {GPU0: 5 * MI})
+        assert not watch.findings
+    watch.observe_limit(3, {GPU0: 5 * MI, GPU1: 900 * MI})
+    assert reasons(watch) == ["MemoryBeyondLimit"]
+    assert f"5 MiB more on {GPU0}" in watch.findings[0].message
+    watch.observe_limit(4, {})
+    assert not watch.findings

@@ -129,8 +129,9 @@ async def test_a_preempted_tenant_waits_no_longer_for_its_disconnected_processes
     tokens.want("a", lost)
     tokens.want("b", other)
     tokens.connection_lost("a", lost, alive=True)
-    clock.now += Parameters().quantum_max_ns + Parameters().grace_ns
-    tokens.set_connected("b", connected=True)
+    for pause_ns in (Parameters().quantum_max_ns, 20 * MS, Parameters().grace_ns - 20 * MS):
+        clock.now += pause_ns
+        tokens.set_connected("b", connected=True)
     [first] = other.grants()
     tokens.want("a", sibling)
     tokens.drained("b", other, protocol.Drained(first))
@@ -161,3 +162,22 @@ async def test_a_raised_limit_grants_to_a_tenant_that_waits_at_once(tokens: Toke
     assert one.grants() == [], "its limit leaves it no time"
     add(tokens, "a", limit_milli=1000)
     assert len(one.grants()) == 1
+
+
+@pytest.mark.promise("time-stall")
+async def test_an_agent_that_was_held_up_charges_nobody_for_it(tokens: Tokens, clock: Clock) -> None:
+    add(tokens, "a", "b")
+    one, other = Process(1), Process(2)
+    tokens.want("a", one)
+    tokens.want("b", other)
+    clock.now += 10_000 * MS
+    tokens.drained("a", one, protocol.Drained(one.grants()[0], wanting=True))
+    assert tokens.usage("a").held_ns == Parameters().quantum_max_ns, "its hook closed the gate by its own clock"
+    assert tokens.usage("a").preemptions == 0
+    assert len(other.grants()) == 1
+    clock.now += 50 * MS
+    time = tokens.gpu_time("GPU-0")
+    assert time is not None
+    assert time.held_ns == Parameters().quantum_max_ns + 50 * MS
+    assert time.stalled_ns == 10_000 * MS - Parameters().quantum_max_ns
+    assert tokens.gpu_time("GPU-1") is None

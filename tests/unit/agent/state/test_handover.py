@@ -84,6 +84,26 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
     kept.close()
 
 
+def test_a_damaged_slot_never_gives_other_bytes(tmp_path: Path) -> None:
+    """Any one byte of the slot, changed to any other value."""
+    path = tmp_path / "a"
+    kept, _left = Handover.open(path, (GPU0,), 1)
+    kept.add(ME)
+    kept.keep(ME, 0, GI)
+    kept.keep_untracked(0, 3 * GI)
+    kept.close()
+    whole = path.read_bytes()
+    assert [survivor.bytes for survivor in read(path, (GPU0,)).survivors] == [(GI,)]
+    wrong = 0
+    for at in [*range(len(whole) - 3 * 8, len(whole)), *range(6 * 8, 7 * 8)]:
+        for value in range(0, 256, 3):
+            path.write_bytes(whole[:at] + bytes([value]) + whole[at + 1 :])
+            left = read(path, (GPU0,))
+            wrong += any(survivor.bytes != (GI,) for survivor in left.survivors)
+            wrong += left.untracked[0] not in (0, 3 * GI)
+    assert wrong == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=3), st.none() | st.integers(0, 311))
 @example(damaged=[(175, 64)], cut=None)
 @settings(max_examples=80, deadline=None)

@@ -20,6 +20,7 @@ from sharepod.agent.kubelet.csi.rpc import UnixServer, service
 from sharepod.agent.kubelet.plugin_pods import PluginPod, PluginPods, by_gpu
 from sharepod.agent.telemetry.collector import AgentCollector
 from sharepod.agent.telemetry.families import FAMILIES
+from sharepod.agent.tenants.served import ServedTenant
 from sharepod.api.gpunode import Mode
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
 
@@ -240,3 +241,42 @@ def test_the_example_of_alerts_asks_for_what_is_told() -> None:
         asked = re.findall(r"sharepod_\w+", rule["expr"])
         assert asked
         assert set(asked) <= told, rule["alert"]
+
+
+@pytest.mark.promise("time-scrape")
+async def test_a_scrape_lets_the_loop_do_other_work_after_each_tenant(agent: Agent) -> None:
+    await agent.tenants.apply([row(f"t{index}") for index in range(20)])
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    working = asyncio.create_task(work())
+    families = await AgentCollector(agent).collect_in_steps()
+    working.cancel()
+    assert turns >= 20
+    tenants = {sample.labels["tenant"] for family in families for sample in family.samples if "tenant" in sample.labels}
+    assert tenants == {f"t{index}" for index in range(20)}
+
+
+async def test_a_row_that_goes_during_a_scrape_is_left_out(agent: Agent) -> None:
+    await agent.tenants.apply([row("first"), row("second")])
+    scraping = asyncio.create_task(AgentCollector(agent).collect_in_steps())
+    await asyncio.sleep(0)
+    await agent.tenants.apply([row("first")])
+    named = {sample.labels.get("tenant") for family in await scraping for sample in family.samples}
+    assert "first" in named
+
+
+async def test_time_accounts_are_written_a_few_at_a_time(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    await agent.tenants.apply([row(f"t{index}") for index in range(10)])
+    written: list[str] = []
+    monkeypatch.setattr(ServedTenant, "checkpoint", lambda served: written.append(served.tenant_id))
+    agent.tenants._checkpoint()
+    assert len(written) <= 4
+    for _ in range(2):
+        agent.tenants._checkpoint()
+    assert sorted(written) == sorted(f"t{index}" for index in range(10)), "each once in a round"

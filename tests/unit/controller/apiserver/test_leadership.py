@@ -84,6 +84,34 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
     assert world.lost == ["one"]
 
 
+async def test_an_answer_that_is_no_lease_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    one = world.process("one")
+
+    async def odd(*_: Any) -> Json:
+        return {"kind": "Lease", "spec": {"holderIdentity": "two"}}
+
+    monkeypatch.setattr(world.server, "get", odd)
+    await one.step()
+    assert not one.acting()
+    monkeypatch.undo()
+    await one.step()
+    assert one.acting()
+
+
+async def test_a_lease_that_has_changed_hands_too_often_to_count_is_taken() -> None:
+    world = World()
+    one, two = world.process("one"), world.process("two")
+    await one.step()
+    (lease,) = world.server.objects.values()
+    lease["spec"]["leaseTransitions"] = (1 << 31) - 1
+    while not two.acting():
+        await two.step()
+        world.now += RETRY
+    (lease,) = world.server.objects.values()
+    assert lease["spec"]["leaseTransitions"] == (1 << 31) - 1
+
+
 async def test_a_leader_that_ends_gives_up_the_lease_at_once() -> None:
     world = World()
     one, two = world.process("one"), world.process("two")

@@ -10,9 +10,11 @@ from sharepod.controller.decisions.announcements import Announcement, announceme
 from sharepod.controller.decisions.lifecycle import Finish
 from unit.controller.objects import TENANT
 
+NOTHING = SharePodStatus().dump()
 
-def status(kind: str, value: str, reason: str, message: str = "m") -> SharePodStatus:
-    return SharePodStatus(conditions=(Condition(type=kind, status=value, reason=reason, message=message),))
+
+def status(kind: str, value: str, reason: str, message: str = "m") -> dict[str, object]:
+    return SharePodStatus(conditions=(Condition(type=kind, status=value, reason=reason, message=message),)).dump()
 
 
 def seen(*reasons: FindingReason, message: str = "f") -> TenantStatus:
@@ -67,13 +69,13 @@ def test_a_finding_speaks_for_itself_and_not_through_the_condition_too() -> None
 
 
 def test_a_finding_is_told_again_when_its_words_change_or_it_has_come_back() -> None:
-    said, known = announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), {})
+    said, known = announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), {})
     assert [item.reason for item in said] == ["Overtaken"]
-    assert announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), known)[0] == []
-    assert len(announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN, message="g"), known)[0]) == 1
-    nothing, ceased = announcements(SharePodStatus(), None, None, known)
+    assert announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), known)[0] == []
+    assert len(announcements(NOTHING, None, seen(FindingReason.OVERTAKEN, message="g"), known)[0]) == 1
+    nothing, ceased = announcements(NOTHING, None, None, known)
     assert nothing == []
-    assert len(announcements(SharePodStatus(), None, seen(FindingReason.OVERTAKEN), ceased)[0]) == 1
+    assert len(announcements(NOTHING, None, seen(FindingReason.OVERTAKEN), ceased)[0]) == 1
 
 
 def test_what_was_known_is_not_changed_in_place() -> None:

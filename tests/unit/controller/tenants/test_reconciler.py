@@ -44,7 +44,7 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
     (created,) = world.server.made("create", "pods")
     assert created.query == {"fieldValidation": "Strict"}
     assert world.rows() == {}, "the pod comes first"
-    await world.look()
+    world.place()
     await world.until(lambda: world.tenant in world.rows())
     row = world.rows()[world.tenant]
     assert row["podUID"] == made["metadata"]["uid"]
@@ -80,7 +80,7 @@ async def test_a_life_to_running_takes_five_writes_and_no_read(world: World) -> 
 
 async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_deletes_it(world: World) -> None:
     await world.gated()
-    await world.look()
+    world.place()
     while world.tenant not in world.answered:
         await world.look()
     await world.look()
@@ -102,6 +102,7 @@ async def test_placement_goes_by_the_pod_as_admission_made_it(world: World) -> N
     await world.gated()
     world.change("pods", "one", lambda item: item["spec"].update(nodeSelector={"kubernetes.io/hostname": "node-b"}))
     await world.look()
+    world.place()
     await world.until(lambda: world.tenant in world.rows("node-b"))
 
 
@@ -116,6 +117,18 @@ async def test_a_gate_that_somebody_opened_is_not_opened_again(world: World) -> 
     assert pod is not None
     assert not pod.waits_for_share, "the refused patch is followed by a live read"
     assert (world.read("pods") or {})["metadata"]["annotations"]["sharepod.dev/gpus"] == "void"
+
+
+async def test_what_the_answer_to_an_opened_gate_shows_besides_is_looked_at(world: World) -> None:
+    world.node()
+    await world.placed()
+    await world.relist()
+    world.change("pods", "one", lambda item: item.update(status={"phase": "Failed", "reason": "Shutdown"}), status=True)
+    await world.tenants.reconcile(world.tenant)
+    assert gates(world) == []
+    assert world.looks_again(0)
+    await world.look()
+    assert world.status()["phase"] == "Failed"
 
 
 async def test_a_pod_whose_row_is_on_record_is_not_made_again(world: World) -> None:
@@ -221,7 +234,7 @@ async def test_a_sharepod_that_only_a_watch_has_lost_is_not_gone(world: World) -
     assert world.server.made("delete", "pods") == []
 
 
-async def test_the_end_of_a_sharepod_is_confirmed_once_and_costs_a_read_of_the_pod_besides(world: World) -> None:
+async def test_the_end_of_a_sharepod_is_confirmed_once_and_that_of_its_pod_was_seen(world: World) -> None:
     """A deletion takes five looks: each had asked for the SharePod again."""
     world.node()
     await world.running()
@@ -237,7 +250,42 @@ async def test_the_end_of_a_sharepod_is_confirmed_once_and_costs_a_read_of_the_p
         await world.look()
     await world.until(lambda: world.tenant not in world.rows())
     made = [f"{call.verb} {call.kind.plural}" for call in world.server.calls[before:] if call.verb != "list"]
-    assert sorted(made) == ["delete pods", "get pods", "get sharepods", "patch gpunodes", "patch gpunodes"]
+    assert sorted(made) == ["delete pods", "get sharepods", "patch gpunodes", "patch gpunodes"]
+
+
+async def test_a_pod_that_has_left_the_watch_but_was_not_deleted_is_asked_for(world: World) -> None:
+    """A watch says "deleted" of a Pod that only lost its label, too."""
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    world.state.drop_sharepod(world.tenant, world.server.storage.version, deleted=True)
+    pod = world.read("pods") or {}
+    world.state.drop_pod(pod["metadata"]["uid"], pod, int(pod["metadata"]["resourceVersion"]))
+    await world.tenants.reconcile(world.tenant)
+    assert len(world.server.made("get", "pods")) == 1
+    assert world.rows()[world.tenant]["state"] == "Reserved", "it is there"
+
+
+@pytest.mark.promise("operator-restored-backup")
+async def test_a_pod_of_a_history_that_no_longer_exists_is_not_lost_but_made_again(world: World) -> None:
+    world.node()
+    world.sharepod()
+    backup = world.server.storage.backup()
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    world.pod_phase("Running", node="node-a")
+    await world.look()
+    assert world.status()["phase"] == "Running"
+    world.server.storage.restore(backup)
+    world.memos.clear()
+    await world.relist()
+    assert world.tenant not in world.state._pods_of, "nothing of that Pod is left"
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows())
+    await world.look()
+    assert world.status()["phase"] == "Placed"
+    assert world.read("pods") is not None
 
 
 async def test_a_deletion_that_the_watch_has_shown_is_not_asked_for(world: World) -> None:
@@ -582,7 +630,7 @@ async def test_a_ledger_that_refuses_a_reservation_is_stayed_away_from(world: Wo
 
     world.server.storage.admit = refuse
     await world.gated()
-    await world.look()
+    world.place()
     await world.until(lambda: bool(world.told("LedgerWriteRefused")))
     assert world.memo.not_before == world.now + world.settings.bind_timeout
     assert "ledger is sealed" in world.memo.avoid["node-a"][0]
@@ -614,7 +662,7 @@ async def test_a_decision_for_a_sharepod_that_is_gone_is_forgotten(world: World)
     world.node()
     held = world.server.fail("patch", "gpunodes", refusal=Refused(503, "ServiceUnavailable", "try again"), times=99)
     await world.gated()
-    await world.look()
+    world.place()
     while not world.state.cluster.reservations("node-a"):
         await world.look()
     world.delete("sharepods")

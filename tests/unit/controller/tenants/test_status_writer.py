@@ -9,7 +9,7 @@ import pytest
 from doubles.apiserver.errors import Refused
 from sharepod.controller.decisions import status
 from sharepod.controller.state.facts import unreadable_sharepod
-from sharepod.kube import Json, UnavailableError
+from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 
 
@@ -167,20 +167,46 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SharePod is edited, and the watch tells so, before the answer of the write is taken in."""
-    patch = world.client.patch_status
+    apply = world.client.apply_status
 
     async def edited_meanwhile(*args: Any) -> Json:
-        answer = await patch(*args)
+        answer = await apply(*args)
         world.state.put_sharepod(world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.5)))
         monkeypatch.undo()
         return answer
 
-    monkeypatch.setattr(world.client, "patch_status", edited_meanwhile)
+    monkeypatch.setattr(world.client, "apply_status", edited_meanwhile)
     world.now += 1
     await waits_for(world, "one")
     world.now += 1
     await world.look()
     assert world.status()["observedGeneration"] == 2
+
+
+async def test_a_status_that_is_refused_is_told(world: World) -> None:
+    world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "no such field"))
+    world.now += 1
+    with pytest.raises(InvalidError):
+        await waits_for(world, "one")
+    await world.until(lambda: bool(world.told("StatusRefused")))
+
+
+async def test_what_another_manager_has_left_in_the_status_is_taken_out_and_order_says_nothing(world: World) -> None:
+    def leave(item: Json) -> None:
+        strange = {"type": "Strange", "status": "True", "reason": "Odd", "message": "", "lastTransitionTime": "t"}
+        item["status"]["conditions"] = [strange, *reversed(item["status"]["conditions"])]
+
+    before = writes(world)
+    world.change("sharepods", "one", leave, status=True)
+    world.now += 1
+    await world.look()
+    assert "Strange" not in {item["type"] for item in world.status()["conditions"]}
+    written = writes(world)
+    assert written == before + 2, "applied, then taken out"
+    world.change("sharepods", "one", lambda item: item["status"]["conditions"].reverse(), status=True)
+    world.now += 1
+    await world.look()
+    assert writes(world) == written
 
 
 @pytest.mark.promise("operator-usage")
@@ -219,3 +245,12 @@ async def test_a_new_operator_repeats_no_event(world: World) -> None:
     assert world.status()["usage"]["heldMilli"] == 300
     assert world.events._waiting.empty()
     assert [call.body["reason"] for call in world.server.made("create", "events")] == before
+
+
+async def test_an_end_is_written_whatever_characters_it_quotes(world: World) -> None:
+    said = "loss \U0001f4c9 \x7f\u2028 nan"
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 3, "reason": "Error", "message": said}}}
+    world.pod_phase("Failed", containerStatuses=[ended])
+    await world.look()
+    assert world.status()["phase"] == "Failed"
+    assert said in world.condition("PodReady")["message"]

@@ -1,0 +1,38 @@
+"""Surcharge: time for which a tenant's kernels ran beyond what it was charged. Pure: callers pass readings.
+
+Guarantees:
+- A tenant that is busy for no more than it was charged, within NVML's error, never has a surcharge.
+- What is busy beyond that is surcharged once, and at once after the first half second.
+"""
+
+from __future__ import annotations
+
+TOLERANCE = 0.05
+"""Part of the time by which NVML's samples may say more than was held: they are taken some times a second."""
+SLACK_S = 0.5
+"""Seconds of busy time beyond what was charged before any is surcharged: work that ends just after a reading."""
+
+
+class SurchargeMeter:
+    """Busy time of one tenant on one GPU beyond what it was charged: a leaky bucket that spills as the surcharge."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float, float] | None = None
+        self._level = 0.0
+
+    def observe(self, now: float, busy_s: float, charged_s: float) -> float:
+        """Take a reading; return the seconds to surcharge.
+
+        Args:
+            now: Time of the reading, in seconds.
+            busy_s: Seconds in which the tenant's kernels ran, since a fixed moment.
+            charged_s: Seconds that the tenant was charged, since a fixed moment.
+        """
+        last, self._last = self._last, (now, busy_s, charged_s)
+        if last is None:
+            return 0.0
+        elapsed, busy, charged = (new - old for new, old in zip(self._last, last, strict=True))
+        self._level = max(0.0, self._level + busy - charged - TOLERANCE * elapsed)
+        spilled = max(0.0, self._level - SLACK_S)
+        self._level -= spilled
+        return spilled

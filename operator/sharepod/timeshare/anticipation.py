@@ -1,0 +1,68 @@
+"""Anticipation: whether a free GPU is kept idle for a tenant that pauses, rather than lent to one that would outstay.
+
+Guarantees:
+- S8: A GPU is kept idle only for a tenant with credit, at that tenant's cost, and never against a tenant that the
+  sleeper would not go before, has waited long with credit, or woke with credit. So idle time is a part of the sleeper's
+  own share, and no other tenant gets less than its request by it.
+- It is kept idle for at most a longest quantum after the sleeper has drained.
+- Nothing is kept idle where the other outstays its turns by no more than the sleeper can wait in each of its steps and
+  still get its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .parameters import Parameters
+from .plan import Anticipation
+from .tenant import TokenTenant
+
+_DEARER = 4
+"""Price of time for which a tenant waits beyond what it can, beside time for which a GPU is idle at its expense."""
+
+
+def anticipate(
+    now: int, candidate: TokenTenant, tenants: Iterable[TokenTenant], parameters: Parameters, *, patient_since: int
+) -> Anticipation | None:
+    """Return the sleeper for which the GPU is to be kept idle instead of being given to `candidate`; None if none.
+
+    Args:
+        now: The present moment.
+        candidate: The tenant that would be next. Its account is settled.
+        tenants: The tenants of the GPU.
+        parameters: Durations of the scheduler.
+        patient_since: A candidate with credit that has waited since then is not kept waiting.
+    """
+    since = candidate.waiting_since
+    if candidate.starving:
+        return None
+    if candidate.account.assured > 0 and (candidate.woke_with_credit or (since is not None and since <= patient_since)):
+        return None
+    overrun = candidate.habits.overrun_ns
+    loss = (parameters.turn_min_ns + overrun) * _DEARER
+    for tenant in tenants:
+        request = tenant.account.request_milli
+        if tenant.asleep_since is None or tenant.hold is not None or not request or len(tenant.gpus) > 1:
+            continue
+        if overrun <= tenant.habits.tolerated_ns(request):
+            continue
+        window = tenant.habits.window(loss, parameters.quantum_max_ns)
+        if tenant.asleep_since + window > now:
+            until = min(tenant.asleep_since + window, _goes_first_until(now, tenant, candidate))
+            if until > now:
+                return Anticipation(tenant, until)
+    return None
+
+
+def _goes_first_until(now: int, sleeper: TokenTenant, candidate: TokenTenant) -> int:
+    """Return until when the sleeper would go before the candidate, if it pays from now on; `now` or earlier: it would
+    not."""
+    account, other = sleeper.account, candidate.account
+    level = account.assured + (now - account.at) * account.request_milli
+    if level <= 0:
+        return now
+    until = now + level // max(1, 1000 - account.request_milli)
+    if other.request_milli:  # its lag grows by the time that passes, the sleeper's shrinks
+        ahead = level // account.request_milli - other.lag_ns()
+        until = min(until, now + ahead * account.request_milli // 1000)
+    return until

@@ -1,0 +1,96 @@
+"""Habits of one tenant: how long it pauses between two turns, and how far its turns run over.
+
+Guarantees:
+- Learned from the tenant's own turns alone: constant space, and nothing that the tenant says.
+- A pause counts for as long as the tenant makes some hundreds more; half of the weight is with the last 90.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+_BOUNDS_NS = tuple(int(250_000 * 2 ** (step / 2)) for step in range(25))
+"""Upper bounds of the classes of pauses: from 0.25 ms by factors of the root of 2 to 1 s. Longer pauses count as 1 s:
+no kernel that is waited for is longer (the grace period)."""
+_ONE = 1 << 16
+"""Weight of one pause when it is learned."""
+_LEAST = 4 * _ONE - _ONE // 8
+"""Weight before any pause is foretold: about four pauses."""
+_FORGET_SHIFT = 7
+"""Each pause takes a 128th of the weight of the earlier ones."""
+_OVERRUN_FORGET = 32
+"""An overrun is forgotten by a 32nd at each shorter one: a turn of whole kernels, which ends on time, says little about
+one that is cut."""
+_AVERAGED = 16
+"""Number of steps, and of overruns, that an average is taken over."""
+_DEAR = 10
+"""A loss that is so many times a pause is worth a window of four times the pause instead of two: of exponential pauses
+the longer window misses one in thousands fewer."""
+
+
+class Habits:
+    """Pauses and overruns of one tenant. Times in nanoseconds."""
+
+    __slots__ = ("_cycle_ns", "_held_before", "_weights", "mean_overrun_ns", "overrun_ns")
+
+    def __init__(self) -> None:
+        self._weights = [0] * len(_BOUNDS_NS)
+        """Weight by class of pauses."""
+        self._cycle_ns = 0
+        """Average time of one step: held, then paused."""
+        self._held_before = 0
+        self.mean_overrun_ns = 0
+        """Average time of holds beyond the end of their turns."""
+        self.overrun_ns = 0
+        """How long the tenant is expected to hold beyond the end of a turn that is cut: its longest lately."""
+
+    def paused(self, pause_ns: int, held_ns: int) -> None:
+        """Learn a pause: from the end of a hold until the tenant wanted the next. `held_ns`: time held up to it, in
+        all."""
+        cycle = pause_ns + held_ns - self._held_before
+        self._held_before = held_ns
+        self._cycle_ns += (cycle - self._cycle_ns) // _AVERAGED if self._cycle_ns else cycle
+        weights = self._weights
+        for place, weight in enumerate(weights):
+            if weight:
+                weights[place] = weight - (weight + (1 << _FORGET_SHIFT) - 1 >> _FORGET_SHIFT)
+        weights[min(bisect_left(_BOUNDS_NS, pause_ns), len(weights) - 1)] += _ONE
+
+    def overran(self, late_ns: int) -> None:
+        """Learn by how much a hold ended after the end of its turn."""
+        self.mean_overrun_ns += (late_ns - self.mean_overrun_ns) // _AVERAGED
+        self.overrun_ns = max(late_ns, self.overrun_ns - self.overrun_ns // _OVERRUN_FORGET)
+
+    def forget_pauses(self) -> None:
+        """Forget all pauses: the processes that made them are gone."""
+        self._weights = [0] * len(_BOUNDS_NS)
+
+    def tolerated_ns(self, request_milli: int) -> int:
+        """Return how long the tenant can wait in each of its steps and still get its request of the time in which it
+        would work, less a quarter for what averages hide."""
+        return self._cycle_ns * (1000 - request_milli) // request_milli * 3 // 4
+
+    def window(self, loss_ns: int, most_ns: int) -> int:
+        """Return how long after the end of its hold the tenant is worth waiting for; 0: not at all.
+
+        Waiting until `d` saves `loss_ns` less the pause for each pause of at most `d`, and costs `d` for each longer
+        one. The best `d` is the bound of a class of pauses; some times that covers the tail beyond what was seen.
+
+        Args:
+            loss_ns: How long the tenant would have to wait for another that was let in.
+            most_ns: Longest window.
+        """
+        left = sum(self._weights)
+        if left < _LEAST:
+            return 0
+        best = gain = saved = 0
+        for bound, weight in zip(_BOUNDS_NS, self._weights, strict=True):
+            if bound > most_ns or bound >= loss_ns:
+                break
+            if not weight:
+                continue
+            left -= weight
+            saved += weight * (loss_ns - bound)
+            if saved - left * bound > gain:
+                best, gain = bound, saved - left * bound
+        return min((4 if loss_ns >= _DEAR * best else 2) * best, most_ns)

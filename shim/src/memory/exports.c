@@ -1,0 +1,190 @@
+/* Watched and kept descriptors of exported memory.
+ *
+ * An entry of the epoll instance is a pair of file and number. So whether a number still stands for the file that was
+ * kept under it is asked by changing the entry: that fails for any other file.
+ */
+#include "memory/exports.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "base/descriptors.h"
+#include "memory/state.h"
+
+/* A descriptor that the driver has exported. With the lock. */
+struct export {
+    struct export *next;
+    uint32_t *open_count; /* of open descriptors of what it is of */
+    bool open;            /* found by the count under way */
+};
+
+enum { KEPT_MOST = 4096 }; /* kept copies have numbers below it: a child of fork closes them by this list of bits */
+
+/* Not in wiped memory: a child of fork closes them. The instance is told from other files by an entry, the marker. */
+static _Atomic int instance = -1;
+static struct descriptor marker = DESCRIPTOR_NONE;
+static _Atomic uint64_t kept[KEPT_MOST / 64];
+
+/* Add the pair of file and number to the instance, or change it. `data`: for fdinfo. Return 0 or a negative errno. */
+static long enter(int into, int operation, int number, void *data) {
+    struct epoll_event nothing = {.events = 0, .data.ptr = data};
+    return sys_call(SYS_epoll_ctl, into, operation, number, (long)&nothing, 0, 0);
+}
+
+/* Return the number of the instance; -1: there is none, or the program has closed it. */
+static int present(void) {
+    int number = atomic_load(&instance), mark = descriptor_number(&marker);
+    return number >= 0 && mark >= 0 && enter(number, EPOLL_CTL_MOD, mark, NULL) == 0 ? number : -1;
+}
+
+/* Return the instance, made if there is none; -1: too many open files. With the lock. */
+static int prepare(void) {
+    int ends[2], number = present();
+    if (number >= 0 || sys_call(SYS_pipe2, (long)ends, O_CLOEXEC, 0, 0, 0, 0) != 0)
+        return number;
+    sys_close(ends[1]);
+    descriptor_close(&marker);
+    if (!descriptor_keep(&marker, ends[0]))
+        return -1;
+    number = descriptor_move((int)sys_call(SYS_epoll_create1, EPOLL_CLOEXEC, 0, 0, 0, 0, 0));
+    if (number < 0)
+        return -1;
+    enter(number, EPOLL_CTL_ADD, descriptor_number(&marker), NULL);
+    atomic_store(&instance, number);
+    return number;
+}
+
+bool exports_watch(uint32_t *open, int descriptor) {
+    struct memory *memory = memory_state();
+    memory_lock();
+    if (memory->export_count >= memory->export_most) { /* what is closed meanwhile needs no entry */
+        exports_count();
+        memory->export_most = 2 * memory->export_count + 64;
+    }
+    int number = prepare();
+    struct export *export = number >= 0 ? slab_take(&memory->export_slab, sizeof *export) : NULL;
+    bool watched = export != NULL;
+    if (watched) {
+        long result = enter(number, EPOLL_CTL_ADD, descriptor, export);
+        if (result == -EEXIST)
+            result = enter(number, EPOLL_CTL_MOD, descriptor, export);
+        if (result == 0) {
+            *export = (struct export){.next = memory->exports, .open_count = open};
+            memory->exports = export;
+            memory->export_count++;
+            ++*open;
+        } else {
+            slab_give(&memory->export_slab, export);
+            watched = result == -EPERM; /* a file that cannot be watched */
+        }
+    }
+    memory_unlock();
+    return watched;
+}
+
+/* Find the export of an entry's data among those that are watched, and note that it is open. */
+static void found(uint64_t data) {
+    for (struct export *export = memory_state()->exports; export != NULL; export = export->next)
+        if ((uintptr_t)export == data)
+            export->open = true;
+}
+
+/* Read the data of each entry: the hexadecimal number behind "data:" in its line. False: it cannot be read. */
+static bool read_entries(int number) {
+    static const char before[] = "data:";
+    char path[40] = "/proc/self/fdinfo/", digits[12], text[512];
+    char *end = path + sizeof "/proc/self/fdinfo/" - 1;
+    int count = 0;
+    do
+        digits[count++] = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    while (count > 0)
+        *end++ = digits[--count];
+    *end = '\0';
+    long file = sys_call(SYS_openat, AT_FDCWD, (long)path, O_RDONLY | O_CLOEXEC, 0, 0, 0), size = 0;
+    if (file < 0)
+        return false;
+    unsigned matched = 0; /* characters of `before` */
+    bool inside = false, begun = false;
+    uint64_t data = 0;
+    while ((size = sys_call(SYS_read, file, (long)text, sizeof text, 0, 0, 0)) > 0)
+        for (long i = 0; i < size; i++) {
+            char c = text[i];
+            int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+            if (inside && digit >= 0) {
+                data = data << 4 | (unsigned)digit;
+                begun = true;
+            } else if (inside && begun) {
+                found(data);
+                inside = false;
+            } else if (!inside) {
+                matched = c == before[matched] ? matched + 1 : c == before[0];
+                if (matched == sizeof before - 1) {
+                    inside = true;
+                    begun = false;
+                    matched = 0;
+                    data = 0;
+                }
+            }
+        }
+    sys_close((int)file);
+    return size == 0;
+}
+
+void exports_count(void) {
+    struct memory *memory = memory_state();
+    int number = present();
+    if (memory->exports == NULL)
+        return;
+    if (number >= 0 && !read_entries(number)) /* no /proc: nothing is known to be closed */
+        return;
+    for (struct export **at = &memory->exports, *export; (export = *at) != NULL;) {
+        if (export->open) {
+            export->open = false;
+            at = &export->next;
+            continue;
+        }
+        *at = export->next;
+        --*export->open_count;
+        memory->export_count--;
+        slab_give(&memory->export_slab, export);
+    }
+}
+
+int exports_keep(int descriptor) {
+    memory_lock();
+    int number = prepare(), copy = number >= 0 ? descriptor_copy(descriptor) : -1;
+    if (copy >= KEPT_MOST || (copy >= 0 && enter(number, EPOLL_CTL_ADD, copy, NULL) != 0)) {
+        sys_close(copy);
+        copy = -1;
+    }
+    if (copy >= 0)
+        atomic_fetch_or(&kept[copy / 64], 1ull << copy % 64);
+    memory_unlock();
+    return copy;
+}
+
+void exports_let_go(int copy) {
+    int number = present();
+    if (copy < 0)
+        return;
+    atomic_fetch_and(&kept[copy / 64], ~(1ull << copy % 64));
+    if (number >= 0 && enter(number, EPOLL_CTL_DEL, copy, NULL) == 0)
+        sys_close(copy);
+}
+
+/* The instance is one with the parent's: nothing is taken out of it. */
+void exports_after_fork(void) {
+    int number = present();
+    for (int i = 0; i < KEPT_MOST; i++) {
+        bool was = atomic_load(&kept[i / 64]) >> i % 64 & 1;
+        if (was && number >= 0 && enter(number, EPOLL_CTL_MOD, i, NULL) == 0)
+            sys_close(i);
+    }
+    memset((void *)kept, 0, sizeof kept);
+    if (number >= 0)
+        sys_close(number);
+    atomic_store(&instance, -1);
+    descriptor_close(&marker);
+}

@@ -1,0 +1,15 @@
+/* What is given back without a call of the program: by the driver, from pools; by the kernel, as descriptors close. */
+#ifndef SHAREPOD_REFRESH_H
+#define SHAREPOD_REFRESH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Count what was given back on a GPU (-1: on any). True if bytes went back. Without the lock. `driver`: it may be
+ * asked. */
+bool memory_refresh(int place, bool driver);
+/* Do the same at regular times while it is of use, and give idle credits back. Returns when to call again. Hook thread
+ * only. */
+uint64_t memory_step(uint64_t now, bool driver);
+
+#endif

@@ -1,0 +1,159 @@
+/* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT, and shrinks to one launch while it
+ * takes more than WINDOW_LONG. A shorter queue would let the GPU run dry whenever the thread is late to wake up.
+ *
+ * A launch that would begin after the end of the quantum waits for the next one (PC2): the gate leaves less than one
+ * launch of each stream when it closes, and the announced end, by which the next holder is granted, comes true.
+ */
+#include "time/pace.h"
+
+/* In ns. */
+#define WINDOW_SHORT 2000000ull
+#define WINDOW_LONG 5000000ull
+#define MARGIN 250000ull /* so little before the end of the quantum no launch begins */
+
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
+static uint64_t most(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
+
+/* Return how many more launches begin before the quantum ends. */
+static uint64_t fitting(const struct pace *pace, uint64_t now, uint64_t deadline) {
+    uint64_t each = pace->estimate.launch_ns, begins = most(pace->estimate.ends_at, now);
+    if (deadline == PACE_NEVER || each == 0)
+        return PACE_WINDOW_MOST;
+    uint64_t left = deadline > begins ? deadline - begins : 0, margin = least(each / 16, MARGIN);
+    return left > margin ? (left - margin - 1) / each + 1 : 0;
+}
+
+bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
+    uint64_t fits = fitting(pace, now, deadline);
+    pace->window.quota = (uint16_t)least(pace->window.size, fits > 0 ? fits : 1);
+    pace->window.full = fits == 0 && pace->window.free_launches == 0;
+    return pace->window.full;
+}
+
+/* Learn how long a launch takes. `sample`: ns, at most; `exact`: and no less. */
+static void learn(struct pace_estimate *estimate, uint64_t sample, bool exact) {
+    if (estimate->launch_ns == 0)
+        estimate->launch_ns = sample;
+    else if (exact)
+        estimate->launch_ns = estimate->launch_ns / 2 + sample / 2;
+    else
+        estimate->launch_ns = least(estimate->launch_ns, sample);
+    estimate->learned = true;
+}
+
+void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained) {
+    struct pace_estimate *estimate = &pace->estimate;
+    struct pace_queue *queue = &pace->queue;
+    if (pace->window.size == 0)
+        pace->window.size = 1;
+    if (estimate->blocked_at_close && queue->unfinished > 0 && drained > estimate->waited_at) {
+        uint64_t begun = estimate->seen_late ? queue->begun_at[0] : estimate->waited_at;
+        learn(estimate, (drained - begun) / queue->unfinished, !estimate->seen_late && !estimate->learned);
+    }
+    *queue = (struct pace_queue){.fenced_at = now};
+    estimate->learned = estimate->start_known = estimate->seen_late = estimate->blocked_at_close = false;
+    estimate->waited_at = estimate->ends_at = now;
+    estimate->graphs_end_at = 0;
+    pace_plan(pace, now, deadline);
+    pace->window.full = false;
+}
+
+bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline) {
+    if (pace->window.full)
+        pace->estimate.blocked_at_close = pace_plan(pace, now, deadline);
+    return pace->window.full;
+}
+
+bool pace_launched(struct pace *pace) {
+    if (pace->window.free_left > 0) {
+        pace->window.free_left--;
+        return false;
+    }
+    pace->queue.count++;
+    return pace->queue.count >= pace->window.quota;
+}
+
+bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline) {
+    struct pace_queue *queue = &pace->queue;
+    struct pace_estimate *estimate = &pace->estimate;
+    uint8_t place = queue->fences < PACE_FENCES ? queue->fences : PACE_FENCES - 1; /* after a wait in vain: the last */
+    queue->sizes[place] = queue->count;
+    queue->begun_at[place] = queue->fenced_at;
+    queue->unfinished += queue->count;
+    queue->fenced_at = now;
+    estimate->ends_at = most(estimate->ends_at, now) + estimate->launch_ns * queue->count;
+    queue->count = 0;
+    queue->fences = (uint8_t)(place + 1);
+    if (queue->fences < PACE_FENCES)
+        pace_plan(pace, now, deadline);
+    else if (pace_plan(pace, now, deadline)) /* its thread is free until it launches again */
+        queue->put_off = true;
+    else
+        return true;
+    return false;
+}
+
+void pace_unfenced(struct pace *pace) {
+    pace->queue.count = 0;
+}
+
+uint64_t pace_due(const struct pace *pace, uint64_t now) {
+    uint64_t behind = pace->estimate.launch_ns * pace->queue.sizes[1];
+    return pace->estimate.ends_at > now + behind ? pace->estimate.ends_at - behind : now;
+}
+
+void pace_passed(struct pace *pace, bool waited, uint64_t now) {
+    struct pace_queue *queue = &pace->queue;
+    struct pace_window *window = &pace->window;
+    struct pace_estimate *estimate = &pace->estimate;
+    uint64_t before = queue->sizes[0] ? queue->sizes[0] : 1, full = (now - estimate->waited_at) * window->size / before;
+    if (waited && estimate->start_known)
+        learn(estimate, (now - estimate->waited_at) / before, true);
+    else if (waited || estimate->launch_ns != 0)
+        learn(estimate, (now - queue->begun_at[0]) / before, false);
+    if (waited)
+        full = estimate->launch_ns * window->size;
+    while (full > WINDOW_LONG && window->size > 1) {
+        window->size /= 2;
+        full /= 2;
+    }
+    if (full < WINDOW_SHORT && window->size < PACE_WINDOW_MOST)
+        window->size = (uint16_t)(window->size * 2);
+    estimate->waited_at = now;
+    estimate->start_known = waited;
+    estimate->seen_late = !waited;
+    uint64_t behind = now + estimate->launch_ns * queue->sizes[1];
+    estimate->ends_at = waited ? behind : least(estimate->ends_at, behind);
+    estimate->graphs_end_at = least(estimate->graphs_end_at, now + estimate->graph_ns * queue->sizes[1]);
+    queue->unfinished -= (uint32_t)least(queue->unfinished, queue->sizes[0]);
+    queue->sizes[0] = queue->sizes[1];
+    queue->begun_at[0] = queue->begun_at[1];
+    queue->fences = PACE_FENCES - 1;
+    queue->put_off = false;
+    window->free_launches = window->free_left = 0;
+}
+
+void pace_gave_up(struct pace *pace, bool closed) {
+    struct pace_window *window = &pace->window;
+    pace->estimate.blocked_at_close = closed;
+    pace->queue.put_off = false;
+    if (closed)
+        return;
+    window->free_launches = (uint16_t)(window->free_launches ? least(window->free_launches * 2ull, PACE_FREE_MOST) : 1);
+    window->free_left = window->free_launches;
+    window->size = 1;
+}
+
+bool pace_graph_fits(const struct pace *pace, uint64_t now, uint64_t deadline, uint64_t duration) {
+    return deadline == PACE_NEVER || most(pace->estimate.graphs_end_at, now) + duration <= deadline;
+}
+
+void pace_graph(struct pace *pace, uint64_t now, uint64_t duration) {
+    pace->estimate.graph_ns = duration;
+    pace->estimate.graphs_end_at = most(pace->estimate.graphs_end_at, now) + duration;
+}

@@ -1,0 +1,88 @@
+/* The pace of one thread on one stream: a model of the queue of unfinished launches, of which fences tell. It says how
+ * many launches pass until the next fence, when a fence is to be waited for, and when launches are to be held back.
+ * Values in, values out: no CUDA, no clock, no memory of its own; tests/property/test_pace.py tries it.
+ *
+ * Guarantees, with Q1 and Q2 of meter.h:
+ * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each, but for what passes
+ *   after a wait in vain;
+ * - PC2 a launch that is expected to begin after the end of the quantum is held back;
+ * - PC3 after a wait in vain launches pass: one, after another two, then four, at most PACE_FREE_MOST.
+ *
+ * Points in time are ns of one clock; they never run backwards.
+ */
+#ifndef SHAREPOD_PACE_H
+#define SHAREPOD_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* PACE_FENCES: windows of launches that may be unfinished. PACE_WINDOW_MOST: launches that share the cost of a fence.
+ * PACE_FREE_MOST: launches between two waits in vain. */
+enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_FREE_MOST = 1 << 14 };
+
+#define PACE_NEVER UINT64_MAX /* a deadline that is not known */
+
+/* What is launched: since the last fence, and before the fences that nobody has seen passed. */
+struct pace_queue {
+    uint64_t begun_at[PACE_FENCES]; /* when the fence before each was recorded: its launches began after that */
+    uint64_t fenced_at;             /* when the last fence was recorded, or the opening began */
+    uint32_t unfinished;            /* launches behind the last fence that was waited for */
+    uint16_t sizes[PACE_FENCES];    /* launches before each of the fences, since the one before it */
+    uint16_t count;                 /* launches since the last fence */
+    uint8_t fences;                 /* unseen, 0 to PACE_FENCES */
+    bool put_off;                   /* the wait for the older of two fences is due with the next launch */
+};
+
+/* How many launches pass. */
+struct pace_window {
+    uint16_t size;          /* between two fences, at most; grows and shrinks with how long they take */
+    uint16_t quota;         /* until the next fence */
+    uint16_t free_launches; /* without a wait, after the last wait in vain */
+    uint16_t free_left;     /* those of them that are left */
+    bool full;              /* what is launched is expected to last until the quantum ends */
+};
+
+/* What the fences have told. */
+struct pace_estimate {
+    uint64_t launch_ns;     /* how long a launch occupies the GPU; 0: not known */
+    uint64_t ends_at;       /* when what is launched is expected to end */
+    uint64_t waited_at;     /* when the last fence was seen, or the opening began */
+    uint64_t graph_ns;      /* how long the last graph is expected to take */
+    uint64_t graphs_end_at; /* when the graphs launched in this opening are expected to end */
+    bool learned;           /* in this opening */
+    bool start_known;       /* the last fence was waited for: the work behind it began then */
+    bool seen_late;         /* the last fence had passed before the thread looked */
+    bool blocked_at_close;  /* the thread waited for the GPU when the opening ended */
+};
+
+struct pace {
+    struct pace_queue queue;
+    struct pace_window window;
+    struct pace_estimate estimate;
+};
+
+/* Begin an opening that ends at `deadline`. `drained`: when all work of the last one had ended. */
+void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained);
+/* Return whether the next launch is to be held back until the terms change. */
+bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
+/* Count a launch. Return whether a fence is to be recorded behind it, after a wait that was put off. */
+bool pace_launched(struct pace *pace);
+/* Note that a fence was recorded. Return whether the older one is to be waited for now. */
+bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
+/* Note that no fence can be recorded: the launches are counted anew. */
+void pace_unfenced(struct pace *pace);
+/* Return when the older fence is expected to pass. */
+uint64_t pace_due(const struct pace *pace, uint64_t now);
+/* Note that the older of two fences has passed. `waited`: it had not when it was first looked at. */
+void pace_passed(struct pace *pace, bool waited, uint64_t now);
+/* Note that a wait ended before its fence: the gate was closed, or the wait was in vain. */
+void pace_gave_up(struct pace *pace, bool closed);
+/* Plan the launches until the next fence. Return whether none fits. */
+bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline);
+
+/* Return whether a graph that takes `duration` would be over by the end of the quantum. */
+bool pace_graph_fits(const struct pace *pace, uint64_t now, uint64_t deadline, uint64_t duration);
+/* Note the launch of a graph that is expected to take `duration`. */
+void pace_graph(struct pace *pace, uint64_t now, uint64_t duration);
+
+#endif

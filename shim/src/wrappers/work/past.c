@@ -1,0 +1,144 @@
+/* The wrapped calls that put work on a stream which does not run on the multiprocessors: copies from and to the host,
+ * functions of the program, waits for values, events and semaphores. They go past the gate; before each, a fence is
+ * recorded behind what the thread has launched under a metered grant, so that no drain waits for them (D3).
+ */
+#include "driver/own_calls.h"
+#include "time/streams.h"
+#include "wrappers/work/passthrough.h"
+
+#define PAST(symbol, stream, per_thread, parameters, ...)            \
+    EXPORT CUresult symbol parameters {                              \
+        PASSTHROUGH(false, symbol, stream, per_thread, __VA_ARGS__); \
+    }
+
+/* A wait for an event of a capture makes the stream join the capture: what was launched into it before is fenced (R5).
+ */
+static void before_join(CUstream stream, bool per_thread) {
+    if (atomic_load(&the_process->gate.captures) == 0)
+        return;
+    CUstreamCaptureMode mode = own_calls_begin();
+    if (!stream_is_capturing(stream, per_thread))
+        streams_fence_before_join(&the_process->streams, stream_named(stream, per_thread));
+    own_calls_end(mode);
+}
+
+#define JOINS(symbol, per_thread)                                                   \
+    static CUresult past_##symbol(CUstream stream, CUevent event, unsigned flags) { \
+        PASSTHROUGH(false, symbol, stream, per_thread, stream, event, flags);       \
+    }                                                                               \
+    EXPORT CUresult symbol(CUstream stream, CUevent event, unsigned flags) {        \
+        CUresult refused = process_enter();                                         \
+        if (refused != CUDA_SUCCESS)                                                \
+            return refused;                                                         \
+        before_join(stream, per_thread);                                            \
+        return past_##symbol(stream, event, flags);                                 \
+    }
+
+PAST(cuMemcpyHtoD, NULL, false, (CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount), dstDevice,
+     srcHost, ByteCount)
+PAST(cuMemcpyHtoD_v2, NULL, false, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount), dstDevice, srcHost,
+     ByteCount)
+PAST(cuMemcpyHtoD_v2_ptds, NULL, true, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount), dstDevice,
+     srcHost, ByteCount)
+PAST(cuMemcpyHtoDAsync, hStream, false,
+     (CUdeviceptr_v1 dstDevice, const void *srcHost, unsigned int ByteCount, CUstream hStream), dstDevice, srcHost,
+     ByteCount, hStream)
+PAST(cuMemcpyHtoDAsync_v2, hStream, false,
+     (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream), dstDevice, srcHost, ByteCount,
+     hStream)
+PAST(cuMemcpyHtoDAsync_v2_ptsz, hStream, true,
+     (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream), dstDevice, srcHost, ByteCount,
+     hStream)
+PAST(cuMemcpyDtoH, NULL, false, (void *dstHost, CUdeviceptr_v1 srcDevice, unsigned int ByteCount), dstHost, srcDevice,
+     ByteCount)
+PAST(cuMemcpyDtoH_v2, NULL, false, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount), dstHost, srcDevice,
+     ByteCount)
+PAST(cuMemcpyDtoH_v2_ptds, NULL, true, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount), dstHost, srcDevice,
+     ByteCount)
+PAST(cuMemcpyDtoHAsync, hStream, false,
+     (void *dstHost, CUdeviceptr_v1 srcDevice, unsigned int ByteCount, CUstream hStream), dstHost, srcDevice, ByteCount,
+     hStream)
+PAST(cuMemcpyDtoHAsync_v2, hStream, false, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream),
+     dstHost, srcDevice, ByteCount, hStream)
+PAST(cuMemcpyDtoHAsync_v2_ptsz, hStream, true,
+     (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream), dstHost, srcDevice, ByteCount, hStream)
+PAST(cuMemcpyHtoA, NULL, false, (CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount),
+     dstArray, dstOffset, srcHost, ByteCount)
+PAST(cuMemcpyHtoA_v2, NULL, false, (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount),
+     dstArray, dstOffset, srcHost, ByteCount)
+PAST(cuMemcpyHtoA_v2_ptds, NULL, true, (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount),
+     dstArray, dstOffset, srcHost, ByteCount)
+PAST(cuMemcpyHtoAAsync, hStream, false,
+     (CUarray dstArray, unsigned int dstOffset, const void *srcHost, unsigned int ByteCount, CUstream hStream),
+     dstArray, dstOffset, srcHost, ByteCount, hStream)
+PAST(cuMemcpyHtoAAsync_v2, hStream, false,
+     (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream), dstArray, dstOffset,
+     srcHost, ByteCount, hStream)
+PAST(cuMemcpyHtoAAsync_v2_ptsz, hStream, true,
+     (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream), dstArray, dstOffset,
+     srcHost, ByteCount, hStream)
+PAST(cuMemcpyAtoH, NULL, false, (void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount),
+     dstHost, srcArray, srcOffset, ByteCount)
+PAST(cuMemcpyAtoH_v2, NULL, false, (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount), dstHost,
+     srcArray, srcOffset, ByteCount)
+PAST(cuMemcpyAtoH_v2_ptds, NULL, true, (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount), dstHost,
+     srcArray, srcOffset, ByteCount)
+PAST(cuMemcpyAtoHAsync, hStream, false,
+     (void *dstHost, CUarray srcArray, unsigned int srcOffset, unsigned int ByteCount, CUstream hStream), dstHost,
+     srcArray, srcOffset, ByteCount, hStream)
+PAST(cuMemcpyAtoHAsync_v2, hStream, false,
+     (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream), dstHost, srcArray,
+     srcOffset, ByteCount, hStream)
+PAST(cuMemcpyAtoHAsync_v2_ptsz, hStream, true,
+     (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream), dstHost, srcArray,
+     srcOffset, ByteCount, hStream)
+PAST(cuLaunchHostFunc, hStream, false, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
+PAST(cuLaunchHostFunc_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData), hStream, fn, userData)
+PAST(cuLaunchHostFunc_v2, hStream, false, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
+     hStream, fn, userData, syncMode)
+PAST(cuLaunchHostFunc_v2_ptsz, hStream, true, (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
+     hStream, fn, userData, syncMode)
+PAST(cuStreamAddCallback, hStream, false,
+     (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
+     flags)
+PAST(cuStreamAddCallback_ptsz, hStream, true,
+     (CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags), hStream, callback, userData,
+     flags)
+PAST(cuStreamBatchMemOp, stream, false,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+     paramArray, flags)
+PAST(cuStreamBatchMemOp_ptsz, stream, true,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+     paramArray, flags)
+PAST(cuStreamBatchMemOp_v2, stream, false,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+     paramArray, flags)
+PAST(cuStreamBatchMemOp_v2_ptsz, stream, true,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags), stream, count,
+     paramArray, flags)
+PAST(cuStreamWaitValue32, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue32_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue32_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue32_v2_ptsz, stream, true,
+     (CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags), stream, addr, value, flags)
+PAST(cuStreamWaitValue64, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue64_ptsz, stream, true, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue64_v2, stream, false, (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags),
+     stream, addr, value, flags)
+PAST(cuStreamWaitValue64_v2_ptsz, stream, true,
+     (CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags), stream, addr, value, flags)
+JOINS(cuStreamWaitEvent, false)
+JOINS(cuStreamWaitEvent_ptsz, true)
+PAST(cuWaitExternalSemaphoresAsync, stream, false,
+     (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
+      unsigned int numExtSems, CUstream stream),
+     extSemArray, paramsArray, numExtSems, stream)
+PAST(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
+     (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
+      unsigned int numExtSems, CUstream stream),
+     extSemArray, paramsArray, numExtSems, stream)

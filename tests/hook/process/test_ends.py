@@ -1,0 +1,97 @@
+"""No call of the hook's comes to the driver with a handle whose context has ended, nor while the driver itself ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hook.conftest import GPU_0, Tenant
+from hook.world.driver_script import PRELUDE
+from hook.world.scripted_agent import Client
+from sharepod.protocol import Drained, Grant, Want
+
+
+def misused(tenant: Tenant, label: str = "tenant") -> int:
+    return tenant.read().client(label).usage[GPU_0].misused
+
+
+@pytest.mark.promise("program-ends")
+def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant) -> None:
+    """The events around a launch went with the context; the graph is launched into the next one."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    probe.ok("capture_begin", "s")
+    probe.ok("launch", "noop", "s")
+    probe.ok("capture_end", "s", "graph")
+    for _ in range(3):
+        probe.ok("launch_graph", "graph", "s")
+    probe.ok("stream_sync", "s")
+    probe.ok("context_reset")
+    probe.ok("context_create")
+    probe.ok("stream", "s")
+    probe.ok("launch_graph", "graph", "s")
+    probe.ok("graph_destroy", "graph")
+    assert misused(tenant) == 0
+
+
+@pytest.mark.promise("program-ends")
+def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: Tenant) -> None:
+    """The driver gives the handle again before the call that ends the first one has returned."""
+    agent = tenant.agent()
+    grants: list[Grant] = []
+
+    def again(_client: Client) -> Grant:
+        """The token, as often as it is given back for a moment without work."""
+        grants.append(agent.next_grant(metered=True))
+        return grants[-1]
+
+    agent.on_want = again
+    probe = tenant.probe(FAKE_CUDA_END_MS="300")
+    probe.start_cuda()
+    assert probe.post("launch", "noop", "", 200).result(10).code == 0
+    resetting = probe.post("context_reset", thread="resets")
+    tenant.until(lambda: not probe.ok("context_active"), "the end of the context")
+    probe.ok("context_create")
+    probe.ok("launch", "hang")
+    assert not resetting.done()
+    assert resetting.result(10).code == 0
+    agent.on_want = lambda _client: None
+    client = agent.client()
+    wants, drained = agent.frames(client, Want), agent.frames(client, Drained)
+    agent.revoke(client, grants[-1])
+    waits = probe.post("launch", "noop", thread="other")
+    agent.next_frame(
+        client, Want, len(wants), timeout=20
+    )  # the drain is overdue: it waits for the second context's work
+    assert agent.frames(client, Drained) == drained
+    assert misused(tenant) == 0
+    del waits
+
+
+SCRIPT = """
+function = new("cuModuleGetFunction", new("cuModuleLoadData", b"x"), b"spin_us_400000")
+ok("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None)
+"""
+
+
+@pytest.mark.promise("program-ends")
+@pytest.mark.parametrize("quantum_ms", [5, 0])
+def test_the_hook_is_out_of_the_driver_before_it_ends(tenant: Tenant, quantum_ms: int) -> None:
+    """A program ends with work that the hook waits for; the driver takes its time to end."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(quantum_ms, metered=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PRELUDE + SCRIPT],
+        env=tenant.environment("ends", FAKE_CUDA_END_MS="300"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tenant.submitted("ends") == 1
+    assert misused(tenant, "ends") == 0

@@ -1,0 +1,40 @@
+"""A launch costs about the same beside thousands of threads and streams as beside ten."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hook.conftest import BUILD, Tenant
+
+CALLS, ROUNDS = 20_000, 5
+
+
+def added_ns(tenant: Tenant, stream: str, **more: str) -> float:
+    """Return what the hook adds to a launch of a libcuda that does nothing, ns of processor time; median of rounds."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    done = subprocess.run(
+        [str(BUILD / "programs" / "launchcost"), "1", str(CALLS), str(ROUNDS), "launch", stream],
+        env=tenant.environment(double=BUILD / "doubles" / "hollow", **more),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    agent.vanish()
+    return next(float(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("hooked"))
+
+
+@pytest.mark.promise("program-no-cliffs")
+def test_a_launch_beside_many_threads_is_no_dearer(tenant: Tenant) -> None:
+    """Each living thread that has launched has a slot. A busy machine adds some ns."""
+    few = added_ns(tenant, "stream", LAUNCHCOST_ALIVE="10")
+    assert added_ns(tenant, "stream", LAUNCHCOST_ALIVE="1100") < 10 * few + 100
+
+
+@pytest.mark.promise("program-no-cliffs")
+def test_a_launch_into_one_of_many_streams_is_no_dearer(tenant: Tenant) -> None:
+    """The streams are more than a thread remembers, so that each is looked up."""
+    few = added_ns(tenant, "40", LAUNCHCOST_ALIVE="1")
+    assert added_ns(tenant, "4000", LAUNCHCOST_ALIVE="1", LAUNCHCOST_STREAMS="10000") < 3 * few + 50

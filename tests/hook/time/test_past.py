@@ -1,0 +1,98 @@
+"""The drain waits for launches alone: not for what the program has put beside or behind them."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from hook.conftest import BUILD, GPU_0, Tenant
+from sharepod.protocol import Drained, Want
+
+NOT_READY = 600
+
+versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
+
+
+@pytest.mark.promise("program-drain-launches")
+@versions
+@pytest.mark.parametrize("way", ["value", "function", "callback", "event", "batch", "copy"])
+@pytest.mark.parametrize("where", ["behind", "beside"])
+def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, way: str, where: str) -> None:
+    """The work ends only when the test says so, or a long time after the launches."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe(double=tenant.double.with_name(version))
+    probe.start_cuda()
+    probe.ok("stream", "computes")
+    probe.ok("stream", "loads")
+    probe.ok("launch", "spin_us_500", "computes", 3)
+    probe.ok("ungated", way, "computes" if where == "behind" else "loads")
+    client = agent.client()
+    assert agent.next_frame(client, Drained, timeout=20).launches == 3
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 3
+    assert probe.call("stream_query", "computes" if where == "behind" else "loads").code == NOT_READY
+    probe.ok("ungated_ends")
+
+
+def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
+    """More streams than a thread remembers."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    names = [f"s{index}" for index in range(40)]
+    for name in names:
+        probe.ok("stream", name)
+    for name in names:
+        probe.ok("launch", "noop", name)
+    for name in names:
+        probe.ok("ungated", "value", name)
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 40, "all launches drained")
+    assert probe.call("stream_query", names[0]).code == NOT_READY
+    probe.ok("ungated_ends")
+
+
+def test_a_program_that_loads_its_next_batch_keeps_its_rate(tenant: Tenant) -> None:
+    """Turns of 30 ms that follow each other; there are always 50 ms of copies, a function and a wait beside."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(30, metered=True)
+
+    def kernels(way: str) -> int:
+        done = subprocess.run(
+            [str(BUILD / "programs" / "prefetch"), "1.5", way],
+            env=tenant.environment(way),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return int(done.stdout)
+
+    computes = kernels("computes")
+    assert kernels("loads") > 0.7 * computes
+
+
+def test_a_launch_behind_such_work_is_waited_for(tenant: Tenant) -> None:
+    agent = tenant.agent(grace_ms=20)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    first = probe.post("launch", "spin_us_500", "s")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client, metered=True)
+    assert first.result(10).code == 0
+    probe.ok("ungated", "value", "s")
+    probe.ok("launch", "noop", "s")
+    probe.ok("stream", "other")
+    agent.revoke(client, grant)
+    waits = probe.post("launch", "spin_us_1000", "other", 200)  # some pass before the gate closes
+    agent.next_frame(client, Want, 1)  # the drain is overdue
+    assert agent.frames(client, Drained) == []
+    probe.ok("ungated_ends", thread="ends")
+    assert agent.next_frame(client, Drained).launches >= 2
+    agent.on_want = lambda client: agent.next_grant()
+    agent.grant(client)
+    assert waits.result(20).code == 0

@@ -1,0 +1,80 @@
+"""Calls of the probed process that put work on a stream which does not run on the multiprocessors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+COPY_BYTES = 64 << 20
+COPIES = 320
+"""Copies of one call: a second of the double's copy engine."""
+
+_HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+
+class _Wait(ctypes.Structure):
+    """CUstreamBatchMemOpParams, as a wait for 32 bits."""
+
+    _fields_ = (
+        ("operation", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("rest", ctypes.c_uint64 * 3),
+    )
+
+
+class PastCalls:
+    """Mix-in of the probe's calls: `ungated`, `ungated_ends`, `stream_query`."""
+
+    handles: dict[str, ctypes.c_void_p]
+
+    def __init__(self) -> None:
+        self.word = ctypes.c_uint32(0)
+        self.kept: list[Any] = []
+
+    def cuda(self, name: str, *arguments: Any) -> int:
+        raise NotImplementedError
+
+    def _wait_value(self, stream: ctypes.c_void_p | None) -> int:
+        address = ctypes.c_uint64(ctypes.addressof(self.word))
+        return self.cuda("cuStreamWaitValue32_v2", stream, address, ctypes.c_uint32(1), 1)
+
+    def ungated(self, way: str, name: str) -> tuple[int, Any]:
+        """Put work on the stream that lasts until `ungated_ends`; way `copy`: for a second."""
+        stream = self.handles[name]
+        if way == "value":
+            return self._wait_value(stream), None
+        if way == "batch":
+            wait = _Wait(1, ctypes.addressof(self.word), 1, 1)
+            return self.cuda("cuStreamBatchMemOp_v2", stream, 1, ctypes.byref(wait), 0), None
+        if way in ("function", "callback"):
+            calls = {"function": ("cuLaunchHostFunc", _HOST_FUNCTION), "callback": ("cuStreamAddCallback", _CALLBACK)}
+            symbol, kind = calls[way]
+
+            def until_it_ends(*_: Any) -> None:
+                while not self.word.value:
+                    pass
+
+            self.kept.append(kind(until_it_ends))
+            return self.cuda(symbol, stream, self.kept[-1], None, *([0] if way == "callback" else [])), None
+        if way == "event":
+            event, other = ctypes.c_void_p(), ctypes.c_void_p()
+            code = self.cuda("cuStreamCreate", ctypes.byref(other), 1) or self._wait_value(other)
+            code = code or self.cuda("cuEventCreate", ctypes.byref(event), 2)
+            code = code or self.cuda("cuEventRecord", event, other)
+            return code or self.cuda("cuStreamWaitEvent", stream, event, 0), None
+        address, code = ctypes.c_uint64(), 0
+        host = ctypes.create_string_buffer(8)
+        code = self.cuda("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(COPY_BYTES))
+        for _ in range(COPIES):
+            code = code or self.cuda("cuMemcpyHtoDAsync_v2", address, host, ctypes.c_size_t(COPY_BYTES), stream)
+        return code, None
+
+    def ungated_ends(self) -> tuple[int, Any]:
+        self.word.value = 1
+        return 0, None
+
+    def stream_query(self, name: str) -> tuple[int, Any]:
+        return self.cuda("cuStreamQuery", self.handles[name]), None

@@ -1,0 +1,101 @@
+"""The hook's pace model (shim/src/time/pace.c), compiled alone, and a stream of a GPU that it meters.
+
+`library()` is the model as C functions; `Stream` plays the thread and the GPU in simulated time: what launches take,
+and a thread that looks at its fences late.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import cffi
+
+ROOT = Path(__file__).resolve().parents[2]
+NEVER = 2**64 - 1
+FENCES = 2
+WINDOW_MOST = 64
+FREE_MOST = 1 << 14
+MS = 1_000_000
+
+
+@functools.cache
+def library() -> tuple[Any, Any]:
+    """Compile the model with the undefined-behaviour sanitizer; return (ffi, functions)."""
+    header = (ROOT / "shim/src/time/pace.h").read_text()
+    plain = re.sub(r"/\*.*?\*/|^#.*?$", "", header, flags=re.DOTALL | re.MULTILINE).replace("PACE_FENCES]", "2]")
+    ffi = cffi.FFI()
+    ffi.cdef(plain)
+    folder = Path(tempfile.mkdtemp(prefix="sharepod-pace-"))
+    target = folder / "pace.so"
+    command = ["cc", "-std=c11", "-O1", "-fPIC", "-shared", "-fsanitize=undefined", "-fno-sanitize-recover=all"]
+    command += [f"-I{ROOT / 'shim/src'}", "-o", str(target), str(ROOT / "shim/src/time/pace.c")]
+    subprocess.run(command, check=True, timeout=60)
+    functions = ffi.dlopen(str(target))
+    target.unlink()
+    folder.rmdir()
+    return ffi, functions
+
+
+class Stream:
+    """Thread that launches into a stream under the model; times in ns."""
+
+    def __init__(self) -> None:
+        self.ffi, self.model = library()
+        self.pace = self.ffi.new("struct pace *")
+        self.now = 0
+        self.ends = 0
+        """When all that is launched ends."""
+        self.deadline = NEVER
+        self.fences: deque[int] = deque()
+        """When each unseen fence passes."""
+        self.unfinished: deque[int] = deque()
+        """Ends of launches that have not ended."""
+        self.begun_after_end: list[int] = []
+        """By how much launches began after the end of their quantum."""
+        self.most_unfinished = 0
+
+    def open(self, quantum: int, drained: int = 0) -> None:
+        self.deadline = self.now + quantum if quantum else NEVER
+        self.fences.clear()
+        self.model.pace_open(self.pace, self.now, self.deadline, drained)
+
+    def drain(self) -> int:
+        """Wait for all that is launched; return when that was."""
+        self.now = max(self.now, self.ends)
+        return self.now
+
+    def wait(self, late: int = 0) -> None:
+        """Wait for the older of two fences, and see it `late` ns after it has passed."""
+        passes = self.fences.popleft()
+        waited = passes > self.now
+        self.now = max(self.now, passes) + (late if waited else 0)
+        self.model.pace_passed(self.pace, waited, self.now)
+
+    def launch(self, takes: int, late: int = 0) -> bool:
+        """Launch, unless the model holds back. Return whether it was launched."""
+        if self.pace.window.full and self.model.pace_holds_back(self.pace, self.now, self.deadline):
+            return False
+        begins = max(self.now, self.ends)
+        if begins > self.deadline:
+            self.begun_after_end.append(begins - self.deadline)
+        self.ends = begins + takes
+        self.unfinished.append(self.ends)
+        while self.unfinished[0] <= self.now:
+            self.unfinished.popleft()
+            if not self.unfinished:
+                break
+        self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
+        if self.model.pace_launched(self.pace):
+            if self.pace.queue.put_off:
+                self.wait(late)
+            self.fences.append(self.ends)
+            if self.model.pace_fenced(self.pace, self.now, self.deadline):
+                self.wait(late)
+                self.model.pace_plan(self.pace, self.now, self.deadline)
+        return True

@@ -1,0 +1,96 @@
+"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC3)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from property.pace_model import FENCES, FREE_MOST, MS, WINDOW_MOST, Stream
+
+durations = st.integers(min_value=1, max_value=400 * MS)
+late = st.integers(min_value=0, max_value=2 * MS)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]))
+def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int) -> None:
+    """One window that the fence before is waited for, and one that is being filled."""
+    stream = Stream()
+    stream.open(quantum_ms * MS)
+    for takes, delay in launches:
+        if not stream.launch(takes, delay):
+            drained = stream.drain()
+            stream.open(quantum_ms * MS, drained)
+        queue, window = stream.pace.queue, stream.pace.window
+        assert len(stream.fences) == queue.fences <= FENCES
+        assert queue.count < window.quota <= window.size <= WINDOW_MOST
+        assert window.size & (window.size - 1) == 0
+    assert stream.most_unfinished <= FENCES * WINDOW_MOST
+
+
+@pytest.mark.promise("program-short-queue")
+@settings(max_examples=200)
+@given(st.integers(min_value=20_000, max_value=60 * MS), st.integers(min_value=10, max_value=100))
+def test_alike_launches_end_with_the_quantum(takes: int, quantum_ms: int) -> None:
+    """Once it is known how long they take, none begins after the end of the quantum."""
+    stream = Stream()
+    for turn in range(8):
+        stream.open(quantum_ms * MS, stream.drain())
+        stream.begun_after_end.clear()
+        launched = 0
+        while launched < 10_000 and stream.launch(takes):
+            launched += 1
+        assert turn < 3 or stream.begun_after_end == []
+        assert launched >= 1, "each turn has one launch"
+
+
+@settings(max_examples=100)
+@given(st.integers(min_value=50_000, max_value=5 * MS), st.integers(min_value=40, max_value=100))
+def test_the_quantum_is_used(takes: int, quantum_ms: int) -> None:
+    """Short launches leave no more than one of them and the margin of the quantum unused."""
+    stream = Stream()
+    for _ in range(6):
+        begun = stream.drain()
+        stream.open(quantum_ms * MS, begun)
+        while stream.launch(takes):
+            pass
+    assert stream.ends - begun >= quantum_ms * MS - takes - MS // 4
+
+
+@given(st.integers(min_value=1, max_value=20))
+def test_after_a_wait_in_vain_ever_more_launches_pass(times: int) -> None:
+    stream = Stream()
+    stream.open(0)
+    for time in range(times):
+        stream.model.pace_gave_up(stream.pace, False)
+        free = min(1 << time, FREE_MOST)
+        assert stream.pace.window.free_left == free
+        passed = 0
+        while not stream.model.pace_launched(stream.pace):
+            passed += 1
+        assert passed == free, "then the next fence is due"
+        stream.model.pace_fenced(stream.pace, 0, stream.deadline)
+
+
+@given(st.lists(durations, min_size=5, max_size=50))
+def test_what_was_learned_outlives_the_opening(launches: list[int]) -> None:
+    stream = Stream()
+    stream.open(0)
+    for takes in launches:
+        stream.launch(takes)
+    learned = stream.pace.estimate.launch_ns
+    stream.open(50 * MS, stream.drain())
+    assert stream.pace.estimate.launch_ns == learned
+    assert stream.pace.queue.count == stream.pace.queue.fences == 0
+
+
+@given(st.integers(min_value=1, max_value=100), st.integers(min_value=1, max_value=200))
+def test_a_graph_that_would_end_after_the_quantum_does_not_fit(quantum_ms: int, takes_ms: int) -> None:
+    stream = Stream()
+    stream.open(quantum_ms * MS)
+    left = quantum_ms
+    while stream.model.pace_graph_fits(stream.pace, 0, stream.deadline, takes_ms * MS):
+        stream.model.pace_graph(stream.pace, 0, takes_ms * MS)
+        left -= takes_ms
+        assert left >= 0
+    assert left < takes_ms

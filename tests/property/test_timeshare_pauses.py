@@ -1,0 +1,128 @@
+"""Tenants that pause between their steps, beside neighbours with kernels of any length, in simulated time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from property.timeshare_simulation import MS, US, Program, S, Simulation
+
+WARM_UP = 20 * S
+END = WARM_UP + 100 * S
+SOME = settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a play takes a second
+)
+
+
+def pauses(kind: str, mean_ns: int, seed: int = 1) -> Callable[[], int]:
+    """Return a source of pauses: regular, exponential, or bimodal (nine of ten short, the tenth eleven times as
+    long)."""
+    draw = random.Random(seed)
+    if kind == "exponential":
+        return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
+    if kind == "bimodal":
+        return lambda: mean_ns // 2 * (11 if draw.random() < 0.1 else 1)
+    return lambda: mean_ns
+
+
+def beside(
+    neighbour: Program, *, request: int, work: int, pause: int, kind: str = "regular"
+) -> tuple[Program, Simulation, list[float]]:
+    """Play a pausing tenant beside a neighbour; return it, the play, and the part of the time that each worked once
+    both were warm."""
+    pausing = Program(
+        "pausing",
+        request=request,
+        burst_ns=work,
+        pauses=pauses(kind, pause),
+        pause_ns=pause,
+        look_ns=500 * US,
+        kernel_ns=1 * MS,
+    )
+    simulation = Simulation([pausing, neighbour], announces=True)
+    before: list[int] = []
+    simulation.at(WARM_UP, lambda: before.extend(one.worked_ns for one in (pausing, neighbour)))
+    simulation.run(END)
+    shares = [(one.worked_ns - was) / (END - WARM_UP) for one, was in zip((pausing, neighbour), before, strict=True)]
+    return pausing, simulation, shares
+
+
+@pytest.mark.promise("time-pauses")
+@SOME
+@given(
+    request=st.integers(4, 18),
+    work=st.integers(3, 40),
+    pause=st.integers(2, 10),
+    longer=st.sampled_from([1, 3, 30, 400]),
+    kind=st.sampled_from(["regular", "exponential"]),
+    best_effort=st.booleans(),
+)
+@example(request=14, work=20, pause=5, longer=35, kind="regular", best_effort=False)
+@example(request=14, work=20, pause=5, longer=245, kind="exponential", best_effort=False)
+@example(request=18, work=5, pause=2, longer=898, kind="exponential", best_effort=True)
+@example(request=14, work=3, pause=2, longer=1, kind="regular", best_effort=False)
+def test_pauses_cost_a_tenant_nothing_but_themselves(
+    request: int, work: int, pause: int, longer: int, kind: str, best_effort: bool
+) -> None:
+    """With pauses of up to 10 ms beside kernels that are longer, up to a second."""
+    kernel = min(990, pause + longer) * MS
+    neighbour = Program("neighbour", request=0 if best_effort else 1000 - 50 * request, kernel_ns=kernel)
+    _, simulation, (share, other) = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
+    assert share >= 0.95 * request / 20 * work / (work + pause)
+    assert other >= neighbour.request / 1000 - 0.015
+    usage = simulation.scheduler.usage(END, "pausing")
+    paid = usage.held_ns - usage.borrowed_ns + usage.anticipated_ns
+    assert paid <= END * request // 20 + 1 * S, "idle time is a part of the sleeper's own share"
+
+
+@pytest.mark.promise("time-pauses-short-kernels")
+@SOME
+@given(
+    request=st.integers(4, 16),
+    work=st.integers(10, 40),
+    pause=st.integers(7, 20),
+)
+def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, pause: int) -> None:
+    neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=1 * MS)
+    pausing, simulation, shares = beside(neighbour, request=50 * request, work=work * MS, pause=pause * MS)
+    assert simulation.scheduler.usage(END, "pausing").anticipated_ns <= END // 200
+    assert sum(shares) >= 0.95
+    expected = 50 * request / 1000 * work / (work + pause)
+    assert shares[0] >= 0.95 * expected
+    assert pausing.pauses_made
+
+
+def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> None:
+    """A long pause costs one window of its own share, and one that has no credit costs nothing."""
+    sleeper = Program("sleeper", request=500, burst_ns=20 * MS, pause_ns=3 * MS, kernel_ns=1 * MS)
+    drawn = iter([3 * MS] * 200 + [60 * S] * 10)
+    sleeper.pauses = lambda: next(drawn)
+    busy = Program("busy", request=500, kernel_ns=100 * MS)
+    simulation = Simulation([sleeper, busy], announces=True)
+    simulation.run(60 * S)
+    idle_before = simulation.scheduler.usage(60 * S, "sleeper").anticipated_ns
+    assert busy.share(30 * S, 60 * S) >= 0.99
+    assert idle_before <= 200 * 3 * MS + 100 * MS
+
+
+def test_kept_idle_time_ends_when_the_tenant_returns_the_window_is_over_or_nobody_waits() -> None:
+    """Every nanosecond is held, kept idle, or free; none counts twice."""
+    sleeper = Program("sleeper", request=700, burst_ns=20 * MS, pause_ns=5 * MS, kernel_ns=1 * MS)
+    busy = Program("busy", request=300, kernel_ns=40 * MS)
+    simulation = Simulation([sleeper, busy])
+    simulation.run(60 * S)
+    usage = [simulation.scheduler.usage(60 * S, name) for name in ("sleeper", "busy")]
+    assert usage[1].anticipated_ns == 0
+    assert sum(each.held_ns + each.anticipated_ns for each in usage) == 60 * S
+    time = simulation.scheduler.gpu_time(60 * S, "g0")
+    assert time is not None
+    assert (time.held_ns, time.anticipated_ns) == (
+        sum(each.held_ns for each in usage),
+        usage[0].anticipated_ns,
+    )
