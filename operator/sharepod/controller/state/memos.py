@@ -73,6 +73,8 @@ class TenantMemo:
     """Reason that its Pod cannot be created for now; None if it can."""
     returned: set[str] = field(default_factory=set)
     """Uids of its Pods that were taken back unbound."""
+    deleted: tuple[str, float] | None = None
+    """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None
     """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)

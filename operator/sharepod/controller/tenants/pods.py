@@ -23,6 +23,8 @@ from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, Inv
 
 _TERMINATING_RETRY_S = 1.0
 """Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
+_DELETE_AGAIN_S = 10.0
+"""Seconds after which an accepted deletion that no watch has shown is asked for again."""
 _FIRST_RETRY_S = 2.0
 """Seconds until a Pod that was refused is created again; doubles with each further refusal."""
 _LONGEST_RETRY_S = 60.0
@@ -109,14 +111,22 @@ class PodControl:
         tell = self._events.normal if waits else self._events.warning
         tell(KIND, sharepod, reason, "Bind", message)
 
-    async def delete(self, pod: PodFacts) -> None:
-        """Begin to delete a Pod."""
+    async def delete(self, pod: PodFacts, memo: TenantMemo, now: float) -> float | None:
+        """Begin to delete a Pod, once. Return seconds until it is looked at again if that is already accepted.
+
+        `now`: monotonic seconds.
+        """
+        if memo.deleted is not None and memo.deleted[0] == pod.uid and now < memo.deleted[1] + _DELETE_AGAIN_S:
+            return memo.deleted[1] + _DELETE_AGAIN_S - now
         try:
             await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid)
         except NotFoundError:
             self._state.drop_pod(pod.uid)
         except ConflictError:
             await self._refresh(pod)
+        else:
+            memo.deleted = (pod.uid, now)
+        return None
 
     async def take_back(self, pod: PodFacts, memo: TenantMemo) -> bool:
         """Delete a Pod that is not bound. Return False if this version of it is no longer the last, or it is gone."""

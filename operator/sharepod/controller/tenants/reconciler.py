@@ -175,7 +175,9 @@ class TenantReconciler:
                 if not await self._pod_control.open_gate(pod, node, row):
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
             case lifecycle.DeletePod(pod=pod):
-                await self._pod_control.delete(pod)
+                again = await self._pod_control.delete(pod, memo, snapshot.now)
+                if again is not None:
+                    self.queue.add_after(tenant, again)
             case TakeBackPod():
                 await self._take_back(snapshot, memo, step)
                 self.queue.add(tenant)

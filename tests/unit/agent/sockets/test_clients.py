@@ -464,11 +464,12 @@ async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) 
 @pytest.mark.promise("security-descriptors")
 async def test_descriptors_that_a_client_sends_are_dropped(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("b"))
+    gc.collect()  # descriptors that earlier tests left to the collector would vanish while this one counts
     before = open_descriptors()
     for _ in range(20):
         socket.send_fds(client.sock, [protocol.encode(protocol.MemInfo(1, 0))], [0])
         await client.expect(protocol.Memory)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     client.close()
 
 

@@ -95,6 +95,20 @@ async def test_a_pod_that_waits_for_room_says_so_and_is_made_again_if_somebody_d
     assert world.status()["phase"] == "Pending"
 
 
+@pytest.mark.promise("operator-deletion-calls")
+async def test_a_pod_is_deleted_once_while_its_watch_has_not_shown_it(world: World) -> None:
+    world.node()
+    await world.running()
+    world.delete("sharepods")
+    await world.look()
+    await world.tenants.reconcile(world.tenant)
+    assert len(world.server.made("delete", "pods")) == 1
+    assert world.looks_again(within=10)
+    world.now += 10
+    await world.tenants.reconcile(world.tenant)
+    assert len(world.server.made("delete", "pods")) == 2, "the watch has shown nothing for long: asked for again"
+
+
 @pytest.mark.promise("operator-pod-first")
 async def test_placement_goes_by_the_pod_as_admission_made_it(world: World) -> None:
     world.node("node-a")
