@@ -87,7 +87,7 @@ def test_a_pod_that_ends_by_itself_gives_its_share_back(world: World, phase: str
 def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: World) -> None:
     (node,) = world.nodes("byhand")
     namespace = world.cluster.namespace("byhand")
-    world.apply(namespace, "one", {"request": 1}, on="byhand", restartPolicy="Always")
+    world.apply(namespace, "one", {"request": 1}, on="byhand")
     world.phase(namespace, "one", "Running")
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one")
     world.phase(namespace, "one", "Failed")

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .bounds import MAX_CONDITIONS, MAX_FIELD, MAX_MESSAGE, clipped
+from .bounds import MAX_CONDITIONS, MAX_COUNT, MAX_FIELD, MAX_MESSAGE, clipped
 from .gpunode import MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
@@ -161,6 +161,14 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
+class RestartPolicy(StrEnum):
+    """`spec.restartPolicy`, as a Pod has it: whether a run that ended is followed by another."""
+
+    ALWAYS = "Always"
+    ON_FAILURE = "OnFailure"
+    NEVER = "Never"
+
+
 class AssignedGpu(Model):
     """GPU that the SharePod has a share of."""
 
@@ -192,6 +200,20 @@ class Usage(Model):
     memory: int
 
 
+class LastEnd(Model):
+    """End of the last run that was, or will be, followed by another. `attempts`: runs in a row that did not last.
+    `restarts`: of its containers and Pods, until then. `retryAt`: when the next run may begin."""
+
+    pod_uid: Annotated[str, Field(alias="podUID", max_length=64)]
+    node: str | None = None
+    cause: str = ""
+    message: str = ""
+    ended_at: str | None = None
+    retry_at: str | None = None
+    attempts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+
+
 class SharePodStatus(Model):
     """Status of a SharePod, written by the operator alone."""
 
@@ -202,8 +224,13 @@ class SharePodStatus(Model):
     """Indexes of `gpus` for the printer column: `0,1`."""
     pod_name: str | None = None
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
-    """Written right after the Pod was created: from then on a missing Pod means lost work, and no second Pod is
-    created (LE4 of docs/design.md)."""
+    """Written right after the Pod was created: from then on a missing Pod means the end of a run (LE4 of
+    docs/design.md). Absent between two runs."""
+    start_time: str | None = None
+    """When the kubelet took the Pod of the present run."""
+    restarts: Annotated[int | None, Field(ge=0, le=MAX_COUNT)] = None
+    """Times that containers were restarted, or the Pod replaced by another one."""
+    last_end: LastEnd | None = None
     granted: GrantedShare | None = None
     share: ShownShare | None = None
     usage: Usage | None = None

@@ -47,6 +47,12 @@ PODS_TAKEN_BACK = Counter(
     "Pods deleted because kube-scheduler did not bind them within bind_timeout.",
     registry=LEADERS,
 )
+RUNS_ENDED = Counter(
+    "sharepod_operator_runs_ended",
+    "Runs of SharePods that ended and are followed by another, by cause.",
+    ["cause"],
+    registry=LEADERS,
+)
 RELEASES = Counter(
     "sharepod_operator_releases",
     "Reservations given away, by what confirmed that nothing was left.",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, manifest
+from sharepod.api.gpunode import KIND, GPUNodeSpec, Health, Pool, TenantState, manifest
 from sharepod.api.objects import API_VERSION, FORCE_RELEASE_ANNOTATION, POOL_LABEL
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
 from sharepod.controller.apiserver.events import Events
@@ -76,6 +76,7 @@ class NodeReconciler:
         for name in self._state.agents.changed(names):
             log.info("agent came or went", node=name, away=self._state.agent_away(name))
             self._state.refresh_node(name)
+            self._state.tell_tenants(name)
             self.queue.add(name)
         metrics.AGENTS_AWAY.set(sum(self._state.agent_away(name) for name in names))
 
@@ -168,6 +169,7 @@ class NodeReconciler:
                 sharepod is not None
                 and not sharepod.ended
                 and not sharepod.deleting
+                and gpunode.rows[tenant].state is not TenantState.RELEASING
                 and (pod is None or not pod.deleting)
             ):
                 live.append(f"{sharepod.namespace}/{sharepod.name}")

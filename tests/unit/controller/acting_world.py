@@ -59,7 +59,15 @@ class World:
         self.ledger = LedgerWriter(self.state, self.client, self.events, 1)
         pod_control = PodControl(self.state, self.client, self.events, PODS)
         self.tenants = TenantReconciler(
-            self.state, self.client, self.ledger, pod_control, self.events, self.memos, self.settings, self._clock
+            self.state,
+            self.client,
+            self.ledger,
+            pod_control,
+            self.events,
+            self.memos,
+            self.settings,
+            self._clock,
+            self.wall,
         )
         self.loop = PlacementLoop(
             self.state,
@@ -81,6 +89,10 @@ class World:
 
     def _clock(self) -> float:
         return self.now
+
+    def wall(self) -> float:
+        """The time of day, which goes with the clock: `now` seconds after the year began."""
+        return 1767225600.0 + self.now
 
     # The operator's turns
 
@@ -178,11 +190,12 @@ class World:
             self.state.agents.put({"metadata": metadata, "spec": spec | {"renewTime": renewed}})
 
     def sharepod(self, name: str = "one", request: float = 0.4, **spec: Any) -> str:
-        """Create a SharePod; its uid."""
+        """Create a SharePod that runs once unless told otherwise; its uid."""
         gpu = {"request": request, **spec.pop("gpu", {})}
+        containers = [{"name": "main", "image": "i"}]
         body = {
             "metadata": {"name": name},
-            "spec": {"gpu": gpu, "containers": [{"name": "main", "image": "i"}], **spec},
+            "spec": {"gpu": gpu, "restartPolicy": "Never", "containers": containers, **spec},
         }
         made = self.server.storage.create(self.kind("sharepods"), NAMESPACE, body)
         uid = str(made["metadata"]["uid"])

@@ -17,8 +17,9 @@ PODS = PodSettings()
 
 
 def sharepod_object(*, uid: str = TENANT, version: int = 1, name: str = "one", **fields: Any) -> Json:
-    """A SharePod that asks for 0.4. `status`, `metadata`, `spec`: merged in."""
-    spec = {"gpu": {"request": 0.4}, "containers": [{"name": "main", "image": "test"}], **fields.get("spec", {})}
+    """A SharePod that asks for 0.4 and runs once. `status`, `metadata`, `spec`: merged in."""
+    containers = [{"name": "main", "image": "test"}]
+    spec = {"gpu": {"request": 0.4}, "restartPolicy": "Never", "containers": containers, **fields.get("spec", {})}
     metadata = {
         "name": name,
         "namespace": "n",

@@ -22,7 +22,10 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 
-from .lifecycle import Finish
+from .lifecycle import Ending, Finish
+
+_SILENT = ("Waiting", "Releasing", "BackOff")
+"""Reasons of the condition Placed that are no news: the end of a run has been announced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,21 @@ class Announcement:
 
 
 def announcements(
-    written: Mapping[str, Any], finish: Finish | None, seen: TenantStatus | None, announced: Mapping[str, str]
+    written: Mapping[str, Any], finish: Ending | None, seen: TenantStatus | None, announced: Mapping[str, str]
 ) -> tuple[list[Announcement], dict[str, str]]:
     """Return the Events to write and what counts as announced after them.
 
     Args:
         written: The status that was just written, as `status.compose` has it.
-        finish: How the SharePod ended with this status, if it did.
+        finish: How the SharePod or its run ended with this status, if it did.
         seen: The agent's report of the tenant.
         announced: By condition type or finding: the words of the last Event.
     """
     known = dict(announced)
+    if finish is not None and not isinstance(finish, Finish):
+        retry_at = written["lastEnd"]["retryAt"]
+        text = f"{finish.message}; it is placed again at {retry_at}, once nothing of this run is left"
+        return [Announcement(True, finish.cause, "Restart", text)], known
     if finish is not None:
         return [Announcement(finish.phase is not Phase.SUCCEEDED, finish.reason, "Finish", finish.message)], known
     found: list[Announcement] = []
@@ -77,7 +84,7 @@ def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool)
     """
     kind, reason, message = condition["type"], condition["reason"], condition["message"]
     warning = condition["status"] != "True"
-    if kind == CONDITION_PLACED and reason != "Waiting" and (warning or waited):
+    if kind == CONDITION_PLACED and reason not in _SILENT and (warning or waited):
         yield Announcement(warning, reason if warning else "Placed", "Place", message)
     elif kind == CONDITION_RESIZED:
         yield Announcement(warning, f"Resize{reason}", "Resize", message)

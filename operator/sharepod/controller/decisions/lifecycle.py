@@ -3,10 +3,15 @@
 The Pod comes first, behind a scheduling gate: whatever the API server demands of a Pod (quota, Pod Security, priority,
 policies) has been decided before a share is booked. Then the share is reserved for that Pod, and the gate opened.
 
+A run that ended is followed by the end of the SharePod or by another run (`ends.sequel`). Between two runs the former
+Pod, on record in `status.lastEnd`, goes first, then its reservation; then a pause; then the next Pod is created.
+
 Guarantees, whatever order things happen in:
-- L1 no work runs twice: a gate is opened only where the ledger, as the API server has it, says Reserved for that very
-  Pod; a Pod is created only while neither the ledger nor `status.podUID` has one on record.
-- L2 an end is on record first: a terminal phase is written before the reservation begins to be released.
+- L1 one run at a time: a gate is opened only where the ledger, as the API server has it, says Reserved for that very
+  Pod; a Pod is created only while neither the ledger nor `status.podUID` has one on record, so no work of
+  restartPolicy Never runs twice.
+- L2 an end is on record first: a terminal phase, or the end of a run, is written before the reservation begins to be
+  released.
 - L3 an unreadable row decides nothing: nothing is concluded while a row of the tenant cannot be read, nor from the
   absence of the Pod of a SharePod whose status cannot be read.
 - L4 no share is given away under a process: a row is removed only when its agent has confirmed that nothing is left,
@@ -19,36 +24,17 @@ Guarantees, whatever order things happen in:
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
-from enum import Enum, StrEnum
+from dataclasses import dataclass, field
+from enum import Enum
 
 from sharepod.api.gpunode import Tenant, TenantState
-from sharepod.api.sharepod import CONDITION_POD_READY, Phase
+from sharepod.api.sharepod import Phase, RestartPolicy
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
-_REASON_LIMIT = 128
-"""Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""
-
-
-class EndReason(StrEnum):
-    """Reason for a SharePod's end, as users see it in conditions and Events; a kubelet's own may stand instead."""
-
-    COMPLETED = "Completed"
-    EVICTED = "Evicted"
-    INVALID = "Invalid"
-    POD_FAILED = "PodFailed"
-    POD_LOST = "PodLost"
-    POD_REFUSED = "PodRefused"
-    RESERVATION_LOST = "ReservationLost"
-
-
-class Absence(Enum):
-    """Thing that must be missing for an end to be true. A live read confirms that before the end is written."""
-
-    POD = "pod"
-    ROW = "row"
+from . import ends
+from .ends import Absence, EndCause, EndReason, RunEnd, Sequel
 
 
 class RemovalReason(Enum):
@@ -105,12 +91,29 @@ class TenantSnapshot:
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     now: float = 0.0
+    wall: float = 0.0
+    """Time of day, seconds since the epoch: the times in a status are compared with it."""
     bind_timeout: float = 60.0
     """Seconds after which a Pod that kube-scheduler refuses is taken back."""
     namespace_ends: bool = False
     """Its namespace is being deleted."""
     unreadable_row: bool = False
     """A row of the tenant cannot be read, so what it holds is not known."""
+    gpu_failed: bool = False
+    """One of the GPUs of its row has failed."""
+
+    @property
+    def between_runs(self) -> bool:
+        """True if its last run has ended, as is on record, and nothing shows that another has begun."""
+        if self.sharepod is None or (last := self.sharepod.status.last_end) is None:
+            return False
+        if self.pod is not None:
+            return self.pod.uid == last.pod_uid
+        begun = [self.sharepod.status.pod_uid]
+        if self.lost is not None and self.lost.node is not None and self.lost.uid not in self.returned:
+            begun.append(self.lost.uid)
+        begun += [item.written.pod_uid for item in self.reserved if item.written is not None and not item.releasing]
+        return all(uid in (None, last.pod_uid) for uid in begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,23 @@ class Finish:
     """Object whose absence a live read must confirm."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRun:
+    """Record the end of a run that another will follow: the Pod is no longer the SharePod's run."""
+
+    cause: EndCause
+    message: str
+    pod_uid: str
+    node: str | None
+    """Node of the run; None if it is not known."""
+    attempts: int
+    """Runs in a row that did not last, this one included."""
+    pause_s: float
+    """Seconds until the next run may begin."""
+    absence: Absence | None = field(default=None, compare=False)
+    """Object whose absence a live read must confirm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unreserve:
     """Forget a reservation that is only decided."""
@@ -216,10 +236,22 @@ Step = (
     | TakeBackPod
     | ClearPodUid
     | Finish
+    | EndRun
     | Unreserve
     | BeginRelease
     | RemoveRow
 )
+
+Ending = Finish | EndRun
+"""Record of an end, which the status carries."""
+
+
+_UNFINISHED = frozenset({EndReason.EVICTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
+"""Reasons of ends of which the work knew nothing."""
+_ADVICE = (
+    "; with restartPolicy Never nothing is run a second time: create the SharePod again, with OnFailure if it may be"
+)
+"""Fix for a SharePod that ended unfinished."""
 
 
 def decide(snapshot: TenantSnapshot) -> Step:
@@ -229,17 +261,47 @@ def decide(snapshot: TenantSnapshot) -> Step:
     sharepod = snapshot.sharepod
     if sharepod is None or sharepod.deleting or sharepod.ended:
         return _end(snapshot)
+    if snapshot.between_runs:
+        return _between_runs(snapshot, sharepod)
     if snapshot.pod is not None and snapshot.pod.waits_for_share and not snapshot.pod.deleting:
         return _behind_gate(snapshot, sharepod, snapshot.pod)
     if snapshot.pod is not None:
-        return _with_pod(snapshot, snapshot.pod)
+        return _with_pod(snapshot, sharepod, snapshot.pod)
     if not sharepod.readable:  # L3
         return Wait()
     return _without_pod(snapshot, sharepod)
 
 
 def _end(snapshot: TenantSnapshot) -> Step:
-    """Return the next step for a SharePod that is gone or has ended: its Pod goes first, then its reservations."""
+    """Return the next step for a SharePod that is gone or has ended."""
+    step = _release(snapshot)
+    if step is not None:
+        return step
+    return Forget() if snapshot.pod is None else Wait()
+
+
+def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
+    """Return the next step for a SharePod whose last run is over: all of it goes, then the next run begins."""
+    step = _release(snapshot)
+    if step is not None:
+        return step
+    if sharepod.error is not None or snapshot.namespace_ends or not sharepod.readable:
+        return Wait()
+    last = sharepod.status.last_end
+    due = (seconds(last.retry_at) or 0.0) if last is not None else 0.0
+    left = min(due - snapshot.wall, ends.LONGEST_PAUSE_S)  # a clock that was set back delays no run for long
+    if left > 0:
+        return Wait(snapshot.now + left)
+    if snapshot.pod is not None:  # it has ended; its log was there to be read until now
+        return Wait() if snapshot.pod.deleting else DeletePod(snapshot.pod)
+    if snapshot.now < snapshot.blocked_until:
+        return Wait(snapshot.blocked_until)
+    return CreatePod()  # L1
+
+
+def _release(snapshot: TenantSnapshot) -> Step | None:
+    """Return the step by which a Pod and its reservations go, the Pod first; None once nothing is left but, at most, a
+    Pod that has ended."""
     for reserved in snapshot.reserved:
         if reserved.written is None:
             return Unreserve(reserved.node)
@@ -258,7 +320,7 @@ def _end(snapshot: TenantSnapshot) -> Step:
             return BeginRelease(reserved.node)
         if reserved.confirmed is not None:
             return RemoveRow(reserved.node, reserved.confirmed)
-    return Forget() if not snapshot.reserved and pod is None else Wait()
+    return Wait() if snapshot.reserved or stuck else None
 
 
 def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
@@ -293,15 +355,25 @@ def _drop(reserved: ReservationSnapshot) -> Step | None:
     return RemoveRow(reserved.node, confirmed) if confirmed is not None else None
 
 
-def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
+def _with_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
     """Return the next step for a SharePod whose Pod is there and does not wait for its share."""
     if pod.ended:
-        return ended(pod)
+        end = ends.end_of(pod)
+        if snapshot.gpu_failed and end.cause is EndCause.CONTAINER_FAILED:
+            end = RunEnd(EndCause.GPU_FAILED, end.reason, end.message)
+        return _conclude(snapshot, sharepod, end, pod.uid)
     if pod.deleting:
         if any(reserved.forced for reserved in snapshot.reserved):
+            given = "an admin gave its share away while its pod was being deleted"
             reason = EndReason.EVICTED if pod.disrupted else EndReason.POD_LOST
-            return Finish(Phase.FAILED, reason, "an admin gave its share away while its pod was being deleted")
+            cause = ends.disruption_cause(pod) if pod.disrupted else EndCause.DELETED
+            return _conclude(snapshot, sharepod, RunEnd(cause, reason, given), pod.uid)
         return Wait()
+    return _on_node(snapshot, sharepod, pod)
+
+
+def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
+    """Return the next step for a SharePod whose Pod has been given to a node and lives."""
     place = pod.node or pod.pin
     here: ReservationSnapshot | None = None
     for reserved in snapshot.reserved:
@@ -316,8 +388,16 @@ def _with_pod(snapshot: TenantSnapshot, pod: PodFacts) -> Step:
     if here is None or here.releasing:
         if pod.node is None:
             return TakeBackPod(pod, "its reservation is gone")
-        lost = f"the ledger of {place} no longer has a reservation for it; create the SharePod again"
-        return Finish(Phase.FAILED, EndReason.RESERVATION_LOST, lost, Absence.ROW)
+        lost = RunEnd(
+            EndCause.RESERVATION_LOST,
+            EndReason.RESERVATION_LOST,
+            f"the ledger of {place} no longer has a reservation for it",
+            Absence.ROW,
+        )
+        return _conclude(snapshot, sharepod, lost, pod.uid)
+    if pod.node is not None and snapshot.gpu_failed and not pod.ready and _follows(sharepod, EndCause.GPU_FAILED):
+        failed = f"a GPU of {pod.node} has failed, and the pod is not ready"
+        return _conclude(snapshot, sharepod, RunEnd(EndCause.GPU_FAILED, EndReason.POD_FAILED, failed), pod.uid)
     if here.written is None or pod.node is not None or snapshot.unbound_since is None:
         return Wait()
     due = snapshot.unbound_since + snapshot.bind_timeout
@@ -331,13 +411,13 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     if sharepod.status.pod_uid is not None:
         if sharepod.status.pod_uid in snapshot.returned:
             return ClearPodUid()
-        return _lost(snapshot, sharepod)
+        return _lost(snapshot, sharepod, sharepod.status.pod_uid)
     if snapshot.lost is not None and snapshot.lost.node is not None and snapshot.lost.uid not in snapshot.returned:
-        return _lost(snapshot, sharepod)  # it was bound, and is gone before `podUID` was written
+        return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and is gone before `podUID` was written
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
         if on_record is not None and on_record not in snapshot.returned:
-            return _lost(snapshot, sharepod)  # its gate may have been opened
+            return _lost(snapshot, sharepod, on_record)  # its gate may have been opened
     for reserved in _kept_first(snapshot.reserved):
         if (step := _drop(reserved)) is not None:
             return step
@@ -348,36 +428,38 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     return CreatePod()  # L1
 
 
-def ended(pod: PodFacts) -> Finish:
-    """Return what a Pod in a terminal phase means for its SharePod."""
-    if pod.disrupted and (pod.deleting or pod.phase == "Failed"):
-        return Finish(Phase.FAILED, EndReason.EVICTED, pod.disrupted)
-    if pod.reason == EndReason.EVICTED:
-        return Finish(Phase.FAILED, EndReason.EVICTED, pod.message or "the kubelet evicted the pod")
-    if pod.phase == "Succeeded" and not (pod.deleting and pod.restarts):
-        return Finish(Phase.SUCCEEDED, EndReason.COMPLETED, "all containers ended with exit code 0")
-    if pod.deleting:
-        early = "the pod was deleted before it had ended; nothing is run a second time"
-        return Finish(Phase.FAILED, EndReason.POD_LOST, early)
-    return Finish(Phase.FAILED, _condition_reason(pod.reason), pod.message or "a container failed")
+def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod_uid: str) -> Step:
+    """Return what follows a run whose Pod was created and is gone."""
+    gone = any(reserved.override is not None for reserved in snapshot.reserved)
+    end = ends.end_of_lost(sharepod.status, snapshot.lost, node_gone=gone)
+    return _conclude(snapshot, sharepod, end, pod_uid)
 
 
-def _condition_reason(reason: str) -> str:
-    """Return a kubelet's reason (`OutOfephemeral-storage`) in the characters that a condition's reason allows."""
-    kept = re.sub(r"[^A-Za-z0-9_]", "_", reason)[:_REASON_LIMIT]
-    return kept if re.match("[A-Za-z]", kept) else EndReason.POD_FAILED
+def _follows(sharepod: SharePodFacts, cause: EndCause) -> bool:
+    """Return whether another run follows one that ended for that cause."""
+    return ends.sequel(cause, sharepod.restart_policy) is Sequel.ANOTHER_RUN
 
 
-def _lost(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Finish:
-    """Return the end of a SharePod whose Pod was created and is gone: as the Pod last stood, or as lost."""
-    lost = snapshot.lost
-    if lost is not None and sharepod.status.pod_uid in (None, lost.uid):
-        if lost.ended:
-            return replace(ended(lost), absence=Absence.POD)
-        if lost.disrupted:
-            return Finish(Phase.FAILED, EndReason.EVICTED, lost.disrupted, Absence.POD)
-    for condition in sharepod.status.conditions:
-        if condition.type == CONDITION_POD_READY and condition.reason == EndReason.EVICTED:
-            return Finish(Phase.FAILED, EndReason.EVICTED, condition.message, Absence.POD)
-    gone = "the pod is gone and had not ended; nothing is run a second time"
-    return Finish(Phase.FAILED, EndReason.POD_LOST, gone, Absence.POD)
+def _conclude(snapshot: TenantSnapshot, sharepod: SharePodFacts, end: RunEnd, pod_uid: str) -> Step:
+    """Return the record of the end of a run: that of the SharePod, or that another run follows."""
+    following = ends.sequel(end.cause, sharepod.restart_policy)
+    if following is not Sequel.ANOTHER_RUN:
+        advice = _ADVICE if sharepod.restart_policy is RestartPolicy.NEVER and end.reason in _UNFINISHED else ""
+        return Finish(ends.phase_after(following), end.reason, end.message + advice, end.absence)
+    last = sharepod.status.last_end
+    started = seconds(sharepod.status.start_time)
+    if started is None and snapshot.pod is not None:
+        started = seconds(snapshot.pod.started)
+    ran_s = snapshot.wall - started if started is not None else 0.0
+    attempts = ends.attempts_after(end.cause, ran_s, last.attempts if last is not None else 0)
+    known = [snapshot.pod.node if snapshot.pod is not None else None, sharepod.status.node]
+    known += [reserved.node for reserved in snapshot.reserved]
+    return EndRun(
+        cause=end.cause,
+        message=end.message,
+        pod_uid=pod_uid,
+        node=next((node for node in known if node), None),
+        attempts=attempts,
+        pause_s=ends.pause_s(end.cause, attempts),
+        absence=end.absence,
+    )

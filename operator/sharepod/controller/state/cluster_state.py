@@ -115,7 +115,13 @@ class ClusterState:
         """Take in a SharePod of which only the metadata can be read: its owner is told why."""
         item, known = unreadable_sharepod(metadata, why), self.sharepods.get(str(metadata["uid"]))
         if known is not None:
-            item = replace(item, status=known.status, raw_status=known.raw_status, raw=known.raw)
+            item = replace(
+                item,
+                status=known.status,
+                raw_status=known.raw_status,
+                raw=known.raw,
+                restart_policy=known.restart_policy,
+            )
         self._take_sharepod(item)
 
     def _take_sharepod(self, item: SharePodFacts, *, sure: bool = False, news: bool = True) -> None:
@@ -288,8 +294,9 @@ class ClusterState:
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
-            if item.out_of_service != (before is not None and before.out_of_service):
-                self._tell_tenants(item.name)
+            was = (before.out_of_service, before.ready) if before is not None else (False, True)
+            if (item.out_of_service, item.ready) != was:
+                self.tell_tenants(item.name)
 
     def node_is_there(self, name: str) -> None:
         """Note that a live read has found a Node of that name, in the pool or not: processes may run there."""
@@ -301,9 +308,10 @@ class ClusterState:
         """Note that a live read has found no Node of that name: nothing runs there."""
         if name not in self.gone_nodes:
             self.gone_nodes.add(name)
-            self._tell_tenants(name)
+            self.tell_tenants(name)
 
-    def _tell_tenants(self, node: str) -> None:
+    def tell_tenants(self, node: str) -> None:
+        """Tell the tenants that have a reservation on a node that something about it has changed."""
         for row in self.cluster.reservations(node):
             self.on_tenant_changed(row.tenant)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sharepod.api.bounds import MAX_CONDITIONS, MAX_NAME, MAX_VALUES, beyond, clipped, quoted
+from sharepod.api.bounds import MAX_CONDITIONS, MAX_LABEL, MAX_NAME, MAX_VALUES, beyond, clipped, quoted
 from sharepod.api.dialects import effective
 from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
 from sharepod.api.objects import (
@@ -32,7 +32,7 @@ from sharepod.api.objects import (
     Condition,
 )
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
-from sharepod.api.sharepod import GpuRequest, Phase, SharePodStatus, SpecError
+from sharepod.api.sharepod import GpuRequest, LastEnd, Phase, RestartPolicy, SharePodStatus, SpecError
 from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
 from sharepod.placement.state.types import PodNeeds, Resources, Taint
 
@@ -71,6 +71,8 @@ class SharePodFacts(ObjectFacts):
     status: SharePodStatus
     raw: Json
     raw_status: Json
+    restart_policy: RestartPolicy = RestartPolicy.NEVER
+    """What may follow a run that ended; Never where that cannot be read."""
     readable: bool = True
     """False if only the metadata is known: neither what it asks nor its status."""
 
@@ -98,6 +100,8 @@ class PodFacts(ObjectFacts):
     deleting: bool
     disrupted: str | None
     """Cause of the Pod's eviction; None if it was not evicted."""
+    disrupted_by: str
+    """Reason of its condition DisruptionTarget; empty if it was not evicted."""
     ready: bool
     waiting: str
     """Reason that a container does not start; empty if none waits."""
@@ -107,6 +111,10 @@ class PodFacts(ObjectFacts):
     """Names of its scheduling gates."""
     restarts: bool
     """Its restartPolicy is Always."""
+    started: str
+    """When its kubelet took it, RFC 3339; empty before."""
+    restarted: int
+    """Times that its containers were restarted."""
     needs: Resources
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
@@ -220,7 +228,17 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         status=_sharepod_status(status_raw, fits=status_fits),
         raw=kept,
         raw_status=status_raw if status_fits else {},
+        restart_policy=_restart_policy(slim),
     )
+
+
+def _restart_policy(slim: Json) -> RestartPolicy:
+    """Return the restartPolicy of a SharePod: Always by default, as for a Pod."""
+    policy = _object(slim.get("spec")).get("restartPolicy")
+    try:
+        return RestartPolicy(policy) if policy else RestartPolicy.ALWAYS
+    except ValueError:
+        return RestartPolicy.NEVER
 
 
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
@@ -314,11 +332,14 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         message=clipped(_message(status, containers)),
         deleting=bool(metadata.get("deletionTimestamp")),
         disrupted=_disruption(disruption),
+        disrupted_by=clipped(str(disruption.get("reason") or "")) if disruption.get("status") == "True" else "",
         ready=(conditions.get("Ready") or {}).get("status") == "True",
         waiting=clipped(_waiting(containers)),
         unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
         gates=gates,
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
+        started=clipped(str(status.get("startTime") or "")),
+        restarted=sum(_whole(container.get("restartCount")) for container in containers),
         needs=_resources(spec),
         priority=_whole(spec.get("priority")),
         asks=_asks(spec) if waits else None,
@@ -458,14 +479,18 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
     """
     if fits:
         try:
-            return SharePodStatus.model_validate(raw)
+            return SharePodStatus.model_validate(raw, extra="ignore")
         except Exception:  # noqa: S110 - written by a newer version of this operator, or by somebody else
             pass
-    known = {key: raw[key] for key in ("phase", "podUID", "podName", "node") if isinstance(raw.get(key), str)}
+    known: dict[str, Any] = {
+        key: raw[key] for key in ("phase", "podUID", "podName", "node") if isinstance(raw.get(key), str)
+    }
+    former = _object(raw.get("lastEnd")).get("podUID")
+    last_end = LastEnd(pod_uid=former) if isinstance(former, str) and len(former) <= MAX_LABEL else None
     try:
-        return SharePodStatus.model_validate(known)
+        return SharePodStatus.model_validate(known).model_copy(update={"last_end": last_end})
     except ValidationError:
-        return SharePodStatus(pod_uid=known.get("podUID") or None)
+        return SharePodStatus(pod_uid=known.get("podUID") or None, last_end=last_end)
 
 
 def _pin(spec: Json) -> str | None:

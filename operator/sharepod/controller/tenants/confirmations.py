@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from sharepod.api.gpunode import TenantState
 from sharepod.controller.apiserver.client import GPUNODES, NODES, Client
-from sharepod.controller.decisions.lifecycle import Absence, Finish, RemovalReason, RemoveRow, TenantSnapshot
+from sharepod.controller.decisions.ends import Absence
+from sharepod.controller.decisions.lifecycle import Ending, RemovalReason, RemoveRow, TenantSnapshot
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import NotFoundError
 
@@ -49,7 +50,7 @@ class Confirmations:
         self._state.node_is_there(name)
         return False
 
-    async def ended(self, snapshot: TenantSnapshot, tenant: str, name: str, namespace: str, finish: Finish) -> bool:
+    async def ended(self, snapshot: TenantSnapshot, tenant: str, name: str, namespace: str, finish: Ending) -> bool:
         """Confirm the absence from which an end follows; an end that follows from none needs no confirmation."""
         if finish.absence is Absence.ROW and snapshot.pod is not None:
             place = snapshot.pod.node or snapshot.pod.pin or ""

@@ -15,7 +15,8 @@ from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
-from sharepod.controller.decisions.lifecycle import EndReason, Finish
+from sharepod.controller.decisions.ends import EndReason
+from sharepod.controller.decisions.lifecycle import Finish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts
 from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo

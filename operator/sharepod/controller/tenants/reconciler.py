@@ -10,6 +10,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import structlog
@@ -21,7 +22,16 @@ from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.decisions import lifecycle
-from sharepod.controller.decisions.lifecycle import Finish, RemovalReason, RemoveRow, TakeBackPod, TenantSnapshot
+from sharepod.controller.decisions.ends import EndCause
+from sharepod.controller.decisions.lifecycle import (
+    Ending,
+    EndRun,
+    Finish,
+    RemovalReason,
+    RemoveRow,
+    TakeBackPod,
+    TenantSnapshot,
+)
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
@@ -41,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 class TenantReconciler:
-    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds."""
+    """Reconciler of tenants by key, the SharePod's uid. `clock`: monotonic seconds; `wall`: since the epoch."""
 
     loop: PlacementLoop
     """Set once, before `run`."""
@@ -56,6 +66,7 @@ class TenantReconciler:
         memos: TenantMemos,
         settings: OperatorSettings,
         clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._state = state
         self._client = client
@@ -66,7 +77,7 @@ class TenantReconciler:
         self._memos = memos
         self._settings = settings
         self._clock = clock
-        self._snapshots = Snapshots(state, settings.bind_timeout, clock)
+        self._snapshots = Snapshots(state, settings.bind_timeout, clock, wall)
         self._evictor = Evictor(client, events, settings, clock)
         self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers)
         self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
@@ -106,9 +117,11 @@ class TenantReconciler:
             self.queue.add(tenant)  # its answer, which is no news to anybody, showed more than an open gate
         sharepod = snapshot.sharepod
         if sharepod is not None and not sharepod.deleting and not self._undecided(snapshot, memo, step):
-            await self._status.sync(snapshot, sharepod, memo, finish)
+            written = await self._status.sync(snapshot, sharepod, memo, finish)
             if finish is None:
                 await self._evict(snapshot, sharepod, memo)
+            elif written and isinstance(finish, EndRun):
+                self._run_ended(memo, finish)
 
     def back_off_from_node(self, node: str, tenant: str, why: str) -> None:
         """Keep a tenant away from a node whose ledger the API server refused to change for it."""
@@ -116,6 +129,13 @@ class TenantReconciler:
         pause = memo.next_pause_s(self._settings.bind_timeout)
         memo.not_before = now + pause
         memo.avoid[node] = (f"has a ledger that could not be written: {why}", now + 2 * pause)
+
+    def _run_ended(self, memo: TenantMemo, end: EndRun) -> None:
+        """Count the end of a run that is on record, and keep the next one away from a kubelet that refused this one."""
+        metrics.RUNS_ENDED.labels(end.cause).inc()
+        if end.cause is EndCause.REJECTED and end.node is not None:
+            until = self._clock() + end.pause_s + self._settings.bind_timeout
+            memo.avoid[end.node] = (f"has a kubelet that refused its pod: {end.message}", until)
 
     @staticmethod
     def _undecided(snapshot: TenantSnapshot, memo: TenantMemo, step: lifecycle.Step) -> bool:
@@ -151,8 +171,8 @@ class TenantReconciler:
 
     async def _act(
         self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo, step: lifecycle.Step
-    ) -> Finish | None:
-        """Do the step; return how the SharePod ends, if it does."""
+    ) -> Ending | None:
+        """Do the step; return how the SharePod or its run ends, if it does."""
         log.debug("step", tenant=tenant, step=step)
         sharepod = snapshot.sharepod
         if not isinstance(step, lifecycle.Place):
@@ -185,11 +205,7 @@ class TenantReconciler:
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
             case lifecycle.BeginRelease(node=node):
-                if _saw_end(snapshot) or await self._pod_control.absent(*self._name(snapshot), tenant):
-                    self._state.cluster.set_releasing(node, TenantId(tenant))
-                    self._ledger.add(node)
-                else:
-                    self.queue.add_after(tenant, LOOK_AGAIN_S)
+                await self._begin_release(snapshot, tenant, node)
             case RemoveRow(node=node):
                 if self._ledger.leaving(node, tenant):
                     return None
@@ -197,11 +213,18 @@ class TenantReconciler:
                     self._remove(snapshot, tenant, step)
                 else:
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
-            case Finish():
+            case Finish() | EndRun():
                 if await self._confirmations.ended(snapshot, tenant, *self._name(snapshot), step):
                     return step
                 self.queue.add_after(tenant, LOOK_AGAIN_S)
         return None
+
+    async def _begin_release(self, snapshot: TenantSnapshot, tenant: str, node: str) -> None:
+        if _saw_end(snapshot) or await self._pod_control.absent(*self._name(snapshot), tenant):
+            self._state.cluster.set_releasing(node, TenantId(tenant))
+            self._ledger.add(node)
+        else:
+            self.queue.add_after(tenant, LOOK_AGAIN_S)
 
     def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
         """Queue the tenant for another share while one is asked for, else take it out of the loop's queue."""

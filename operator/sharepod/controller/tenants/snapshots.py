@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sharepod.api.gpunode import TenantState, TenantStatus
+from sharepod.api.gpunode import Health, TenantState, TenantStatus
 from sharepod.api.units import TenantId
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
 from sharepod.controller.decisions.resizing import resize_wish
@@ -25,9 +25,13 @@ class Snapshots:
         state: The cluster state.
         bind_timeout: Seconds for which a Pod that kube-scheduler refuses may stay unbound.
         clock: Monotonic seconds.
+        wall: Time of day, seconds since the epoch.
     """
 
-    def __init__(self, state: ClusterState, bind_timeout: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, state: ClusterState, bind_timeout: float, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        self._wall = wall
         self._state = state
         self._bind_timeout = bind_timeout
         self._clock = clock
@@ -51,10 +55,20 @@ class Snapshots:
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
             blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
             now=now,
+            wall=self._wall(),
             bind_timeout=self._bind_timeout,
             namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
             unreadable_row=self._state.unreadable_row(tenant),
+            gpu_failed=pod is not None and any(self._gpu_failed(item) for item in reserved),
         )
+
+    def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
+        """Return whether the agent reports that a GPU of a row has failed."""
+        gpunode = self._state.gpunodes.named(reserved.node) if reserved.written is not None else None
+        if gpunode is None or reserved.written is None:
+            return False
+        gpus = reserved.written.gpus
+        return any(gpu.health is Health.UNHEALTHY for gpu in gpunode.status.gpus if gpu.uuid in gpus)
 
     def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)
@@ -105,4 +119,4 @@ def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:
     eviction = memo.eviction
     if pod is None or eviction is None or eviction.done is None or eviction.pod != pod.uid:
         return pod
-    return replace(pod, disrupted=eviction.done)
+    return replace(pod, disrupted=eviction.done, disrupted_by="")

@@ -24,7 +24,8 @@ from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
 from sharepod.controller.decisions.announcements import announced_before, announcements
-from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
+from sharepod.controller.decisions.conditions import StatusInputs
+from sharepod.controller.decisions.lifecycle import Ending, TenantSnapshot
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import SharePodFacts
@@ -65,11 +66,12 @@ class StatusWriter:
         self._requeue_after = requeue_after
 
     async def sync(
-        self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo, finish: Finish | None
-    ) -> None:
+        self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo, finish: Ending | None
+    ) -> bool:
         """Write what has changed, now or when it is due, and the Events that it is worth. Raises `ApiError`.
 
-        A SharePod of which only the metadata is known gets an Event alone, unless it has ended.
+        Return whether something was written. A SharePod of which only the metadata is known gets an Event alone, unless
+        it has ended.
 
         1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
         2. Compose the status and compare it with the one that was read.
@@ -79,7 +81,7 @@ class StatusWriter:
         """
         if not sharepod.readable and finish is None:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
-            return
+            return False
         inputs = self._inputs(snapshot, memo)
         cleared = sharepod.status.pod_uid in memo.returned
         now = self._clock()
@@ -90,23 +92,23 @@ class StatusWriter:
                 self._requeue_after(sharepod.uid, due - now)
         looked_at = status.looked_at(sharepod, inputs, finish)
         if looked_at == memo.shown and not cleared:
-            return
+            return False
         major = (status.major(sharepod, inputs, finish), cleared)
         too_soon = memo.status_written is not None and now < memo.status_written + _MINOR_PERIOD_S
         if too_soon and major == memo.major:
             self._later(sharepod, memo, now)
-            return
+            return False
         wanted = status.compose(sharepod, inputs, finish)
         if cleared:
-            del wanted["podUID"]
+            wanted.pop("podUID", None)
             wanted.pop("podName", None)
         changes = status.difference(sharepod.raw_status, wanted)
         if not changes:
             memo.shown = looked_at
-            return
+            return False
         if too_soon and changes.keys() <= status.MINOR:
             self._later(sharepod, memo, now)
-            return
+            return False
         log.debug(
             "status changes",
             tenant=sharepod.uid,
@@ -122,7 +124,7 @@ class StatusWriter:
         except (ConflictError, NotFoundError):
             await self._read_sharepod(sharepod)
             self._requeue_after(sharepod.uid, 0.0)
-            return
+            return False
         memo.status_written, memo.major = now, major
         if "usage" in changes:
             memo.usage_written = now
@@ -139,6 +141,7 @@ class StatusWriter:
         for item in found:
             tell = self._events.warning if item.warning else self._events.normal
             tell(KIND, sharepod, item.reason, item.action, item.message)
+        return True
 
     async def _apply(self, sharepod: SharePodFacts, wanted: Json) -> Json:
         """Write a status; return the SharePod as it is then."""
@@ -152,7 +155,7 @@ class StatusWriter:
         body = {"metadata": metadata, "status": left}
         return await self._client.patch_status(SHAREPODS, sharepod.name, body, sharepod.namespace)
 
-    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo) -> status.StatusInputs:
+    def _inputs(self, snapshot: TenantSnapshot, memo: TenantMemo) -> StatusInputs:
         """Return what the status is made of, usage left as it is."""
         reserved = next((reserved for reserved in snapshot.reserved if reserved.written is not None), None)
         row = reserved.written if reserved is not None else None
@@ -160,7 +163,7 @@ class StatusWriter:
         gpus, seen = None, None
         if row is not None and gpunode is not None:
             gpus, seen = status.gpus_of(row, gpunode.status.gpus), gpunode.seen(row.id)
-        return status.StatusInputs(
+        return StatusInputs(
             snapshot=snapshot,
             node=reserved.node if reserved is not None else None,
             row=row,
@@ -171,8 +174,22 @@ class StatusWriter:
             resizing=asks_for_another_share(self._state, snapshot, memo),
             blocked=memo.blocked,
             usage_due=False,
-            now=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            now=datetime.datetime.fromtimestamp(snapshot.wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            unreachable=self._unreachable(snapshot),
         )
+
+    def _unreachable(self, snapshot: TenantSnapshot) -> str | None:
+        """Return the node that does not answer, where a Pod or a share of the tenant waits to go."""
+        pod = snapshot.pod
+        if pod is not None and pod.deleting and not pod.ended and pod.node is not None:
+            node = self._state.nodes.named(pod.node)
+            return pod.node if node is not None and not node.ready else None
+        for reserved in snapshot.reserved:
+            if reserved.releasing and reserved.confirmed is None:
+                node = self._state.nodes.named(reserved.node)
+                if node is not None and (not node.ready or self._state.agent_away(reserved.node)):
+                    return reserved.node
+        return None
 
     def _later(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
         """Look again once a change of minor fields may be written."""

@@ -15,6 +15,7 @@ from sharepod.controller.decisions.lifecycle import (
     ClearPodUid,
     CreatePod,
     DeletePod,
+    EndRun,
     Finish,
     Forget,
     OpenGate,
@@ -198,7 +199,10 @@ def test_how_a_pod_ended_is_how_its_sharepod_ends(ended: PodFacts, phase: Phase,
 @pytest.mark.promise("operator-evicted")
 def test_an_eviction_that_was_shown_is_remembered_after_a_restart() -> None:
     shown = made(conditions=[{"type": "PodReady", "status": "False", "reason": "Evicted", "message": "drained"}])
-    assert step(shown, None, reserved()) == Finish(Phase.FAILED, "Evicted", "drained")
+    found = step(shown, None, reserved())
+    assert isinstance(found, Finish)
+    assert (found.phase, found.reason) == (Phase.FAILED, "Evicted")
+    assert found.message.startswith("drained; ")
 
 
 def test_a_share_is_released_in_two_steps_and_not_while_the_pod_is_there() -> None:
@@ -235,6 +239,91 @@ def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
     assert isinstance(step(made(phase="Failed"), pod(node="node-a", phase="Running")), DeletePod)
 
 
+# Between two runs
+
+ENDED = {"podUID": "pod-1", "node": "node-a", "cause": "Drained", "retryAt": "1970-01-01T00:01:40Z", "attempts": 2}
+
+
+def between(**status: Any) -> SharePodFacts:
+    """A SharePod whose last run ended and is followed by another."""
+    return sharepod(status={"lastEnd": ENDED, **status}, spec={"restartPolicy": "Always"})
+
+
+@pytest.mark.promise("operator-comes-back")
+def test_a_run_that_is_drained_is_followed_by_another_where_the_policy_says_so() -> None:
+    drained = pod(node="node-a", phase="Failed", deleting=True, conditions=[EVICTION])
+    for policy, kind in (("Always", EndRun), ("OnFailure", EndRun), ("Never", Finish)):
+        own = sharepod(status={"podUID": "pod-1"}, spec={"restartPolicy": policy})
+        assert isinstance(step(own, drained, reserved()), kind), policy
+        assert isinstance(step(own, None, reserved(), lost=drained), kind), policy
+        assert isinstance(step(own, None, reserved(pod_uid="pod-1")), kind), policy
+
+
+def test_the_end_of_a_run_says_whose_it_was_and_how_long_the_next_one_waits() -> None:
+    status = {"podUID": "pod-1", "startTime": "1970-01-01T00:00:10Z", "lastEnd": {**ENDED, "podUID": "pod-0"}}
+    own = sharepod(status=status, spec={"restartPolicy": "Always"})
+    failed = pod(node="node-a", phase="Failed")
+    found = step(own, failed, reserved(), wall=609.0)
+    assert isinstance(found, EndRun)
+    assert (found.pod_uid, found.node, found.cause) == ("pod-1", "node-a", "ContainerFailed")
+    assert (found.attempts, found.pause_s) == (3, 40.0)
+    lasted = step(own, failed, reserved(), wall=610.0)
+    assert isinstance(lasted, EndRun)
+    assert (lasted.attempts, lasted.pause_s) == (1, 10.0)
+
+
+@pytest.mark.promise("operator-one-run-at-a-time")
+def test_between_runs_the_pod_goes_first_then_the_share_then_time_passes() -> None:
+    running = pod(node="node-a", phase="Running")
+    ending = pod(node="node-a", phase="Running", deleting=True)
+    failed = pod(node="node-a", phase="Failed")
+    assert step(between(), running, reserved(pod_uid="pod-1")) == DeletePod(running)
+    assert step(between(), ending, reserved(pod_uid="pod-1")) == Wait()
+    for gone in (None, failed):
+        assert step(between(), gone, reserved(pod_uid="pod-1"), wall=200.0) == BeginRelease("node-a")
+        assert step(between(), gone, reserved(pod_uid="pod-1", releasing=True), wall=200.0) == Wait()
+        drained = reserved(pod_uid="pod-1", releasing=True, drained=True)
+        assert step(between(), gone, drained) == RemoveRow("node-a", RemovalReason.DRAINED)
+        assert step(between(), gone, wall=90.0, now=7.0) == Wait(17.0)
+    assert step(between(), failed, wall=100.0) == DeletePod(failed), "its log was there to be read until now"
+    assert step(between(), pod(node="node-a", phase="Failed", deleting=True), wall=100.0) == Wait()
+    assert step(between(), None, wall=100.0) == CreatePod()
+    assert step(between(), None, wall=100.0, now=1.0, blocked_until=5.0) == Wait(5.0)
+    assert step(between(), None, wall=100.0, namespace_ends=True) == Wait()
+
+
+def test_a_clock_that_was_set_back_delays_no_run_for_longer_than_the_longest_pause() -> None:
+    assert step(between(), None, wall=-1e9, now=7.0) == Wait(7.0 + 360)
+
+
+@pytest.mark.promise("operator-one-run-at-a-time")
+def test_the_next_run_is_known_by_its_pod_or_by_its_row() -> None:
+    second = pod(uid="pod-2", node="node-b", pin="node-b", phase="Running")
+    assert step(between(podUID="pod-2"), second, reserved("node-b", pod_uid="pod-2")) == Wait()
+    lost = step(between(), None, reserved("node-b", pod_uid="pod-2"))
+    assert isinstance(lost, EndRun), "its gate may have been opened"
+    assert lost.pod_uid == "pod-2"
+    lost = step(between(), None, lost=second)
+    assert isinstance(lost, EndRun)
+    gated = pod(uid="pod-2", gated=True)
+    assert step(between(), gated) == Place()
+    assert step(between(), None, lost=pod(node="node-a"), wall=100.0) == CreatePod(), "the former Pod is on record"
+
+
+def test_a_pod_beside_a_gpu_that_failed_moves_once_it_is_not_ready() -> None:
+    ready = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    crashes = pod(node="node-a", phase="Running")
+    always = sharepod(status={"podUID": "pod-1"}, spec={"restartPolicy": "Always"})
+    assert step(always, ready, reserved(), gpu_failed=True) == Wait()
+    found = step(always, crashes, reserved(), gpu_failed=True)
+    assert isinstance(found, EndRun)
+    assert (found.cause, found.pause_s) == ("GpuFailed", 0.0)
+    assert step(made(), crashes, reserved(), gpu_failed=True) == Wait(), "Never: it ends as it ends"
+    failed = step(always, pod(node="node-a", phase="Failed"), reserved(), gpu_failed=True)
+    assert isinstance(failed, EndRun)
+    assert failed.cause == "GpuFailed", "not its own fault"
+
+
 # Whatever happens
 
 _PODS = st.none() | st.builds(
@@ -262,15 +351,21 @@ _HELD = st.lists(
     unique_by=lambda item: item.node,
 )
 _SHAREPODS = st.none() | st.builds(
-    lambda phase, uid, valid, deleting: sharepod(
-        status={"phase": phase, **({"podUID": uid} if uid else {})},
-        spec={} if valid else {"gpu": {"request": 1.4}},
+    lambda phase, uid, valid, deleting, policy, last: sharepod(
+        status={
+            "phase": phase,
+            **({"podUID": uid} if uid else {}),
+            **({"lastEnd": {**ENDED, "podUID": last}} if last else {}),
+        },
+        spec={"restartPolicy": policy} | ({} if valid else {"gpu": {"request": 1.4}}),
         metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleting else {},
     ),
     st.sampled_from(["Pending", "Placed", "Running", "Succeeded", "Failed"]),
     st.sampled_from([None, "pod-1"]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from(["Always", "OnFailure", "Never"]),
+    st.sampled_from([None, "pod-0", "pod-1"]),
 )
 _VIEWS = st.builds(
     lambda own, its_pod, reservations, returned, unbound, now: TenantSnapshot(
@@ -300,7 +395,8 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
     if isinstance(found, CreatePod):
         assert alive
         assert own is not None
-        assert own.status.pod_uid is None, "no work runs twice"
+        last = own.status.last_end.pod_uid if own.status.last_end is not None else None
+        assert own.status.pod_uid in (None, last), "one run at a time"
         assert its_pod is None
         assert not snapshot.reserved, "a row may have a Pod on record"
     if isinstance(found, Place):
@@ -321,7 +417,7 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
     if isinstance(found, TakeBackPod):
         assert found.pod.node is None
     if isinstance(found, BeginRelease):
-        assert not alive
+        assert not alive or snapshot.between_runs
         assert its_pod is None or its_pod.ended
     if isinstance(found, Unreserve):
         assert rows[found.node].written is None
@@ -338,8 +434,12 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         if its_pod is not None and its_pod.node == found.node and not its_pod.ended:
             assert item.forced
             assert its_pod.deleting
-    if isinstance(found, Finish):
+    if isinstance(found, Finish | EndRun):
         assert alive
+    if isinstance(found, EndRun):
+        assert own is not None
+        assert own.restart_policy != "Never", "no work runs twice"
+        assert own.status.last_end is None or found.pod_uid != own.status.last_end.pod_uid, "each end is counted once"
     if isinstance(found, Forget):
         assert not snapshot.reserved
         assert its_pod is None

@@ -9,8 +9,9 @@ import pytest
 from sharepod.api.gpunode import Finding, FindingReason, Gpu, Health, TenantStatus
 from sharepod.api.sharepod import Phase, SharePodStatus, Usage
 from sharepod.controller.decisions import status as composing
+from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.lifecycle import Finish, TenantSnapshot
-from sharepod.controller.decisions.status import MINOR, StatusInputs, difference, gpus_of, looked_at, major, usage_moved
+from sharepod.controller.decisions.status import MINOR, difference, gpus_of, looked_at, major, usage_moved
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.memos import Blocked, BlockedReason
 from sharepod.placement.state.types import Obstacle, Outlook, Refusal

@@ -8,9 +8,8 @@ import pytest
 from sharepod.api.sharepod import Phase
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
+from sharepod.controller.decisions.ends import Absence, EndReason
 from sharepod.controller.decisions.lifecycle import (
-    Absence,
-    EndReason,
     Finish,
     RemovalReason,
     RemoveRow,

@@ -1,0 +1,265 @@
+"""Conditions of a SharePod as they should be. Pure.
+
+Guarantees:
+- Every condition has a reason; a condition that is not as a user would wish has a message that says what would help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from sharepod.api.gpunode import FindingReason, Gpu, Health, Mode, Tenant, TenantStatus
+from sharepod.api.sharepod import (
+    CONDITION_ENFORCED,
+    CONDITION_GPU_HEALTHY,
+    CONDITION_PLACED,
+    CONDITION_POD_READY,
+    CONDITION_RESIZED,
+    Phase,
+    RestartPolicy,
+    SharePodStatus,
+)
+from sharepod.api.units import format_fraction
+from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.memos import Blocked
+from sharepod.placement.state.types import Refusal
+from sharepod.placement.wording import size_down
+
+from .ends import EndReason
+from .lifecycle import EndRun, Finish, TenantSnapshot
+
+Json = dict[str, Any]
+Status = Literal["True", "False", "Unknown"]
+
+_WAITS_FOR_POD = "waits until its pod can be created: see condition PodReady"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusInputs:
+    """Everything that a status is made of."""
+
+    snapshot: TenantSnapshot
+    node: str | None
+    """Node of its row."""
+    row: Tenant | None
+    """Its row as the API server has it."""
+    gpus: Sequence[Gpu] | None
+    """The row's GPUs as the agent of that node reports them; None if it reports nothing."""
+    seen: TenantStatus | None
+    """The agent's report of the tenant."""
+    refusal: Refusal | None
+    """Last refusal of a place; None if there is none."""
+    resize_refusal: Refusal | None
+    """Refusal of the last change of its share; None if there is none."""
+    resizing: bool
+    """True if the SharePod asks for another share than it was granted."""
+    blocked: Blocked | None
+    """Reason that its Pod cannot be created for now; None if it can."""
+    usage_due: bool
+    """Usage has moved, and may be written now."""
+    now: str
+    """Time of day, RFC 3339, for `lastTransitionTime`."""
+    unreachable: str | None = None
+    """Node that does not answer, where the tenant's Pod or share cannot go before it does."""
+
+
+class Stated(NamedTuple):
+    """Content of a condition; `compose` adds since when it stands, and of which generation it is."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+
+
+def _condition(kind: str, status: Status, reason: str, message: str = "") -> Stated:
+    return Stated(kind, status, reason, message[:32768])
+
+
+def _former(was: SharePodStatus, kind: str) -> Stated | None:
+    for item in was.conditions:
+        if item.type == kind:
+            return Stated(kind, item.status, item.reason, item.message)
+    return None
+
+
+def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json]) -> Stated | None:
+    if sharepod.error is not None and inputs.row is None and not sharepod.ended:
+        return _condition(CONDITION_PLACED, "False", "Invalid", str(sharepod.error))
+    if inputs.row is not None:
+        which = ", ".join(str(gpu["index"]) for gpu in gpus)
+        text = f"{'GPUs' if len(gpus) > 1 else 'GPU'} {which} of {inputs.node}: {share(inputs.row)}"
+        return _condition(CONDITION_PLACED, "True", "Reserved", text)
+    if inputs.snapshot.namespace_ends and not sharepod.ended:
+        text = f"the namespace {sharepod.namespace} is being deleted: nothing in it gets a share"
+        return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
+    if inputs.refusal is not None:
+        return _condition(CONDITION_PLACED, "False", inputs.refusal.outlook.value, inputs.refusal.message)
+    former = _former(sharepod.status, CONDITION_PLACED)
+    if sharepod.ended or (former is not None and former.status != "True"):
+        return former
+    no_pod = inputs.blocked is not None and inputs.snapshot.pod is None
+    text = _WAITS_FOR_POD if no_pod else "waits for placement"
+    return _condition(CONDITION_PLACED, "False", "Waiting", text)
+
+
+def granted(row: Tenant) -> Json:
+    """Return a row's share as `status.granted` has it."""
+    return {"requestMilli": row.request_milli, "limitMilli": row.limit_milli, "memory": row.memory}
+
+
+def share(row: Tenant) -> str:
+    """Return a row's share as users write it."""
+    if row.mode is Mode.EXCLUSIVE:
+        return "the whole GPU" if len(row.gpus) == 1 else "whole GPUs"
+    each = "" if len(row.gpus) == 1 else " on each"
+    return (
+        f"request {format_fraction(row.request_milli)}, limit {format_fraction(row.limit_milli)}, "
+        f"memory {size_down(row.memory)}{each}"
+    )
+
+
+def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None) -> Stated | None:
+    pod = inputs.snapshot.pod
+    kind = CONDITION_POD_READY
+    if finish is not None:
+        return _condition(kind, "False", finish.reason, finish.message)
+    former = _former(was, kind)
+    if was.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        return former
+    if pod is None:
+        if inputs.blocked is not None:
+            return _condition(kind, "False", inputs.blocked.reason, inputs.blocked.message)
+        if was.pod_uid is not None:
+            return former
+        return _condition(kind, "False", "NoPod", "")
+    if pod.disrupted:
+        return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
+    if pod.deleting:
+        text = "the pod is being deleted; its share is kept until it is gone"
+        if inputs.unreachable is not None:
+            text = unreachable(inputs.unreachable)
+        return _condition(kind, "False", "PodDeleting", text)
+    if pod.waits_for_share:
+        return _condition(
+            kind, "False", "SchedulingGated", "the pod waits for its share; kube-scheduler sees it once it has one"
+        )
+    if pod.node is None:
+        return _condition(
+            kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"
+        )
+    if pod.ready:
+        return _condition(kind, "True", "Ready")
+    return _condition(kind, "False", "ContainersNotReady", pod.waiting)
+
+
+def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
+    """Return the condition Enforced: whether the hook is there."""
+    row, pod, seen = inputs.row, inputs.snapshot.pod, inputs.seen
+    if row is None or pod is None or pod.node is None:
+        return (
+            _former(was, CONDITION_ENFORCED)
+            if pod is not None or was.phase in (Phase.SUCCEEDED, Phase.FAILED)
+            else None
+        )
+    if row.mode is Mode.EXCLUSIVE:
+        return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant uses its GPUs")
+    findings = seen.findings if seen is not None else ()
+    said = {finding.reason: finding.message for finding in findings}
+    message = "; ".join(finding.message for finding in findings)
+    if seen is None or (seen.enforced is None and FindingReason.PROCESSES_NOT_TOLD not in said):
+        message = "; ".join(filter(None, ("no process of the pod has used CUDA yet", message)))
+        return _condition(CONDITION_ENFORCED, "Unknown", "NoCudaCall", message)
+    if seen.enforced is None:
+        return _condition(CONDITION_ENFORCED, "Unknown", FindingReason.PROCESSES_NOT_TOLD.value, message)
+    if seen.enforced:
+        return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
+    grave = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD)
+    reason = next((reason for reason in grave if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
+    text = message or (
+        "a process of the pod uses the GPU without the hook, so its share is not enforced; "
+        "images built on musl (Alpine) do not load it: use one built on glibc"
+    )
+    return _condition(CONDITION_ENFORCED, "False", reason.value, text)
+
+
+def gpu_healthy(was: SharePodStatus, inputs: StatusInputs, over: bool) -> Stated | None:
+    """Return the condition GPUHealthy; None while no GPU of the SharePod has failed. `over`: it has ended."""
+    former = _former(was, CONDITION_GPU_HEALTHY)
+    if inputs.row is None or inputs.gpus is None or over:
+        return former
+    failed = [gpu for gpu in inputs.gpus if gpu.health is Health.UNHEALTHY]
+    if failed:
+        which = "; ".join(f"GPU {gpu.index} of {inputs.node} has failed: {gpu.reason}" for gpu in failed)
+        advice = "what runs there may fail or hang; to have it placed on another GPU, delete its pod"
+        if inputs.snapshot.sharepod is not None and inputs.snapshot.sharepod.restart_policy is RestartPolicy.NEVER:
+            advice = "what runs there may fail or hang; to have it placed on another GPU, create the SharePod again"
+        return _condition(CONDITION_GPU_HEALTHY, "False", "GpuFailed", f"{which}. {advice}")
+    return _condition(CONDITION_GPU_HEALTHY, "True", "GpuRecovered") if former is not None else None
+
+
+def resized(sharepod: SharePodFacts, inputs: StatusInputs, over: bool) -> Stated | None:
+    """Return the condition Resized; None while no other share was asked for. `over`: the SharePod has ended."""
+    was = sharepod.status
+    former = _former(was, CONDITION_RESIZED)
+    if inputs.row is None or over:
+        return former
+    if sharepod.error is not None:
+        return _condition(CONDITION_RESIZED, "False", "Invalid", f"{sharepod.error}; keeps {share(inputs.row)}")
+    if inputs.resizing:
+        refusal = inputs.resize_refusal
+        if refusal is None:
+            return former
+        return _condition(CONDITION_RESIZED, "False", refusal.outlook.value, refusal.message)
+    changed = was.granted is not None and was.granted.dump() != granted(inputs.row)
+    if changed or (former is not None and former.status == "False"):
+        return _condition(CONDITION_RESIZED, "True", "Granted", share(inputs.row))
+    return former
+
+
+def between_runs(inputs: StatusInputs, last: Json | None) -> tuple[Stated | None, ...]:
+    """Return the conditions Placed and PodReady between two runs. `last`: the status' `lastEnd`."""
+    return _next_place(inputs, last), _ended_run(last)
+
+
+def of_run(
+    sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json], finish: Finish | EndRun | None
+) -> tuple[Stated | None, ...]:
+    """Return the conditions Placed and PodReady of a SharePod that waits, runs or has ended. `gpus`: as shown."""
+    end = finish if isinstance(finish, Finish) else None
+    return _placed(sharepod, inputs, gpus), _pod_ready(sharepod.status, inputs, end)
+
+
+def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
+    """Return the condition Placed between two runs: what the next one waits for."""
+    if inputs.unreachable is not None:
+        return _condition(CONDITION_PLACED, "False", "NodeUnreachable", unreachable(inputs.unreachable))
+    pod = inputs.snapshot.pod
+    if inputs.row is not None or (pod is not None and not pod.ended):
+        text = f"waits until nothing of its last run is left on {inputs.node or (last or {}).get('node') or 'its node'}"
+        return _condition(CONDITION_PLACED, "False", "Releasing", text)
+    if inputs.snapshot.namespace_ends:
+        text = "the namespace is being deleted: nothing in it gets a share"
+        return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
+    if inputs.blocked is not None:
+        return _condition(CONDITION_PLACED, "False", "Waiting", _WAITS_FOR_POD)
+    attempts, retry_at = (last or {}).get("attempts", 1), (last or {}).get("retryAt")
+    text = f"is placed again at {retry_at}; runs in a row that did not last: {attempts}"
+    return _condition(CONDITION_PLACED, "False", "BackOff", text)
+
+
+def _ended_run(last: Json | None) -> Stated:
+    """Return the condition PodReady between two runs: how the last one ended."""
+    known = last or {}
+    return _condition(CONDITION_POD_READY, "False", known.get("cause") or EndReason.POD_LOST, known.get("message", ""))
+
+
+def unreachable(node: str) -> str:
+    """Return what a SharePod waits for whose node does not answer, and how an admin ends that."""
+    return (
+        f"{node} does not answer, so its processes may still run there: waits until the node answers, its Node is "
+        f"deleted (kubectl delete node {node}), or it is marked as shut down (kubectl taint node {node} "
+        "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute)"
+    )

@@ -1,0 +1,208 @@
+"""End of one run of a SharePod's work: its cause, and what follows it. Pure.
+
+A run is the life of one Pod whose gate was opened. What follows its end depends on the cause and on the SharePod's
+restartPolicy alone, by one table (`sequel`).
+
+Guarantees:
+- E1 Never runs once: with restartPolicy Never no end is followed by another run.
+- E2 work that is done stays done: with OnFailure a run that completed is not followed by another one.
+- E3 bounded pauses: a pause is at most `LONGEST_PAUSE_S`, and begins anew after a run that lasted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from sharepod.api.sharepod import CONDITION_POD_READY, Phase, RestartPolicy, SharePodStatus
+from sharepod.controller.state.facts import PodFacts
+
+_REASON_LIMIT = 128
+"""Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""
+FIRST_PAUSE_S = 10.0
+"""Seconds until the next run after a first failure; doubles with each further one. A Job's."""
+LONGEST_PAUSE_S = 360.0
+"""Longest pause between two runs, six minutes. A Job's."""
+_LASTING_S = 600.0
+"""Seconds of running after which a failure counts as a first one: as a kubelet counts crashes of a container."""
+_LASTING_DISRUPTED_S = 60.0
+"""Seconds of running after which a disruption counts as a first one: drains of one node after the other may move a
+SharePod each few minutes, and the work is not to blame."""
+
+
+class EndReason(StrEnum):
+    """Reason for a SharePod's end, as users see it in conditions and Events; a kubelet's own may stand instead."""
+
+    COMPLETED = "Completed"
+    EVICTED = "Evicted"
+    INVALID = "Invalid"
+    POD_FAILED = "PodFailed"
+    POD_LOST = "PodLost"
+    POD_REFUSED = "PodRefused"
+    RESERVATION_LOST = "ReservationLost"
+
+
+class Absence(Enum):
+    """Thing that must be missing for an end to be true. A live read confirms that before the end is written."""
+
+    POD = "pod"
+    ROW = "row"
+
+
+class EndCause(StrEnum):
+    """Cause of the end of a run, as users see it in `status.lastEnd.cause`."""
+
+    COMPLETED = "Completed"
+    """All containers ended with exit code 0."""
+    CONTAINER_FAILED = "ContainerFailed"
+    """The Pod failed by what its containers did."""
+    DEADLINE = "DeadlineExceeded"
+    """It ran for activeDeadlineSeconds."""
+    REJECTED = "Rejected"
+    """The kubelet refused the Pod that was bound to its node."""
+    EVICTED = "Evicted"
+    """The kubelet evicted the Pod (memory or disk pressure, shutdown), or the operator did, by `unenforced_policy`."""
+    DRAINED = "Drained"
+    """By the Eviction API (`kubectl drain`), or by a NoExecute taint."""
+    PREEMPTED = "Preempted"
+    """By kube-scheduler, for a Pod of higher priority."""
+    DELETED = "Deleted"
+    """Somebody deleted the Pod."""
+    NODE_LOST = "NodeLost"
+    """Its Node was deleted, or is out of service."""
+    GPU_FAILED = "GpuFailed"
+    """One of its GPUs failed, and its Pod is not ready."""
+    RESERVATION_LOST = "ReservationLost"
+    """The ledger no longer has its row."""
+
+
+_DISRUPTIONS = frozenset(
+    {
+        EndCause.DRAINED,
+        EndCause.PREEMPTED,
+        EndCause.DELETED,
+        EndCause.NODE_LOST,
+        EndCause.GPU_FAILED,
+        EndCause.RESERVATION_LOST,
+    }
+)
+"""Causes for which neither the work nor its place is to blame: the first is followed by the next run at once."""
+
+_BY_DISRUPTION = {
+    "EvictionByEvictionAPI": EndCause.DRAINED,
+    "DeletionByTaintManager": EndCause.DRAINED,
+    "PreemptionByScheduler": EndCause.PREEMPTED,
+    "DeletionByPodGC": EndCause.NODE_LOST,
+    "TerminationByKubelet": EndCause.EVICTED,
+}
+"""Causes by the reason of the Pod's condition DisruptionTarget, as Kubernetes has them."""
+
+_BY_KUBELET = {
+    "DeadlineExceeded": EndCause.DEADLINE,
+    "Evicted": EndCause.EVICTED,
+    "Terminated": EndCause.EVICTED,
+    "NodeShutdown": EndCause.EVICTED,
+    "Shutdown": EndCause.EVICTED,
+    "NodeLost": EndCause.NODE_LOST,
+}
+"""Causes by a failed Pod's own reason; any other one is a refusal of the kubelet's."""
+
+
+class Sequel(Enum):
+    """Sequel of the end of a run."""
+
+    SUCCEEDED = "the SharePod has succeeded"
+    FAILED = "the SharePod has failed"
+    ANOTHER_RUN = "the SharePod is placed again"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """End of a run. `reason`: of the SharePod's end, if that follows: an `EndReason`, or a kubelet's reason."""
+
+    cause: EndCause
+    reason: str
+    message: str
+    absence: Absence | None = field(default=None, compare=False)
+    """Object whose absence a live read must confirm."""
+
+
+def sequel(cause: EndCause, policy: RestartPolicy) -> Sequel:
+    """Return what follows a run that ended for that cause.
+
+    | cause               | Never     | OnFailure   | Always      |
+    |---------------------|-----------|-------------|-------------|
+    | completed           | succeeded | succeeded   | another run |
+    | deadline exceeded   | failed    | failed      | failed      |
+    | any other           | failed    | another run | another run |
+    """
+    if cause is EndCause.DEADLINE:
+        return Sequel.FAILED
+    if cause is EndCause.COMPLETED and policy is not RestartPolicy.ALWAYS:
+        return Sequel.SUCCEEDED
+    return Sequel.FAILED if policy is RestartPolicy.NEVER else Sequel.ANOTHER_RUN
+
+
+def attempts_after(cause: EndCause, ran_s: float, attempts: int) -> int:
+    """Return how many runs in a row have not lasted, this one included; `attempts`: without it."""
+    lasting = _LASTING_DISRUPTED_S if cause in _DISRUPTIONS else _LASTING_S
+    return 1 if ran_s >= lasting else attempts + 1
+
+
+def pause_s(cause: EndCause, attempts: int) -> float:
+    """Return the seconds from the end of a run until the next may begin. `attempts`: see `attempts_after`."""
+    if attempts <= 1 and cause in _DISRUPTIONS:
+        return 0.0
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempts - 1, 10))
+
+
+def end_of(pod: PodFacts) -> RunEnd:
+    """Return how a Pod in a terminal phase ended."""
+    if pod.disrupted and (pod.deleting or pod.phase == "Failed"):
+        return RunEnd(disruption_cause(pod), EndReason.EVICTED, pod.disrupted)
+    if pod.reason == EndReason.EVICTED:
+        return RunEnd(EndCause.EVICTED, EndReason.EVICTED, pod.message or "the kubelet evicted the pod")
+    if pod.phase == "Succeeded" and not (pod.deleting and pod.restarts):
+        return RunEnd(EndCause.COMPLETED, EndReason.COMPLETED, "all containers ended with exit code 0")
+    if pod.deleting:
+        return RunEnd(EndCause.DELETED, EndReason.POD_LOST, "the pod was deleted before it had ended")
+    cause = _BY_KUBELET.get(pod.reason, EndCause.REJECTED) if pod.reason else EndCause.CONTAINER_FAILED
+    return RunEnd(cause, _condition_reason(pod.reason), pod.message or "a container failed")
+
+
+def disruption_cause(pod: PodFacts) -> EndCause:
+    """Return the cause by which a disrupted Pod ends."""
+    return _BY_DISRUPTION.get(pod.disrupted_by, EndCause.EVICTED)
+
+
+def end_of_lost(status: SharePodStatus, lost: PodFacts | None, *, node_gone: bool) -> RunEnd:
+    """Return how a run ended whose Pod is gone: as the Pod last stood, or as lost.
+
+    Args:
+        status: Of the SharePod.
+        lost: The Pod as it was last seen, if it was.
+        node_gone: Its node is gone, or out of service.
+    """
+    if lost is not None and status.pod_uid in (None, lost.uid):
+        if lost.ended:
+            end = end_of(lost)
+            return RunEnd(end.cause, end.reason, end.message, Absence.POD)
+        if lost.disrupted:
+            return RunEnd(disruption_cause(lost), EndReason.EVICTED, lost.disrupted, Absence.POD)
+    for condition in status.conditions if status.pod_uid is not None else ():
+        if condition.type == CONDITION_POD_READY and condition.reason == EndReason.EVICTED:
+            return RunEnd(EndCause.EVICTED, EndReason.EVICTED, condition.message, Absence.POD)
+    cause = EndCause.NODE_LOST if node_gone else EndCause.DELETED
+    return RunEnd(cause, EndReason.POD_LOST, "the pod is gone and had not ended", Absence.POD)
+
+
+def phase_after(following: Sequel) -> Phase:
+    """Return the terminal phase in which a SharePod ends."""
+    return Phase.SUCCEEDED if following is Sequel.SUCCEEDED else Phase.FAILED
+
+
+def _condition_reason(reason: str) -> str:
+    """Return a kubelet's reason (`OutOfephemeral-storage`) in the characters that a condition's reason allows."""
+    kept = re.sub(r"[^A-Za-z0-9_]", "_", reason)[:_REASON_LIMIT]
+    return kept if re.match("[A-Za-z]", kept) else EndReason.POD_FAILED

@@ -1,0 +1,317 @@
+"""One SharePod with an operator that decides by `lifecycle`, on two nodes, as plain values: what users, admins,
+kubelets and the weather do to it, and what must hold meanwhile.
+
+The operator's memory is lost whenever a test says so, and a status may stay unwritten after a step, as after a crash
+between two writes. Kubelet and agent of a node do nothing while the node is unreachable.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import random
+
+from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.controller.decisions import lifecycle, status
+from sharepod.controller.decisions.conditions import StatusInputs
+from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
+from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
+from sharepod.kube import Json
+from sharepod.placement.state.types import Reservation
+from unit.controller.objects import PODS, pod_object, row, sharepod_object
+
+NODES = ("node-a", "node-b")
+
+
+class LifeWorld:
+    """The cluster of one SharePod. Each method is one thing that happens; `problems` are broken promises."""
+
+    def __init__(self, policy: str, seed: int) -> None:
+        self.policy = policy
+        self.chance = random.Random(seed)
+        self.now = 1000.0
+        self.status: Json = {}
+        self.pod: Json | None = None
+        self.rows: dict[str, Tenant] = {}
+        self.processes: dict[str, str] = {}
+        """By uid of a Pod: the node on which its process lives."""
+        self.reachable = dict.fromkeys(NODES, True)
+        self.there = dict.fromkeys(NODES, True)
+        self.out_of_service = dict.fromkeys(NODES, False)
+        self.gpu_failed = dict.fromkeys(NODES, False)
+        self.lost: PodFacts | None = None
+        self.returned: set[str] = set()
+        self.runs: list[str] = []
+        """Uids of Pods whose process was started, in order."""
+        self.overridden: set[str] = set()
+        """Uids of Pods whose share was given away by an override: nobody knows what lives."""
+        self.problems: list[str] = []
+        self._pods = 0
+
+    # The operator
+
+    def sharepod(self) -> SharePodFacts:
+        found = sharepod_object(status=self.status, spec={"restartPolicy": self.policy})
+        return sharepod_facts(found, PODS)
+
+    def snapshot(self) -> TenantSnapshot:
+        reserved = tuple(self._reserved(node, item) for node, item in sorted(self.rows.items()))
+        return TenantSnapshot(
+            sharepod=self.sharepod(),
+            pod=pod_facts(self.pod) if self.pod is not None else None,
+            reserved=reserved,
+            lost=self.lost,
+            returned=frozenset(self.returned),
+            now=self.now,
+            wall=self.now,
+            gpu_failed=self.pod is not None and any(self.gpu_failed[node] for node in self.rows),
+        )
+
+    def _reserved(self, node: str, item: Tenant) -> ReservationSnapshot:
+        override = RemovalReason.OUT_OF_SERVICE if self.out_of_service[node] else None
+        if not self.there[node]:
+            override = RemovalReason.NODE_GONE
+        drained = self.reachable[node] and self.there[node] and node not in self.processes.values()
+        return ReservationSnapshot(
+            node=node, wanted=Reservation.of_row(item), written=item, drained=drained, override=override
+        )
+
+    def look(self, *, crash: bool = False) -> lifecycle.Step:
+        """The operator takes one step; with `crash` it dies before it writes the status."""
+        snapshot = self.snapshot()
+        step = lifecycle.decide(snapshot)
+        end: lifecycle.Ending | None = None
+        match step:
+            case lifecycle.CreatePod():
+                self._create()
+            case lifecycle.Place():
+                self._place()
+            case lifecycle.OpenGate(node=node):
+                self._replace_pod(gated=False, pin=node)
+            case lifecycle.DeletePod():
+                self.delete_pod()
+            case lifecycle.ClearPodUid():
+                self.status.pop("podUID", None)
+            case lifecycle.BeginRelease(node=node):
+                self.rows[node] = self.rows[node].model_copy(update={"state": TenantState.RELEASING})
+            case lifecycle.RemoveRow(node=node):
+                self._remove(node)
+            case lifecycle.Finish() | lifecycle.EndRun():
+                end = step
+            case _:
+                pass
+        if not crash:
+            self._write_status(end)
+        else:
+            self.crash()
+        return step
+
+    def _write_status(self, end: lifecycle.Ending | None) -> None:
+        own, snapshot = self.sharepod(), self.snapshot()
+        node = next(iter(self.rows), None)
+        inputs = StatusInputs(
+            snapshot=snapshot,
+            node=node,
+            row=self.rows[node] if node is not None else None,
+            gpus=None,
+            seen=None,
+            refusal=None,
+            resize_refusal=None,
+            resizing=False,
+            blocked=None,
+            usage_due=False,
+            now=datetime.datetime.fromtimestamp(self.now, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        self.status = status.compose(own, inputs, end)
+
+    def crash(self) -> None:
+        """The operator dies; its successor knows what the API server knows."""
+        self.lost, self.returned = None, set()
+
+    def _create(self) -> None:
+        if self.pod is not None:
+            self.problems.append("a second Pod")
+        if self.rows:
+            self.problems.append("a Pod beside a share of the last run")
+        self._pods += 1
+        self.lost = None
+        self.pod = pod_object(uid=f"pod-{self._pods}", gated=True, restart=self.policy)
+
+    def _place(self) -> None:
+        assert self.pod is not None
+        able = [node for node in NODES if self.reachable[node] and self.there[node] and not self.out_of_service[node]]
+        able = [node for node in able if not self.gpu_failed[node]]
+        if able:
+            self.rows[self.chance.choice(able)] = row(pod_uid=self.pod["metadata"]["uid"])
+
+    def _remove(self, node: str) -> None:
+        item = self.rows.pop(node)
+        known = self.there[node] and not self.out_of_service[node]
+        for uid, where in self.processes.items():
+            if where == node and known:
+                self.problems.append(f"the share of {uid} was given away while it lives")
+            elif where == node:
+                self.overridden.add(uid)
+        if not known and item.pod_uid is not None:
+            self.overridden.add(item.pod_uid)
+
+    # kube-scheduler, kubelets and the pod garbage collector
+
+    def _replace_pod(self, **fields: object) -> None:
+        assert self.pod is not None
+        known = pod_facts(self.pod)
+        conditions = self.pod["status"]["conditions"]
+        values: dict[str, object] = {
+            "uid": known.uid,
+            "gated": known.waits_for_share,
+            "pin": known.pin or "",
+            "node": known.node,
+            "phase": known.phase,
+            "deleting": known.deleting,
+            "conditions": conditions,
+            "restart": self.policy,
+        }
+        self.pod = pod_object(**values | fields, version=known.version + 1)  # type: ignore[arg-type]
+
+    def _pod_gone(self) -> None:
+        assert self.pod is not None
+        self.lost, self.pod = pod_facts(self.pod), None
+
+    def play(self) -> None:
+        """Scheduler, kubelets and controllers do what is due."""
+        for uid, node in list(self.processes.items()):
+            alive = self.pod is not None and self.pod["metadata"]["uid"] == uid
+            if self.reachable[node] and self.there[node] and not alive:
+                del self.processes[uid]  # the kubelet ends what the API server no longer knows
+        if self.pod is None:
+            return
+        known = pod_facts(self.pod)
+        if known.node is None:
+            if known.deleting:
+                self._pod_gone()
+            elif not known.gates and known.pin and self.there[known.pin] and not self.out_of_service[known.pin]:
+                self._replace_pod(node=known.pin)
+            return
+        if not self.there[known.node] or (self.out_of_service[known.node] and known.deleting):
+            self._pod_gone()
+            return
+        if not self.reachable[known.node]:
+            return
+        if known.deleting:
+            self.processes.pop(known.uid, None)
+            self._pod_gone()
+        elif known.phase == "Pending":
+            self._start(known)
+        elif known.phase == "Running" and known.uid not in self.processes:  # the node was started again
+            if self.policy == "Never":
+                self._replace_pod(phase="Failed")
+            else:
+                self.processes[known.uid] = known.node
+
+    def _start(self, known: PodFacts) -> None:
+        assert known.node is not None
+        mine = self.rows.get(known.node)
+        if mine is None or mine.pod_uid != known.uid or mine.state is TenantState.RELEASING:
+            return  # the agent mounts nothing
+        others = [uid for uid in self.processes if uid not in self.overridden]
+        if others:
+            self.problems.append(f"{known.uid} starts while {others} live")
+        self.processes[known.uid] = known.node
+        self.runs.append(known.uid)
+        ready = {"type": "Ready", "status": "True"}
+        self._replace_pod(phase="Running", conditions=[ready])
+
+    # What happens to it
+
+    def delete_pod(self, *, disrupted: str = "") -> None:
+        """The operator, a user, or the Eviction API deletes the Pod."""
+        if self.pod is not None and not self.pod["metadata"].get("deletionTimestamp"):
+            known = pod_facts(self.pod)
+            if known.waits_for_share or known.node is None:
+                self._pod_gone()
+                return
+            shown = [{"type": "DisruptionTarget", "status": "True", "reason": disrupted}] if disrupted else []
+            self._replace_pod(deleting=True, conditions=shown)
+
+    def drain(self) -> None:
+        """`kubectl drain`."""
+        self.delete_pod(disrupted="EvictionByEvictionAPI")
+
+    def force_delete(self) -> None:
+        """`kubectl delete pod --force`: the object goes, the process may live."""
+        if self.pod is not None:
+            self._pod_gone()
+
+    def fail(self, reason: str = "") -> None:
+        """The Pod fails, or its kubelet evicts it."""
+        if self.pod is not None and pod_facts(self.pod).phase == "Running":
+            known = pod_facts(self.pod)
+            if known.node is not None and self.reachable[known.node]:
+                self.processes.pop(known.uid, None)
+                self._replace_pod(phase="Failed")
+                assert self.pod is not None
+                self.pod["status"]["reason"] = reason
+
+    def evict_by_kubelet(self) -> None:
+        """Memory pressure."""
+        self.fail("Evicted")
+
+    def lose_row(self) -> None:
+        """An admin edits the ledger. What then lives there is nobody's until its Pod is gone."""
+        for node in list(self.rows):
+            if self.rows[node].state is TenantState.RESERVED and self.pod is not None:
+                self.overridden |= set(self.processes)
+                del self.rows[node]
+
+    def cut(self) -> None:
+        """A node becomes unreachable."""
+        self.reachable[self.chance.choice(NODES)] = False
+
+    def join(self) -> None:
+        """Each node can be reached again."""
+        self.reachable = dict.fromkeys(NODES, True)
+
+    def taint(self) -> None:
+        """An admin says that an unreachable node is shut down: nothing lives there."""
+        for node in NODES:
+            if not self.reachable[node]:
+                self.out_of_service[node] = True
+                self._ends_on(node)
+
+    def remove_node(self) -> None:
+        """An unreachable node is deleted."""
+        for node in NODES:
+            if not self.reachable[node]:
+                self.there[node] = False
+                self._ends_on(node)
+
+    def _ends_on(self, node: str) -> None:
+        self.processes = {uid: where for uid, where in self.processes.items() if where != node}
+
+    def fail_gpu(self) -> None:
+        """A GPU fails, and what runs there notices."""
+        node = self.chance.choice(NODES)
+        self.gpu_failed[node] = True
+        if self.pod is not None and pod_facts(self.pod).node == node and pod_facts(self.pod).phase == "Running":
+            self._replace_pod(conditions=[])
+
+    def go_on(self) -> None:
+        """The operator and everybody else have a few turns."""
+        for _ in range(3):
+            self.look()
+            self.play()
+
+    def wait(self) -> None:
+        """Time passes."""
+        self.now += self.chance.choice((1.0, 30.0, 700.0))
+
+    def heal(self) -> None:
+        """All is well again."""
+        self.join()
+        self.there = dict.fromkeys(NODES, True)
+        self.out_of_service = dict.fromkeys(NODES, False)
+        self.gpu_failed = dict.fromkeys(NODES, False)
+
+    def seen(self) -> object:
+        """All that the API server shows, for comparison."""
+        return copy.deepcopy((self.status, self.pod, self.rows, self.processes))

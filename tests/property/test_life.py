@@ -1,0 +1,82 @@
+"""The life of a SharePod, whatever happens to it: one run at a time, no share given away under a process, and it comes
+back where its restartPolicy says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from property.life_world import LifeWorld
+from sharepod.controller.decisions.ends import LONGEST_PAUSE_S
+from sharepod.controller.state.timestamps import seconds
+
+_OPERATOR = ("look", "look", "look", "look_and_crash", "crash", "go_on", "go_on")
+_OTHERS = ("play", "play", "wait", "heal", "join")
+_FAULTS = (
+    "drain", "delete_pod", "force_delete", "fail", "evict_by_kubelet", "lose_row", "cut", "cut", "taint", "remove_node",
+    "fail_gpu",
+)  # fmt: skip
+_HAPPENINGS = st.sampled_from(_OPERATOR) | st.sampled_from(_OTHERS) | st.sampled_from(_FAULTS)
+
+
+def settle(world: LifeWorld) -> None:
+    """Let everybody do what is due until nothing changes."""
+    for _ in range(100):
+        before = world.seen()
+        world.look()
+        world.play()
+        if world.seen() == before:
+            return
+    raise AssertionError("it never comes to rest")
+
+
+@pytest.mark.promise("operator-comes-back")
+@settings(max_examples=400)
+@given(
+    st.sampled_from(("Always", "OnFailure", "Never")),
+    st.integers(0, 1 << 16),
+    st.booleans(),
+    st.lists(_HAPPENINGS, max_size=40),
+)
+def test_a_life_keeps_its_promises(policy: str, seed: int, begun: bool, happenings: list[str]) -> None:
+    world = LifeWorld(policy, seed)
+    if begun:
+        settle(world)
+    for happening in happenings:
+        if happening == "look_and_crash":
+            world.look(crash=True)
+        else:
+            getattr(world, happening)()
+        assert not world.problems
+    world.heal()
+    settle(world)
+    world.now += LONGEST_PAUSE_S
+    settle(world)
+    assert not world.problems
+    phase = world.status["phase"]
+    if policy == "Never":
+        assert len(world.runs) <= 1, "no work of Never runs twice"
+        assert phase in ("Running", "Failed")
+    else:
+        assert phase == "Running", world.status
+        assert world.pod is not None
+        assert world.processes == {world.pod["metadata"]["uid"]: next(iter(world.rows))}
+
+
+@pytest.mark.promise("operator-back-off")
+def test_a_sharepod_that_fails_again_and_again_waits_longer_each_time() -> None:
+    world = LifeWorld("Always", seed=1)
+    for failures in range(8):
+        settle(world)
+        assert world.status["phase"] == "Running"
+        assert world.status.get("restarts", 0) == failures
+        world.fail()
+        failed_at = world.now
+        settle(world)
+        retry_at = seconds(world.status["lastEnd"]["retryAt"])
+        assert retry_at is not None
+        assert retry_at == failed_at + min(360, 10 * 2**failures)
+        world.now = retry_at - 1
+        settle(world)
+        assert world.status["phase"] == "Pending"
+        world.now = retry_at

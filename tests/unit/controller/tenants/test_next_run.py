@@ -1,0 +1,196 @@
+"""A run that ends and is followed by another, over the API server in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sharepod.kube import Json
+from unit.controller.acting_world import World, acting_world
+
+READY = [{"type": "Ready", "status": "True"}]
+DRAINED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with acting_world() as made:
+        made.node("node-a")
+        made.node("node-b")
+        yield made
+
+
+def node_of(world: World) -> str:
+    return next(name for name in ("node-a", "node-b") if world.tenant in world.rows(name))
+
+
+def pod_uid(world: World) -> str:
+    uid: str = (world.read("pods") or {"metadata": {"uid": ""}})["metadata"]["uid"]
+    return uid
+
+
+def cordon(world: World, name: str) -> None:
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    world.change("nodes", name, lambda item: item["spec"].update(unschedulable=True, taints=[taint]))
+
+
+async def drain(world: World) -> str:
+    """Drain the node of the SharePod as `kubectl drain` does; return the node."""
+    node = node_of(world)
+    cordon(world, node)
+    world.change("pods", "one", lambda item: item["status"].update(conditions=[DRAINED]), status=True)
+    world.delete("pods")
+    await world.look()
+    return node
+
+
+async def comes_back(world: World, node: str) -> None:
+    """The kubelet ends the Pod, the agent confirms; the SharePod runs again."""
+    world.pod_gone()
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    await world.look()
+    assert world.read("pods") is None, "not before its agent has confirmed that nothing is left"
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+
+
+@pytest.mark.promise("operator-comes-back")
+async def test_a_drained_sharepod_runs_again_on_another_node_under_its_name(world: World) -> None:
+    await world.running(restartPolicy="Always")
+    former = pod_uid(world)
+    world.now += 3600
+    node = await drain(world)
+    assert world.status()["phase"] == "Running", "until it is gone"
+    await comes_back(world, node)
+    await world.look()
+    await world.until(lambda: any(world.tenant in world.rows(name) for name in ("node-a", "node-b")))
+    assert node_of(world) != node
+    await world.look()
+    await world.look()
+    assert pod_uid(world) not in ("", former)
+    world.pod_phase("Running", node=node_of(world), conditions=READY)
+    await world.look()
+    status = world.status()
+    assert (status["phase"], status["restarts"], status["podUID"]) == ("Running", 1, pod_uid(world))
+    last = status["lastEnd"]
+    assert (last["podUID"], last["node"], last["cause"], last["attempts"]) == (former, node, "Drained", 1)
+    assert last["endedAt"] == last["retryAt"], "a first disruption is followed by the next run at once"
+    assert world.condition("PodReady")["status"] == "True"
+    await world.until(lambda: bool(world.told("Drained")))
+
+
+@pytest.mark.promise("operator-back-off")
+async def test_a_run_that_failed_is_followed_by_another_after_a_pause_that_outlives_the_operator(world: World) -> None:
+    await world.running(restartPolicy="OnFailure")
+    former, node = pod_uid(world), node_of(world)
+    world.pod_phase("Failed", node=node, reason="UnexpectedAdmissionError", message="no device")
+    await world.look()
+    assert world.status()["lastEnd"]["cause"] == "Rejected"
+    assert world.condition("PodReady")["message"] == "no device"
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    await world.look()
+    assert world.condition("Placed")["reason"] == "Releasing"
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+    await world.look()
+    assert world.condition("Placed")["reason"] == "BackOff"
+    assert world.status()["phase"] == "Pending"
+    assert pod_uid(world) == former, "its log can be read until the next run"
+    world.memos.clear()
+    world.now += 9
+    await world.look()
+    assert pod_uid(world) == former
+    assert world.looks_again(1.0)
+    world.now += 1
+    await world.look()
+    await world.look()
+    assert pod_uid(world) not in ("", former)
+
+
+async def test_what_a_lost_node_is_waited_for_is_shown_and_how_to_end_it(world: World) -> None:
+    await world.running(restartPolicy="Always")
+    node = node_of(world)
+
+    def silent(item: Json) -> None:
+        item["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+
+    world.change("nodes", node, silent, status=True)
+    world.delete("pods")
+    world.now += 2
+    await world.look()
+    said = world.condition("PodReady")
+    assert said["reason"] == "PodDeleting"
+    assert f"kubectl delete node {node}" in said["message"]
+    assert "out-of-service" in said["message"]
+    world.pod_gone()  # somebody forced it
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    world.now += 2
+    await world.look()
+    assert world.condition("Placed")["reason"] == "NodeUnreachable"
+    assert world.read("pods") is None
+    taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+    world.change("nodes", node, lambda item: item["spec"].update(taints=[taint]))
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows("node-b" if node == "node-a" else "node-a"))
+
+
+@pytest.mark.promise("operator-one-run-at-a-time")
+async def test_whenever_the_operator_dies_one_pod_at_a_time_and_each_end_counted_once(world: World) -> None:
+    await world.running(restartPolicy="Always")
+    node = await drain(world)
+    world.pod_gone()
+
+    def died() -> None:
+        world.memos.clear()
+        world.state.lost_pods.clear()
+
+    reported = False
+    for _ in range(20):
+        died()
+        await world.look()
+        if world.rows(node).get(world.tenant, {}).get("state") == "Releasing" and not reported:
+            world.report({"id": world.tenant, "drained": True}, node=node)
+            reported = True
+    assert world.status()["lastEnd"]["attempts"] == 1
+    created = [change.after for change in world.server.storage.history if change.kind.plural == "pods"]
+    uids = {item["metadata"]["uid"] for item in created if item is not None}
+    assert len(uids) == 2
+
+
+async def test_a_row_that_an_admin_removed_costs_one_run(world: World) -> None:
+    await world.running(restartPolicy="Always")
+    node, former = node_of(world), pod_uid(world)
+    world.change("gpunodes", node, lambda item: item["spec"].update(tenants=[]))
+    await world.look()
+    assert world.status()["lastEnd"]["cause"] == "ReservationLost"
+    await world.look()
+    assert (world.read("pods") or {})["metadata"].get("deletionTimestamp")
+    world.pod_gone()
+    await world.look()
+    await world.until(lambda: pod_uid(world) not in ("", former))
+
+
+async def test_force_release_gives_away_what_a_sharepod_between_two_runs_had(world: World) -> None:
+    await world.running(restartPolicy="Always")
+    node = node_of(world)
+    world.delete("pods")
+    world.pod_gone()
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    forced: dict[str, Any] = {"sharepod.dev/force-release": world.tenant}
+    world.change("gpunodes", node, lambda item: item["metadata"].update(annotations=forced))
+    await world.look_at_node(node)
+    assert world.told("ForceReleaseRefused") == []
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
