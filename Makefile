@@ -13,12 +13,14 @@ COVERAGE_FLOOR := 89
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
 SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
+# What the token scheduler's sources have to hold, they have to hold compiled.
+COMPILED := --numprocesses 3 --examples-percent 30 -m "not alone" tests/unit/timeshare tests/unit/agent/shares $(wildcard tests/property/test_timeshare*.py)
 # Where unit and property tests run alone, a socket or file that nobody closed is an error too.
 UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 # What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
-	$(if $(filter tests/cluster% tests/node%,$(TEST_PATHS)),cluster),doubles cluster)
+	$(if $(filter tests/cluster% tests/node%,$(TEST_PATHS)),cluster),doubles cluster compiled)
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -26,7 +28,7 @@ SHIM_SOURCES := $(wildcard shim/include/*.h shim/include/*/*.h shim/*.py $(shell
 C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
-.PHONY: help doctor venv shim table memory-table doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-handoff bench-changes bench-apply bench-operator \
+.PHONY: help doctor venv shim table memory-table compiled doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
 	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
@@ -57,6 +59,16 @@ table: ## the hook's table of driver entry points, from the headers of CUDA 11.8
 
 memory-table: shim doubles ## every function of the driver that takes memory: whether the limit holds, tried on the fake driver
 	@$(BIN)/python -m pytest -q -s tests/hook/memory/test_memory_table.py
+
+compiled: build/compiled/built ## the package as it is shipped, its token scheduler compiled, in build/compiled
+
+build/compiled/built: .venv/installed setup.py $(wildcard operator/sharepod/timeshare/*.py)
+	@echo "token scheduler: compiling (half a minute)"
+	@rm -rf build/compiled && mkdir -p build/compiled/sharepod
+	@for part in operator/sharepod/*; do case $$part in */timeshare|*/__pycache__) ;; *) ln -s ../../../$$part build/compiled/sharepod/;; esac; done
+	@$(BIN)/python setup.py --quiet build_core --build-lib build/compiled > build/compiled/log 2>&1 || { cat build/compiled/log; exit 1; }
+	@PYTHONPATH=build/compiled $(BIN)/python -c 'from sharepod.timeshare import scheduler as s; assert not s.__file__.endswith(".py"), s.__file__'
+	@touch $@
 
 doubles: build/doubles.built ## fake CUDA and the programs of the tests
 
@@ -96,7 +108,8 @@ ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@trap "exit 130" INT; status=0; $(BIN)/python -m pytest $(SHARED) || status=1; \
-	$(BIN)/python -m pytest -m alone || status=1; exit $$status
+	$(BIN)/python -m pytest -m alone || status=1; \
+	PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED) || status=1; exit $$status
 endif
 
 test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tests run under emulation
@@ -132,7 +145,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -140,16 +153,21 @@ bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 bench-memory: shim doubles ## cost of an allocation and a free under the hook, and how soon idle credits are called back
 	@$(BIN)/python benchmarks/memory.py
 
-bench-shares: shim doubles ## asked and got on one simulated GPU, over mixes of shares and kernels (15 minutes); SHARES_ARGS
+bench-shares: shim doubles compiled ## asked and got on one simulated GPU, over mixes of shares and kernels (15 minutes); SHARES_ARGS
 	@$(BIN)/python benchmarks/shares.py $(SHARES_ARGS)
 
 bench-policies: shim ## the time scheduler's core beside SFQ, stride, lottery and Gemini's in simulated time (a minute); POLICIES_ARGS
 	@$(BIN)/python benchmarks/policies.py $(POLICIES_ARGS)
 
-bench-handoff: shim doubles ## how long the token takes from tenant to tenant, and the agent's CPU
+bench-decisions: shim compiled ## how long the token scheduler decides, compiled and interpreted
+	@$(BIN)/python benchmarks/decisions.py
+
+bench-shares bench-handoff bench-changes soak-agent: export PYTHONPATH := $(CURDIR)/build/compiled:tests:benchmarks
+
+bench-handoff: shim doubles compiled ## how long the token takes from tenant to tenant, and the agent's CPU
 	@$(BIN)/python benchmarks/handoff.py
 
-bench-changes: shim doubles cluster ## what tenants notice of the agent's restart, and how soon an edited share is a measured one
+bench-changes: shim doubles compiled cluster ## what tenants notice of the agent's restart, and how soon an edited share is a measured one
 	@$(BIN)/python benchmarks/changes.py --cluster
 
 bench-apply: shim cluster ## apply to Pod created to bound, beside bare pods
@@ -185,7 +203,7 @@ bench-refusals: shim cluster ## malformed SharePods and what kubectl says of eac
 soak-memory: shim doubles ## twenty minutes of random memory calls, ledger against driver, from a printed seed; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_memory.py
 
-soak-agent: shim doubles ## twenty minutes of trouble for an agent and its tenants, from a printed seed; SEED= repeats a run
+soak-agent: shim doubles compiled ## twenty minutes of trouble for an agent and its tenants, from a printed seed; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_agent.py
 
 gpu-kit: shim doubles ## build/gpu-kit.tar.gz: measures SharePod on a machine with an NVIDIA GPU, without Kubernetes or network

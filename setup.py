@@ -1,12 +1,13 @@
-"""Build of what is not Python: the wire binding and placement's inner loops (cffi), and the hook (a shared object,
-preloaded into tenants' programs).
+"""Build of what is not interpreted: the wire binding and placement's inner loops (cffi), the hook (a shared object,
+preloaded into tenants' programs), and the token scheduler (`sharepod.timeshare`, compiled by mypyc).
 
-`pip install` does both, in place for an editable install. `python setup.py build_hook` builds the hook alone, in place.
-The project's metadata stands in pyproject.toml.
+`pip install` does all of it; an editable install builds in place, and leaves the token scheduler as the sources that one
+edits. `python setup.py build_hook` builds the hook alone, in place. The project's metadata stands in pyproject.toml.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -16,12 +17,14 @@ import sysconfig
 from pathlib import Path
 from typing import ClassVar
 
-from setuptools import Command, setup  # type: ignore[import-untyped]
+from setuptools import Command, Distribution, setup  # type: ignore[import-untyped]
 from setuptools.command.build import build  # type: ignore[import-untyped]
+from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent
 SHIM = ROOT / "shim"
 HOOK = Path("sharepod", "agent", "hook", "libsharepod.so")
+CORE = Path("sharepod", "timeshare")
 
 sys.path.insert(0, str(SHIM))
 from cuda_headers import include_dir  # noqa: E402
@@ -166,11 +169,55 @@ class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
         return [str(path.relative_to(ROOT)) for path in (*hook_sources(), *sorted(SHIM.glob("*.py")))]
 
 
+class BuildCore(Command):  # type: ignore[misc]
+    """`build_core`: part of `build`; compiles the token scheduler's sources as they are. Nothing in an editable
+    install: there each edit counts at once."""
+
+    description = "compile the token scheduler"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [("build-lib=", None, "another folder to build in")]
+    editable_mode = False
+
+    def initialize_options(self) -> None:
+        self.build_lib: str | None = None
+        self.build_temp: str | None = None
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"), ("build_temp", "build_temp"))
+
+    def run(self) -> None:
+        if self.editable_mode:
+            return
+        from mypyc.build import mypycify
+
+        built, temporary = Path(self.build_lib or "build/lib").resolve(), Path(self.build_temp or "build/temp").resolve()
+        with contextlib.chdir(ROOT / "operator"):  # the names of the modules are their paths from here
+            extensions = mypycify(
+                ["--config-file", os.devnull, *(str(path) for path in sorted(CORE.glob("*.py")))],
+                opt_level="3",
+                debug_level="0",
+                group_name="sharepod_timeshare",
+                target_dir=str(temporary / "core"),
+            )
+            command = build_ext(Distribution({"ext_modules": extensions}))
+            command.build_lib, command.build_temp = str(built), str(temporary)
+            command.ensure_finalized()
+            command.run()
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        return []  # build_py names them
+
+
 class Build(build):  # type: ignore[misc]
-    sub_commands: ClassVar[list[object]] = [*build.sub_commands, ("build_hook", None)]
+    sub_commands: ClassVar[list[object]] = [*build.sub_commands, ("build_hook", None), ("build_core", None)]
 
 
 setup(
     cffi_modules=["shim/wire_build.py:ffi", "operator/sharepod/placement/binpack/native/scores_build.py:ffi"],
-    cmdclass={"build": Build, "build_hook": BuildHook},
+    cmdclass={"build": Build, "build_hook": BuildHook, "build_core": BuildCore},
 )

@@ -70,14 +70,15 @@ class NodeReconciler:
         """Reconcile nodes from the queue until cancelled."""
         await self.queue.run()
 
-    def check_agents(self) -> None:
-        """Enqueue the nodes whose agent has come or gone. To be called about every second."""
+    def check_agents(self, *, acting: bool) -> None:
+        """Note which agents have come or gone, and enqueue their nodes if `acting`. To be called about every second."""
         names = [node.name for node in self._state.nodes]
         for name in self._state.agents.changed(names):
             log.info("agent came or went", node=name, away=self._state.agent_away(name))
             self._state.refresh_node(name)
             self._state.tell_tenants(name)
-            self.queue.add(name)
+            if acting:
+                self.queue.add(name)
         metrics.AGENTS_AWAY.set(sum(self._state.agent_away(name) for name in names))
 
     async def reconcile(self, name: str) -> None:

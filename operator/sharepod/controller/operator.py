@@ -183,7 +183,7 @@ class Operator:
             await self.watches.catch_up()
             if term != self._term or not self.leadership.acting():
                 continue
-            self.node_reconciler.check_agents()
+            self.node_reconciler.check_agents(acting=False)  # all are enqueued next
             self._active = True
             self._enqueue_all()
             log.info("acting", sharepods=len(self.state.sharepods), nodes=len(self.state.nodes))
@@ -203,7 +203,7 @@ class Operator:
             self._garbage.settle(acting=self._active)
             self._check_credentials()
             self._check_beliefs()
-            self.node_reconciler.check_agents()
+            self.node_reconciler.check_agents(acting=self._active)
             await asyncio.sleep(_TICK_S)
 
     def _check_credentials(self) -> None:

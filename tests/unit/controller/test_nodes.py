@@ -235,14 +235,14 @@ async def test_agents_that_come_or_go_bring_their_nodes_to_the_queue(world: Worl
     world.node()
     world.node("node-b", alive=False)
     await world.relist()
-    world.nodes.check_agents()
+    world.nodes.check_agents(acting=True)
     assert world.due_in("node-a", world.nodes.queue) == 0
     assert world.due_in("node-b", world.nodes.queue) is None
     world.nodes.queue.clear()
-    world.nodes.check_agents()
+    world.nodes.check_agents(acting=True)
     assert world.due_in("node-a", world.nodes.queue) is None
     world.now += 21
-    world.nodes.check_agents()
+    world.nodes.check_agents(acting=True)
     assert world.due_in("node-a", world.nodes.queue) == 0
     unavailable = world.state.cluster.node("node-a")
     assert unavailable is not None

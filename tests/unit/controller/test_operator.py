@@ -206,6 +206,24 @@ async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> No
         assert operator.healthy() in ("leads", "stands by")
 
 
+async def test_no_node_is_looked_at_before_all_kinds_are_listed() -> None:
+    async with api_server() as api:
+        players = Players(api.storage, {name: api.kind(name) for name in ("pods", "nodes", "gpunodes", "leases")})
+        players.add_nodes(4, gpus=1)
+        api.unserved.add("gpunodes")
+        async with running(operator := an_operator(api)):
+            await until(lambda: operator.leads() and len(operator.state.nodes) == 4)
+            await until(lambda: not any(operator.state.agent_away(item.name) for item in operator.state.nodes))
+            ticked = operator._ticked
+            await until(lambda: operator._ticked > ticked)
+            await until(lambda: not len(operator.node_reconciler.queue))
+            assert api.made("create", "gpunodes") == []
+            api.unserved.clear()
+            await until(lambda: operator._active)
+            await until(lambda: not len(operator.node_reconciler.queue))
+            assert api.made("create", "gpunodes") == [], "they are all there"
+
+
 def calls_of_tenants(api: ApiServer, since: int) -> Counter[str]:
     """The operator's calls by verb, but for lists, watches and Leases."""
     made = [call for call in api.calls[since:] if call.verb not in ("list", "watch") and call.kind.plural != "leases"]

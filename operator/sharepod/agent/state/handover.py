@@ -23,9 +23,11 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import struct
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
@@ -39,7 +41,10 @@ log = structlog.get_logger(__name__)
 
 _LAYOUT_WORD, _BOOT, _GPUS, _SLOTS, _GREETED, _TURN = range(6)
 _HEAD = 6
-_ACCOUNT = len(fields(AccountSnapshot)) + 1
+_ACCOUNT_FIELDS = tuple(field.name for field in fields(AccountSnapshot))
+_account_values = attrgetter(*_ACCOUNT_FIELDS)
+_ACCOUNT_WORDS = struct.Struct(f"={len(_ACCOUNT_FIELDS)}q")
+_ACCOUNT = len(_ACCOUNT_FIELDS) + 1
 _VALUE_BITS = 48
 """Bits of a checked word that are its value: more bytes than any GPU has, and more clock ticks than any node runs."""
 _BYTES_MAX = 1 << 47
@@ -162,9 +167,9 @@ class Handover:
         """Record the tenant's time account: into the account that is not valid, which then becomes the valid one."""
         turn = 1 - self._words[_TURN]
         begin = self._accounts + turn * _ACCOUNT
-        values = astuple(state)
-        for at, value in enumerate((*values, _sum(values)), begin):
-            self._words[at] = value
+        content = _ACCOUNT_WORDS.pack(*_account_values(state))
+        self._pages[8 * begin : 8 * begin + len(content)] = content
+        self._words[begin + _ACCOUNT - 1] = _sum(content)
         self._words[_TURN] = turn
 
     def close(self) -> None:
@@ -230,7 +235,7 @@ def read(path: Path, gpus: Sequence[str]) -> Inheritance:
             if _possible(survivor.bytes) and start_time(survivor.pid) == survivor.start
         ),
         tuple(_checked(words[at], at) or 0 for at in range(_HEAD, _HEAD + len(gpus))),
-        AccountSnapshot(*account) if account[0] > 0 and told == _sum(account) else None,
+        AccountSnapshot(*account) if account[0] > 0 and told == _sum(_ACCOUNT_WORDS.pack(*account)) else None,
         bool(words[_GREETED]),
     )
 
@@ -260,16 +265,15 @@ def _checked(word: int, at: int) -> int | None:
     return value if word >> _VALUE_BITS == _check(value, at) else None
 
 
-def _sum(words: Sequence[int]) -> int:
+def _sum(content: bytes) -> int:
     """Return a checksum, as one signed word."""
-    content = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 @cache
 def _layout() -> int:
     """Return a digest of the layout: an agent with other account fields has another one."""
-    return _digest(["handover 3", *(field.name for field in fields(AccountSnapshot))])
+    return _digest(["handover 3", *_ACCOUNT_FIELDS])
 
 
 def _digest(texts: Sequence[str]) -> int:
