@@ -189,7 +189,8 @@ class BuildCore(Command):  # type: ignore[misc]
             return
         from mypyc.build import mypycify
 
-        built, temporary = Path(self.build_lib or "build/lib").resolve(), Path(self.build_temp or "build/temp").resolve()
+        built = Path(self.build_lib or "build/lib").resolve()
+        temporary = Path(self.build_temp or "build/temp").resolve()
         with contextlib.chdir(ROOT / "operator"):  # the names of the modules are their paths from here
             extensions = mypycify(
                 ["--config-file", os.devnull, *(str(path) for path in sorted(CORE.glob("*.py")))],
