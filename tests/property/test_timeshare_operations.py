@@ -7,7 +7,7 @@ from dataclasses import astuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
+from sharepod.timeshare import Parameters, Preemption, Scheduler, Suspension, TokenGrant, TokenRevocation
 
 MS = 1_000_000
 GPUS = ("g0", "g1", "g2")
@@ -15,7 +15,7 @@ NAMES = ("a", "b", "c", "d")
 
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["set", "remove", "want", "unwant", "drain", "drain-want", "wait"]),
+        st.sampled_from(["set", "remove", "want", "unwant", "drain", "drain-want", "draining", "silent", "wait"]),
         st.sampled_from(NAMES),
         st.sets(st.sampled_from(GPUS), min_size=1),
         st.integers(0, 1000),
@@ -35,7 +35,9 @@ class Books:
         self.now = 0
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
-        self.preempted: set[str] = set()
+        self.displaced: set[str] = set()
+        self.ending: set[str] = set()
+        """Holders that have announced the end of their work: others may hold their GPUs already."""
         self.charged = dict.fromkeys(GPUS, 0)
         self.opened: dict[str, int] = {}
 
@@ -55,16 +57,23 @@ class Books:
     def carry_out(self) -> None:
         for action in self.scheduler.tick(self.now):
             if isinstance(action, TokenGrant):
-                assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.preempted
-                self.preempted.discard(action.tenant)
+                assert self.holds.get(action.tenant) in (None, action.grant_id) or action.tenant in self.displaced
+                self.displaced.discard(action.tenant)
+                self.ending.discard(action.tenant)
                 assert 0 <= action.quantum_ns <= self.parameters.quantum_max_ns + self.parameters.renew_ahead_ns
                 self.holds[action.tenant] = action.grant_id
-            elif isinstance(action, TokenRevocation | Preemption):
+            elif isinstance(action, TokenRevocation | Preemption | Suspension):
                 assert self.holds[action.tenant] == action.grant_id
-                if isinstance(action, Preemption):
-                    self.preempted.add(action.tenant)
-        holding = [gpu for name in self.holds if name not in self.preempted for gpu in self.gpus[name]]
-        assert len(holding) == len(set(holding)), "a GPU has one holder that is not preempted"
+                if not isinstance(action, TokenRevocation):
+                    self.displaced.add(action.tenant)
+        holding = [gpu for name in self.holds.keys() - self.displaced - self.ending for gpu in self.gpus[name]]
+        assert len(holding) == len(set(holding)), "a GPU has one holder that may launch"
+
+    def end(self, name: str) -> None:
+        """Let a tenant have drained; the scheduler is told by the caller."""
+        del self.holds[name]
+        self.displaced.discard(name)
+        self.ending.discard(name)
 
     def check_gpu_time(self) -> None:
         """Whatever the time of a GPU went to, it adds up to all of it."""
@@ -84,7 +93,8 @@ class Books:
             for gpu in self.gpus.pop(name):
                 self.charged[gpu] += held
             self.holds.pop(name, None)
-            self.preempted.discard(name)
+            self.displaced.discard(name)
+            self.ending.discard(name)
         self.scheduler.remove(self.now, name)
 
 
@@ -107,9 +117,11 @@ def test_each_second_of_a_gpu_is_charged_at_most_once(steps: list[tuple[str, str
             elif what == "unwant":
                 scheduler.unwant(books.now, name)
             elif what.startswith("drain") and name in books.holds:
-                del books.holds[name]
-                books.preempted.discard(name)
+                books.end(name)
                 scheduler.drained(books.now, name, wanting=what == "drain-want")
+            elif what in ("draining", "silent") and name in books.holds:
+                books.ending.add(name)
+                getattr(scheduler, what)(books.now, name, expected_ns=delay // 10)
         books.advance(delay if what == "wait" else delay % (20 * MS))
         for name_ in books.gpus:
             usage = scheduler.usage(books.now, name_)
@@ -134,8 +146,7 @@ def test_a_free_gpu_never_stays_idle_while_someone_may_run(steps: list[tuple[str
     books.advance(1 * MS)
     for name, delay in steps:
         if name in books.holds:
-            del books.holds[name]
-            books.preempted.discard(name)
+            books.end(name)
             books.scheduler.drained(books.now, name, wanting=False)
         else:
             books.scheduler.want(books.now, name)

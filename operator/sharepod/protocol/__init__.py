@@ -1,9 +1,11 @@
-"""Wire protocol between hook (client) and agent: frames as frozen values, and the hints page. See README.md."""
+"""Wire protocol between hook (client) and agent: frames as frozen values, the hints page and the
+pulse page. See README.md."""
 
 from .codec import encode, parse_agent, parse_client
 from .frames import (
     FRAME_MAX,
     MAX_GPUS,
+    PULSE_VERSION,
     VERSION_MAX,
     VERSION_MIN,
     AgentFrame,
@@ -28,11 +30,14 @@ from .frames import (
     Want,
     Welcome,
 )
+from .heartbeat import Heartbeat, Sign
 from .hints import HintsPage
+from .pulse import Pulse, PulsePage
 
 __all__ = [
     "FRAME_MAX",
     "MAX_GPUS",
+    "PULSE_VERSION",
     "VERSION_MAX",
     "VERSION_MIN",
     "AgentFrame",
@@ -42,12 +47,15 @@ __all__ = [
     "Frame",
     "GpuTerms",
     "Grant",
+    "Heartbeat",
     "Hello",
     "HintsPage",
     "Limits",
     "MemInfo",
     "Memory",
     "ProtocolError",
+    "Pulse",
+    "PulsePage",
     "Recall",
     "Refused",
     "RefusedReason",
@@ -55,6 +63,7 @@ __all__ = [
     "Reserve",
     "Reserved",
     "Revoke",
+    "Sign",
     "Want",
     "Welcome",
     "encode",

@@ -19,6 +19,9 @@ UUID_BYTES: int = _lib.SHP_UUID_BYTES
 TEXT_BYTES: int = _lib.SHP_TEXT_BYTES
 FRAME_MAX: int = _lib.SHP_FRAME_MAX
 HINTS_BYTES: int = _lib.SHP_HINTS_BYTES
+PULSE_BYTES: int = _lib.SHP_PULSE_BYTES
+PULSE_VERSION = 2
+"""First version whose clients have a pulse page."""
 
 
 class ProtocolError(Exception):
@@ -129,7 +132,8 @@ class GpuTerms:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Agent's answer to `Hello`: the tenant's terms. Carries the hints page as a descriptor."""
+    """Agent's answer to `Hello`: the tenant's terms. Carries the hints page and, since version 2, the
+    pulse page as descriptors."""
 
     seq: int
     gpus: tuple[GpuTerms, ...]

@@ -55,6 +55,10 @@ class HintsPage:
         """Count one more LIMITS frame."""
         self._hints.limits_generation = (self._hints.limits_generation + 1) & 0xFFFFFFFF
 
+    def bar(self, grant_id: int) -> None:
+        """Let no launch begin under the grant of that id, or of a lower one."""
+        self._hints.barred = max(self._hints.barred, grant_id)
+
     def close(self) -> None:
         """Close the descriptor. Clients keep their mappings."""
         if self.fd >= 0:

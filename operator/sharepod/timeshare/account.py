@@ -60,6 +60,8 @@ class TimeUsage:
     grants: int
     preemptions: int
     """Number of grants in which the tenant was preempted."""
+    suspensions: int
+    """Number of grants that were suspended, because the tenant had no processor time. Since this process began."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class Account:
         self.anticipated_ns = 0
         self.grants = 0
         self.preemptions = 0
+        self.suspensions = 0
         self._slot_ns = max(1, parameters.window_ns // _SLOTS)
         self._slots: deque[tuple[int, int]] = deque()
         """Number of the slot and time held in it, oldest first; slots without any are left out."""
@@ -249,6 +252,7 @@ class Account:
             anticipated_ns=self.anticipated_ns,
             grants=self.grants,
             preemptions=self.preemptions,
+            suspensions=self.suspensions,
         )
 
     def _window_held_ns(self) -> int:

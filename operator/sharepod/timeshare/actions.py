@@ -37,4 +37,12 @@ class Preemption:
     grant_id: int
 
 
-Action = TokenGrant | TokenRevocation | Preemption
+@dataclass(frozen=True)
+class Suspension:
+    """Report that a hold was suspended: its tenant has no processor time. Nothing is to be sent."""
+
+    tenant: str
+    grant_id: int
+
+
+Action = TokenGrant | TokenRevocation | Preemption | Suspension

@@ -25,8 +25,17 @@ class HoldPhase(Enum):
     YIELDING = auto()
     """DRAINING, and the tenant's GPUs may have been granted to others already."""
 
+    SUSPENDED = auto()
+    """The tenant has no processor time and cannot drain; its gate is barred and its last work has ended, as far as is
+    known. Its GPUs may have been granted to others. It pays nothing."""
+
     PREEMPTED = auto()
-    """The grace period has expired, and the tenant's GPUs may have been granted to others."""
+    """The grace period has expired, and the tenant's GPUs may have been granted to others. Or the hold was suspended
+    and its tenant runs again, without having drained."""
+
+
+DISPLACED = frozenset({HoldPhase.SUSPENDED, HoldPhase.PREEMPTED})
+"""Phases in which the tenant has lost its GPUs before it has drained."""
 
 
 class Metering(Enum):
@@ -63,6 +72,10 @@ class Hold:
     """Moment from which the next tenant may be granted; None unless the hold is draining."""
     ends_at: int | None = None
     """Moment at which the last work is announced to end; None unless the hold is draining."""
+    silent: bool = False
+    """The tenant has no processor time: the hold is suspended at `ends_at`."""
+    starved: bool = False
+    """The tenant was without processor time at some moment of the hold, so that its end says nothing about its work."""
     seen_late: bool = False
     """The scheduler was there when the hold had not drained although it should have."""
     charged_ns: int = 0

@@ -4,7 +4,8 @@ Guarantees:
 - S1: A GPU has at most one holder.
 - S2: Each nanosecond of a GPU is charged as held at most once. The first of these pays: the tenant that yields the GPU;
   its holder; the tenant preempted longest ago.
-- S3: A preempted tenant owes all the time until it has drained, also time that another tenant pays for.
+- S3: A preempted tenant owes all the time until it has drained, also time that another tenant pays for. A suspended
+  tenant owes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .hold import HoldPhase, Metering
 from .plan import Anticipation
 from .tenant import TokenTenant
 
-_PREEMPTED = HoldPhase.PREEMPTED
+_PREEMPTED, _SUSPENDED = HoldPhase.PREEMPTED, HoldPhase.SUSPENDED
 
 
 class Occupancy:
@@ -82,6 +83,13 @@ class Occupancy:
         for gpu in tenant.gpus:
             self._preempted.setdefault(gpu, []).append(tenant)
 
+    def suspend(self, tenant: TokenTenant) -> None:
+        """Let others hold the GPUs of a tenant that cannot drain, and has no work on them. The tenant pays nothing."""
+        self._leave(tenant)
+        for gpu in tenant.gpus:
+            if tenant in self._preempted.get(gpu, ()):
+                self._preempted[gpu].remove(tenant)
+
     def free(self, tenant: TokenTenant) -> None:
         """Take the tenant off its GPUs: it has drained."""
         self._leave(tenant)
@@ -95,9 +103,13 @@ class Occupancy:
         return all(self.holder.get(gpu) is tenant and gpu not in self._yielding for gpu in tenant.gpus)
 
     def contended(self, tenant: TokenTenant) -> bool:
-        """Return whether another tenant waits for one of the tenant's GPUs, or has a hold on one."""
+        """Return whether another tenant waits for one of the tenant's GPUs, or has a hold on one that is not
+        suspended."""
         return any(
-            t.runnable or t.hold is not None for gpu in tenant.gpus for t in self.tenants_on[gpu] if t is not tenant
+            t.runnable or (t.hold is not None and t.hold.phase is not _SUSPENDED)
+            for gpu in tenant.gpus
+            for t in self.tenants_on[gpu]
+            if t is not tenant
         )
 
     def settle(self, now: int, tenant: TokenTenant) -> None:

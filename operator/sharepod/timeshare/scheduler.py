@@ -2,10 +2,12 @@
 
 Guarantees:
 - S1: A GPU has at most one holder. Besides the holder only two others may have work on it: a tenant that yields it
-  `hand_off_ns` before its announced last work ends, and tenants preempted a grace period after their deadline.
+  `hand_off_ns` before its announced last work ends, and tenants that were preempted a grace period after their
+  deadline, or suspended.
 - S2: Each nanosecond of a GPU is charged as held at most once.
 - S3: A tenant pays until it has drained, whatever it announced. A preempted tenant owes all the time until it has
-  drained; no other tenant's share or ceiling changes by that.
+  drained; no other tenant's share or ceiling changes by that. A tenant without processor time pays until its last work
+  is expected to have ended, and again from the moment at which it runs until it has drained.
 - S4: A tenant with several GPUs gets all of them in one grant, or none.
 - S5: GPUs that such a tenant waits for are reserved once it is next, and are given meanwhile only to turns that end
   before it can start.
@@ -25,7 +27,7 @@ from collections.abc import Sequence
 from .account import Account, AccountSnapshot, Charge, TimeUsage
 from .actions import Action, TokenGrant
 from .gpu_time import GpuTime
-from .hold import Hold, HoldPhase, Metering
+from .hold import DISPLACED, Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
 from .plan import Anticipation, Turn, waiting_with
@@ -123,8 +125,8 @@ class Scheduler:
         self._changed_gpus.update(tenant.gpus)
 
     def want(self, now: int, tenant_id: str) -> None:
-        """Let the tenant wait for the token: it has work. A tenant that holds is not changed, unless it was preempted:
-        then it waits for its next turn."""
+        """Let the tenant wait for the token: it has work. A tenant that holds is not changed, unless it was preempted
+        or suspended: then it waits for its next turn."""
         now = self._advance_clock(now)
         tenant = self._tenants[tenant_id]
         if tenant.waiting_since is not None or tenant.holding:
@@ -163,12 +165,38 @@ class Scheduler:
 
     def draining(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
         """Announce that the tenant's gate is closed and that its last work ends in `expected_ns`. The next tenant is
-        granted `hand_off_ns` before that. This one pays until it has drained (S3)."""
+        granted `hand_off_ns` before that. This one pays until it has drained (S3). A suspended tenant runs again by
+        that."""
         now = self._advance_clock(now)
-        hold = self._tenants[tenant_id].hold
-        if hold is not None and hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
+        tenant = self._tenants[tenant_id]
+        hold = tenant.hold
+        if hold is None:
+            return
+        hold.silent = False
+        if hold.phase is HoldPhase.SUSPENDED:
+            self._occupancy.settle_around(now, tenant)
+            hold.phase = HoldPhase.PREEMPTED
+            self._occupancy.preempt(tenant)
+            if tenant.waiting_since is not None:
+                self._preempted_waiting[tenant.id] = tenant
+        elif hold.phase is not HoldPhase.YIELDING and hold.phase is not HoldPhase.PREEMPTED:
             hold.phase = HoldPhase.DRAINING
             hold.ends_at = now + expected_ns
+            hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
+
+    def silent(self, now: int, tenant_id: str, *, expected_ns: int) -> None:
+        """Announce that the tenant has no processor time to drain, that its gate is barred, and that its last work ends
+        in `expected_ns`. The hold is suspended then, and the next tenant granted `hand_off_ns` before."""
+        now = self._advance_clock(now)
+        tenant = self._tenants[tenant_id]
+        hold = tenant.hold
+        if hold is None or hold.silent or hold.phase in DISPLACED:
+            return
+        hold.silent = hold.starved = True
+        hold.ends_at = now + expected_ns
+        tenant.account.suspensions += 1
+        if hold.phase is not HoldPhase.YIELDING:
+            hold.phase = HoldPhase.DRAINING
             hold.yields_at = now + max(0, expected_ns - self._parameters.hand_off_ns)
 
     def drained(self, now: int, tenant_id: str, *, wanting: bool) -> None:
@@ -183,7 +211,7 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._policy.cap_debt(tenant, hold.charged_ns)
-        if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START:
+        if hold.deadline is not None and hold.metering is Metering.METERED_FROM_START and not hold.starved:
             tenant.habits.overran(max(0, now - hold.deadline))
         self._occupancy.free(tenant)
         self._holds.end(tenant)
@@ -220,7 +248,7 @@ class Scheduler:
             self._stall(max(since, idle.until), now, idle.tenant)
         for tenant in self._tenants.values():
             hold = tenant.hold
-            if hold is not None and hold.phase is not HoldPhase.PREEMPTED and hold.deadline is not None:
+            if hold is not None and hold.phase not in DISPLACED and hold.deadline is not None:
                 ends = hold.deadline + tenant.habits.overrun_ns if hold.ends_at is None else hold.ends_at
                 self._stall(max(since, ends), now, tenant)
 
@@ -282,10 +310,19 @@ class Scheduler:
         self._occupancy.settle(now, tenant)
         return tenant.account.snapshot()
 
-    def preempted(self, tenant_id: str) -> bool:
-        """Return whether the tenant was preempted and has not drained."""
+    def displaced(self, tenant_id: str) -> bool:
+        """Return whether the tenant was preempted or suspended, and has not drained."""
         hold = self._tenants[tenant_id].hold
-        return hold is not None and hold.phase is HoldPhase.PREEMPTED
+        return hold is not None and hold.phase in DISPLACED
+
+    def waited_for(self) -> list[str]:
+        """Return the ids of the tenants that hold a GPU which another tenant waits for, or that yield one."""
+        return [
+            tenant.id
+            for tenant in self._holds.tenants()
+            if any(other.runnable for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu])
+            or (tenant.hold is not None and tenant.hold.phase is HoldPhase.YIELDING)
+        ]
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:
         """Return the grant under which the tenant may still launch, with the rest of its quantum; None if there is
@@ -322,7 +359,8 @@ class Scheduler:
         return self._now
 
     def _active(self, now: int, tenant: TokenTenant) -> bool:
-        if tenant.waiting_since is not None or tenant.hold is not None:
+        hold = tenant.hold
+        if tenant.waiting_since is not None or (hold is not None and hold.phase is not HoldPhase.SUSPENDED):
             return True
         return tenant.active_until is not None and now - tenant.active_until < self._parameters.quiet_ns
 
@@ -330,7 +368,7 @@ class Scheduler:
         tenant.waiting_since = now
         tenant.asleep_since = None
         tenant.woke_with_credit = woke and tenant.account.assured > 0
-        if tenant.hold is not None:
+        if tenant.hold is not None and tenant.hold.phase is HoldPhase.PREEMPTED:
             self._preempted_waiting[tenant.id] = tenant
         if woke or tenant.account.grants == 0:
             self._policy.raise_to_min(tenant)
@@ -400,7 +438,7 @@ class Scheduler:
 
     def _grant(self, now: int, turn: Turn) -> TokenGrant:
         tenant = turn.tenant
-        if tenant.hold is not None:  # preempted: its work on the GPUs is part of this turn from now on
+        if tenant.hold is not None:  # displaced: its work on the GPUs is part of this turn from now on
             self._occupancy.settle_around(now, tenant)
             self._policy.cap_debt(tenant, tenant.hold.charged_ns)
             self._occupancy.free(tenant)

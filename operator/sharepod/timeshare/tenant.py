@@ -7,20 +7,18 @@ from dataclasses import dataclass, field
 
 from .account import Account
 from .habits import Habits
-from .hold import Hold, HoldPhase
+from .hold import DISPLACED, Hold
 
 _CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
-
-_PREEMPTED = HoldPhase.PREEMPTED
 
 
 @dataclass(eq=False)
 class TokenTenant:
     """One tenant of the scheduler.
 
-    A tenant waits (`waiting_since`), holds (`hold`) or sleeps (`asleep_since`). A preempted tenant may wait for its
-    next turn while its hold is not drained.
+    A tenant waits (`waiting_since`), holds (`hold`) or sleeps (`asleep_since`). One that was preempted or suspended may
+    wait for its next turn while its hold is not drained.
     """
 
     id: str
@@ -55,8 +53,8 @@ class TokenTenant:
 
     @property
     def holding(self) -> bool:
-        """Return whether it has a hold that was not preempted."""
-        return self.hold is not None and self.hold.phase is not _PREEMPTED
+        """Return whether it has a hold that was neither preempted nor suspended."""
+        return self.hold is not None and self.hold.phase not in DISPLACED
 
     @property
     def best_effort(self) -> bool:
@@ -79,7 +77,7 @@ def update_min_virtual_ns(tenants: Iterable[TokenTenant], gpu: str, least: MinVi
     for tenant in tenants:
         hold = tenant.hold
         if (tenant.waiting_since is not None and not tenant.throttled) or (
-            hold is not None and hold.phase is not _PREEMPTED
+            hold is not None and hold.phase not in DISPLACED
         ):
             virtual, kind = tenant.virtual_ns[gpu], tenant.account.request_milli == 0
             lowest = found[kind]

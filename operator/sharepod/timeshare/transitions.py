@@ -4,6 +4,7 @@ Guarantees:
 - A holder whose turn is next again is renewed before its deadline, without draining.
 - A holder that announces the end of its last work yields `hand_off_ns` before that end; one holder at a time on a GPU.
 - A holder that has not drained a grace period after its deadline is preempted.
+- A tenant without processor time yields whoever is next, and is suspended when its last work ends.
 - For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
   cut each `cut_every_ns` (after a burst).
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from .account import Charge
-from .actions import Action, Preemption, TokenGrant, TokenRevocation
+from .actions import Action, Preemption, Suspension, TokenGrant, TokenRevocation
 from .hold import Hold, HoldPhase, Metering
 from .occupancy import Occupancy
 from .parameters import Parameters
@@ -31,7 +32,7 @@ _RUNNING = HoldPhase.RUNNING
 
 
 class HoldTransitions:
-    """All holds that were not drained and not preempted."""
+    """All holds that were not drained, and neither preempted nor suspended."""
 
     def __init__(
         self, parameters: Parameters, occupancy: Occupancy, policy: TurnPolicy, changed_gpus: set[str]
@@ -46,6 +47,10 @@ class HoldTransitions:
         """Moment by GPU at which the average time between cuts is met again."""
         self._new_terms: list[tuple[TokenTenant, TokenGrant]] = []
         """Changed terms of holds, which the next tick returns."""
+
+    def tenants(self) -> Iterable[TokenTenant]:
+        """Return the tenants of these holds."""
+        return self._tenants.values()
 
     def begin(self, tenant: TokenTenant, hold: Hold) -> None:
         """Begin a hold on the tenant's GPUs."""
@@ -145,21 +150,26 @@ class HoldTransitions:
             # 1. Yield, if its last work is about to end.
             if hold.yields_at is not None and now >= hold.yields_at:
                 self._yield(now, tenant, hold)
-            if hold.deadline is None or now < self._look_at(hold):
+            # 2. Suspend, if it has no processor time and its last work has ended.
+            if hold.silent and hold.ends_at is not None and now >= hold.ends_at:
+                self._suspend(now, tenant, hold)
+                actions.append(Suspension(tenant.id, hold.grant_id))
+                continue
+            if hold.deadline is None or hold.phase is HoldPhase.PREEMPTED or now < self._look_at(hold):
                 continue
             hold.seen_late = hold.seen_late or now >= self._late_at(tenant, hold)
-            # 2. Renew, if its turn is next again.
+            # 3. Renew, if its turn is next again.
             if not hold.renewal_considered and hold.phase is _RUNNING:
                 hold.renewal_considered = True
                 if now < hold.deadline:
                     actions.extend(self._renew(now, tenant, hold))
             if now < hold.deadline:
                 continue
-            # 3. Revoke, if the tenant counts on a later deadline.
+            # 4. Revoke, if the tenant counts on a later deadline.
             if hold.told_longer and hold.phase is _RUNNING:
                 hold.phase = HoldPhase.REVOKED
                 actions.append(TokenRevocation(tenant.id, hold.grant_id))
-            # 4. Preempt, if the grace period has expired.
+            # 5. Preempt, if the grace period has expired.
             if now >= hold.deadline + self._parameters.grace_ns:
                 self._preempt(now, tenant, hold)
                 actions.append(Preemption(tenant.id, hold.grant_id))
@@ -171,7 +181,9 @@ class HoldTransitions:
             hold = _hold_of(tenant)
             if hold.yields_at is not None and self._occupancy.may_yield(tenant):
                 yield hold.yields_at
-            if hold.deadline is None:
+            if hold.silent and hold.ends_at is not None:
+                yield hold.ends_at
+            if hold.deadline is None or hold.phase is HoldPhase.PREEMPTED:
                 continue
             if hold.phase is not _RUNNING or (hold.renewal_considered and not hold.told_longer):
                 late_at = self._late_at(tenant, hold)
@@ -230,11 +242,11 @@ class HoldTransitions:
         return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.metered)]
 
     def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
-        """Let the next tenant in while this one's last work ends, unless its own turn is next again."""
+        """Let the next tenant in while this one's last work ends, unless its own turn is next again and it can run."""
         if not self._occupancy.may_yield(tenant):
             return
         hold.yields_at = None
-        if self._policy.renewal(now, tenant) is None:
+        if hold.silent or self._policy.renewal(now, tenant) is None:
             self._occupancy.settle_around(now, tenant)
             hold.phase = HoldPhase.YIELDING
             self._occupancy.start_yielding(tenant)
@@ -246,8 +258,17 @@ class HoldTransitions:
         tenant.habits.overran(now - hold.deadline)
         hold.phase = HoldPhase.PREEMPTED
         tenant.account.preemptions += 1
-        del self._tenants[tenant.id]
+        if not hold.silent:
+            del self._tenants[tenant.id]
         self._occupancy.preempt(tenant)
+        self._changed_gpus.update(tenant.gpus)
+
+    def _suspend(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
+        self._occupancy.settle_around(now, tenant)
+        hold.phase, hold.yields_at = HoldPhase.SUSPENDED, None
+        tenant.active_until = now
+        del self._tenants[tenant.id]
+        self._occupancy.suspend(tenant)
         self._changed_gpus.update(tenant.gpus)
 
 

@@ -7,7 +7,8 @@
  * - a frame is one packet of the fixed size of its type, in the host's byte order, and begins with shp_header;
  * - a zero-length packet, a wrong size or a value out of range closes the connection; so does a type that the agent
  * does not know, while a client ignores the types of a later version;
- * - times are durations in nanoseconds, never points in time: a container may have a time namespace of its own;
+ * - times are durations in nanoseconds, never points in time: a container may have a time namespace of its own. In the
+ *   pulse page points in time are those of the client's clock, of which only differences mean something;
  * - shares are integer thousandths of one GPU's time ("milli"); sizes are bytes;
  * - the agent speaks every version since 1. A client offers [version_min, version_max] in HELLO, the agent picks one in
  *   WELCOME. Fields are only ever added in place of `reserved`, or in a new type, with a new version.
@@ -22,12 +23,13 @@
 
 #define SHP_MAGIC 0x50485331 /* "1SHP" read as little-endian bytes */
 #define SHP_VERSION_MIN 1
-#define SHP_VERSION_MAX 1
+#define SHP_VERSION_MAX 2    /* 2: the pulse page, and `barred` in the hints page */
 #define SHP_MAX_GPUS 16      /* of one tenant on one node */
 #define SHP_UUID_BYTES 16    /* the raw bytes of GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 #define SHP_TEXT_BYTES 160   /* zero-terminated UTF-8 */
 #define SHP_FRAME_MAX 1024   /* bytes: no frame is larger */
 #define SHP_HINTS_BYTES 4096 /* one page */
+#define SHP_PULSE_BYTES 4096 /* one page */
 
 enum shp_type {
     /* client to agent */
@@ -40,7 +42,7 @@ enum shp_type {
     SHP_DRAINING = 7, /* gate closed, the last GPU work of the grant is ending: DRAINED follows */
 
     /* agent to client */
-    SHP_WELCOME = 64,  /* answers HELLO; carries the hints page as SCM_RIGHTS */
+    SHP_WELCOME = 64,  /* answers HELLO; carries the hints page as SCM_RIGHTS, since version 2 also the pulse page */
     SHP_GRANT = 65,    /* the token: launches may pass until the quantum ends or REVOKE comes */
     SHP_REVOKE = 66,   /* close the gate, drain, answer DRAINED */
     SHP_RESERVED = 67, /* answers RESERVE */
@@ -215,12 +217,25 @@ struct shp_refused {
 };
 
 /* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client maps
- * it read-only. A stale hint costs time, never correctness. A child of fork does not inherit the mapping. */
+ * it read-only. A stale hint costs time, never correctness. A child of fork does not inherit the mapping.
+ *
+ * `barred` is no hint: no launch begins under a grant with this id or a lower one. The agent sets it when it takes the
+ * token from processes that cannot give it back, because they have no processor time. */
 struct shp_hints {
     uint32_t magic; /* SHP_MAGIC */
     uint32_t version;
     uint32_t contended;         /* 1 while another tenant wants one of these GPUs */
     uint32_t limits_generation; /* counts LIMITS frames sent */
+    uint64_t barred;            /* since version 2; 0: no grant */
+};
+
+/* The pulse page: a memfd of one connection, sealed (SHRINK, GROW, SEAL), which the client writes and the agent reads.
+ * The thread that would give the token back writes it whenever it runs: each 0.5 ms while another tenant wants one of
+ * the GPUs, each 2.5 ms after the gate was closed. `beat_at` is written last. */
+struct shp_pulse {
+    uint64_t grant_id; /* of the grant that is held, or that is not drained; 0: none */
+    uint64_t ends_at;  /* when the work launched so far is expected to end; 0: not known */
+    uint64_t beat_at;  /* when this was written */
 };
 
 /* The file `limits` beside the socket is text, one line per GPU, replaced by rename:

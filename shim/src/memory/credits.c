@@ -196,11 +196,11 @@ static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
 }
 
 /* Handler of RECALL: give up to that many idle credits back. The RELEASE that is flagged RECALLED is always sent. */
-static bool recalled(void *of, const void *packet, int descriptor) {
+static bool recalled(void *of, const void *packet, const int *descriptors) {
     struct memory *memory = of;
     const struct shp_recall *frame = packet;
     struct gpus *gpus = memory->gpus;
-    (void)descriptor;
+    (void)descriptors;
     lock(&gpus->lock);
     struct gpu *gpu = gpus_by_wire(gpus, frame->gpu);
     if (gpu != NULL) {

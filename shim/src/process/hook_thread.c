@@ -50,6 +50,7 @@ static void *run(void *argument) {
         session->hello_flags = thread->gate->no_membarrier ? SHP_HELLO_NO_MEMBARRIER : 0;
         session_step(session, now);
         uint64_t due = token_step(thread->token, now);
+        token_beat(thread->token, now);
         uint64_t others[] = {session_deadline(session), memory_step(now, !atomic_load(&thread->left))};
         for (unsigned i = 0; i < sizeof others / sizeof *others; i++)
             due = others[i] < due ? others[i] : due;

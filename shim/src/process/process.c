@@ -138,10 +138,10 @@ static CUresult start(struct process *process) {
     /* 3. */
     watch_fork();
     if (!session_prepare(&process->session, &process->gpus, process->directory)) {
-        sys_say("cannot open a pipe: too many open files in this process", NULL);
+        sys_say("cannot open a pipe, or map a page: too many open files in this process, or no memory", NULL);
         return CUDA_ERROR_SYSTEM_NOT_READY;
     }
-    gate_prepare(&process->gate, passage_slots_seen());
+    gate_prepare(&process->gate, passage_slots_seen(), &process->session.hints->barred);
     connect_rooms(process, limits.phase);
     /* 4. */
     if (!hook_thread_start(&process->thread)) {

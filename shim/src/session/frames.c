@@ -7,11 +7,11 @@
 
 #include <string.h>
 
-#include "session/hints.h"
+#include "session/pages.h"
 
 /* Tell the agent what this process holds from an earlier connection (S3). With the locks of gpus and session. False:
  * the connection is lost. */
-static bool hand_over(struct gpus *gpus) {
+static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];
         if (gpu->wire < 0 || gpu->credited == 0)
@@ -19,7 +19,7 @@ static bool hand_over(struct gpus *gpus) {
         struct shp_reserve frame;
         memset(&frame, 0, sizeof frame);
         frame.header = (struct shp_header){.magic = SHP_MAGIC,
-                                           .version = SHP_VERSION_MAX,
+                                           .version = version,
                                            .type = SHP_RESERVE,
                                            .size = sizeof frame,
                                            .seq = SESSION_SEQ_HANDOVER};
@@ -43,20 +43,23 @@ static bool valid_grant_of_gpus(const struct shp_welcome *frame) {
 }
 
 /* WELCOME: the connection is ready, once the handover is sent. */
-static bool welcome(void *of, const void *packet, int descriptor) {
+static bool welcome(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_welcome *frame = packet;
     struct gpus *gpus = session->gpus;
-    if (session->state != SESSION_GREETING || !valid_grant_of_gpus(frame))
+    if (session->state != SESSION_GREETING || frame->header.version < SHP_VERSION_MIN ||
+        frame->header.version > SHP_VERSION_MAX || !valid_grant_of_gpus(frame))
         return false;
     session->grace_ms = frame->grace_ms;
     session->gpu_count = frame->gpu_count;
-    hints_unmap(session->hints);
-    session->hints = hints_map(descriptor);
+    session->version = frame->header.version;
+    hints_map(session->hints, descriptors[SESSION_HINTS]);
+    pulse_unmap(session->pulse);
+    session->pulse = pulse_map(descriptors[SESSION_PULSE]);
     lock(&gpus->lock);
     gpus_learn(gpus, frame->gpus, frame->gpu_count, true);
     lock(&session->lock);
-    bool done = hand_over(gpus);
+    bool done = hand_over(gpus, session->version);
     if (done) {
         session->state = SESSION_READY;
         atomic_store(&session->ready, 1);
@@ -77,11 +80,11 @@ static bool welcome(void *of, const void *packet, int descriptor) {
 }
 
 /* RESERVED: the bytes become credits, also when their thread has given up; then they are idle. */
-static bool reserved(void *of, const void *packet, int descriptor) {
+static bool reserved(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_reserved *frame = packet;
     struct gpus *gpus = session->gpus;
-    (void)descriptor;
+    (void)descriptors;
     if (frame->header.seq == SESSION_SEQ_HANDOVER)
         return true; /* counted already */
     lock(&gpus->lock);
@@ -96,11 +99,11 @@ static bool reserved(void *of, const void *packet, int descriptor) {
 }
 
 /* LIMITS: what is granted has changed. */
-static bool limits_changed(void *of, const void *packet, int descriptor) {
+static bool limits_changed(void *of, const void *packet, const int *descriptors) {
     const struct session *session = of;
     const struct shp_welcome *frame = packet;
     struct gpus *gpus = session->gpus;
-    (void)descriptor;
+    (void)descriptors;
     if (session->state != SESSION_READY || !valid_grant_of_gpus(frame))
         return false;
     lock(&gpus->lock);
@@ -110,18 +113,18 @@ static bool limits_changed(void *of, const void *packet, int descriptor) {
 }
 
 /* MEMORY: the answer to MEMINFO, or to a ping. */
-static bool memory(void *of, const void *packet, int descriptor) {
+static bool memory(void *of, const void *packet, const int *descriptors) {
     const struct shp_memory *frame = packet;
-    (void)descriptor;
+    (void)descriptors;
     session_answer(of, frame->header.seq, (struct answer){.came = true, .limit = frame->limit, .used = frame->used});
     return true;
 }
 
 /* REFUSED: the agent is about to close; say its reason, and wait longer before the next attempt. */
-static bool refused(void *of, const void *packet, int descriptor) {
+static bool refused(void *of, const void *packet, const int *descriptors) {
     struct session *session = of;
     const struct shp_refused *frame = packet;
-    (void)descriptor;
+    (void)descriptors;
     char text[SHP_TEXT_BYTES + 1];
     memcpy(text, frame->text, SHP_TEXT_BYTES);
     text[SHP_TEXT_BYTES] = '\0';

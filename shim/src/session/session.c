@@ -12,7 +12,7 @@
 #include <sys/un.h>
 
 #include "base/descriptors.h"
-#include "session/hints.h"
+#include "session/pages.h"
 
 #define BACKOFF_LEAST (20 * SYS_MS) /* ns between attempts to connect: a restarted agent is back within a second */
 #define BACKOFF_MOST (250 * SYS_MS)
@@ -57,7 +57,10 @@ bool session_prepare(struct session *session, struct gpus *gpus, const char *dir
     session->gpus = gpus;
     session->directory = directory;
     session->backoff = BACKOFF_LEAST;
-    return make_wake();
+    session->version = SHP_VERSION_MAX;
+    if (session->hints == NULL)
+        session->hints = hints_reserve();
+    return session->hints != NULL && make_wake();
 }
 
 void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of) {
@@ -70,9 +73,8 @@ void session_wake(void) {
         sys_call(SYS_write, end, (long)"", 1, 0, 0, 0);
 }
 
-static void fill(struct shp_header *header, uint16_t type, uint32_t size, uint32_t seq) {
-    *header =
-        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
+static void fill(struct shp_header *header, uint16_t version, uint16_t type, uint32_t size, uint32_t seq) {
+    *header = (struct shp_header){.magic = SHP_MAGIC, .version = version, .type = type, .size = size, .seq = seq};
 }
 
 bool session_put(const void *frame, uint32_t size) {
@@ -84,7 +86,7 @@ bool session_put(const void *frame, uint32_t size) {
 /* Send a frame. With the lock of the session. False: no connection, or the agent reads nothing any more: then the ping
  * drops it. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
-    fill(frame, type, size, seq);
+    fill(frame, session->version, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
 }
 
@@ -232,8 +234,9 @@ static void drop(struct session *session) {
     uint64_t now = sys_now();
     session->next_attempt = now + spread(session, session->backoff, now);
     session->backoff = session->backoff * 2 < BACKOFF_MOST ? session->backoff * 2 : BACKOFF_MOST;
-    hints_unmap(session->hints);
-    session->hints = NULL;
+    hints_clear(session->hints);
+    pulse_unmap(session->pulse);
+    session->pulse = NULL;
     if (session->listener.disconnected != NULL)
         session->listener.disconnected(session->listener.of, was_ready);
 }
@@ -242,8 +245,7 @@ static void drop(struct session *session) {
 static void greet(struct session *session) {
     struct shp_hello frame;
     memset(&frame, 0, sizeof frame);
-    fill(&frame.header, SHP_HELLO, sizeof frame, 0);
-    frame.header.version = SHP_VERSION_MIN;
+    fill(&frame.header, SHP_VERSION_MIN, SHP_HELLO, sizeof frame, 0);
     frame.version_min = SHP_VERSION_MIN;
     frame.version_max = SHP_VERSION_MAX;
     frame.flags = session->hello_flags;
@@ -334,29 +336,29 @@ void session_ping(struct session *session, uint64_t now) {
 }
 
 bool session_contended(const struct session *session) {
-    return session->hints != NULL &&
-           atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
+    return atomic_load_explicit((const _Atomic uint32_t *)&session->hints->contended, memory_order_relaxed);
 }
 
-/* Read one packet; at most one descriptor comes along, else -1. Return its size in bytes, or a negative errno. */
-static long read_packet(int socket, void *frame, size_t room, int *descriptor) {
+/* Read one packet, and the descriptors that come along; -1: none. Return its size in bytes, or a negative errno. */
+static long read_packet(int socket, void *frame, size_t room, int descriptors[SESSION_DESCRIPTORS]) {
     union {
         struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(int))];
+        char bytes[CMSG_SPACE(SESSION_DESCRIPTORS * sizeof(int))];
     } control;
     struct iovec part = {.iov_base = frame, .iov_len = room};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     long size = sys_call(SYS_recvmsg, socket, (long)&message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0);
     struct cmsghdr *first = size > 0 ? CMSG_FIRSTHDR(&message) : NULL;
-    *descriptor = -1;
+    for (int i = 0; i < SESSION_DESCRIPTORS; i++)
+        descriptors[i] = -1;
     if (first != NULL && first->cmsg_level == SOL_SOCKET && first->cmsg_type == SCM_RIGHTS)
-        memcpy(descriptor, CMSG_DATA(first), sizeof *descriptor);
+        memcpy(descriptors, CMSG_DATA(first), first->cmsg_len - CMSG_LEN(0));
     return size;
 }
 
 /* Check a frame and hand it to its handler. False: it breaks the protocol. */
-static bool handle(struct session *session, const struct shp_header *header, size_t size, int descriptor) {
+static bool handle(struct session *session, const struct shp_header *header, size_t size, const int *descriptors) {
     if (size < sizeof *header || header->magic != SHP_MAGIC || header->size != size)
         return false;
     if (session->state == SESSION_GREETING && header->type != SHP_WELCOME && header->type != SHP_REFUSED)
@@ -365,7 +367,7 @@ static bool handle(struct session *session, const struct shp_header *header, siz
     if (index >= SESSION_TYPES || session->routes[index].handle == NULL)
         return true; /* of a later version: not for us */
     const struct frame_route *route = &session->routes[index];
-    return size == route->size && route->handle(route->of, header, descriptor);
+    return size == route->size && route->handle(route->of, header, descriptors);
 }
 
 /* Handle all frames that have come. */
@@ -375,10 +377,10 @@ static void receive(struct session *session) {
         char bytes[SHP_FRAME_MAX];
     } frame;
     for (;;) {
-        int descriptor = -1, socket = descriptor_number(&agent_socket);
-        long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, &descriptor);
+        int descriptors[SESSION_DESCRIPTORS] = {-1, -1}, socket = descriptor_number(&agent_socket);
+        long size = socket < 0 ? 0 : read_packet(socket, &frame, sizeof frame, descriptors);
         if (size == -ECONNRESET) /* what the agent said before it closed comes behind that */
-            size = read_packet(socket, &frame, sizeof frame, &descriptor);
+            size = read_packet(socket, &frame, sizeof frame, descriptors);
         if (size == -EAGAIN || size == -EINTR)
             return;
         if (size <= 0) { /* ended, or the program closed our descriptor */
@@ -386,9 +388,10 @@ static void receive(struct session *session) {
             return;
         }
         session->heard = sys_now();
-        bool understood = handle(session, &frame.header, (size_t)size, descriptor);
-        if (descriptor >= 0)
-            sys_close(descriptor);
+        bool understood = handle(session, &frame.header, (size_t)size, descriptors);
+        for (int i = 0; i < SESSION_DESCRIPTORS; i++)
+            if (descriptors[i] >= 0)
+                sys_close(descriptors[i]);
         if (!understood) {
             drop(session);
             return;

@@ -52,10 +52,13 @@ enum session_admission {
 /* The last message on standard error about the connection; the same is not written twice in a row. */
 enum session_said { SAID_NOTHING, SAID_AWAY, SAID_REFUSED, SAID_EXHAUSTED };
 
-/* Acts on a frame of the type and size that it was registered for. `of`: as registered. `descriptor`: -1, or came along
- * and stays the caller's. False: the frame breaks the protocol and the connection ends. In the hook thread, with no
- * lock. */
-typedef bool frame_handler(void *of, const void *frame, int descriptor);
+/* Descriptors that may come with a frame: WELCOME brings the hints page, and the pulse page. */
+enum { SESSION_HINTS, SESSION_PULSE, SESSION_DESCRIPTORS };
+
+/* Acts on a frame of the type and size that it was registered for. `of`: as registered. `descriptors`: each -1, or came
+ * along and stays the caller's. False: the frame breaks the protocol and the connection ends. In the hook thread, with
+ * no lock. */
+typedef bool frame_handler(void *of, const void *frame, const int *descriptors);
 
 struct frame_route {
     frame_handler *handle; /* NULL: frames of this type are ignored, as those of a later version are */
@@ -92,7 +95,9 @@ struct session {
     uint64_t patient_until;         /* until when the duty cycle without an agent waits for WELCOME */
     uint64_t heard, pinged, looked; /* when the last frame came, a ping was sent, descriptors were looked at */
     uint32_t grace_ms, gpu_count;   /* of WELCOME */
-    const struct shp_hints *hints;  /* NULL while none is mapped */
+    uint16_t version;               /* of the protocol, as WELCOME said */
+    const struct shp_hints *hints;  /* at the same address for ever; read by all threads */
+    struct shp_pulse *pulse;        /* NULL while none is mapped */
     struct question questions[SESSION_QUESTIONS];
 };
 
@@ -112,7 +117,7 @@ void session_grown(struct session *session, int place, uint64_t bytes);
 
 /* For the hook thread. */
 
-/* Prepare before the thread runs. False: too many files are open in this process. */
+/* Prepare before the thread runs. False: too many files are open in this process, or it has no memory. */
 bool session_prepare(struct session *session, struct gpus *gpus, const char *directory);
 /* Register the handler of a type of frames, before the thread runs. */
 void session_route(struct session *session, enum shp_type type, uint32_t size, frame_handler *handle, void *of);

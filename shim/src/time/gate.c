@@ -15,16 +15,18 @@ static long membarrier(int command) {
     return sys_call(SYS_membarrier, command, 0, 0, 0, 0, 0);
 }
 
-void gate_prepare(struct gate *gate, uint32_t slots) {
+void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred) {
+    gate->barred = barred;
     atomic_store(&gate->slot_count, slots);
     atomic_store(&gate->closing, 1);
     gate->no_membarrier = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) != 0;
 }
 
 /* Set the word of an opening: threads register their streams again, and those that wait look again (G4). */
-static void set_open(struct gate *gate, bool metered, uint64_t deadline) {
+static void set_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     uint32_t word = atomic_load(&gate->word), ends = atomic_load(&gate->closing), open;
     atomic_store(&gate->deadline, deadline);
+    atomic_store(&gate->grant, grant);
     do {
         open = ((word & ~(uint32_t)(GATE_STEP - 1)) + GATE_STEP) | GATE_READY | GATE_OPEN | (word & GATE_CAPTURING) |
                (metered ? GATE_METERED : 0);
@@ -54,25 +56,26 @@ bool gate_waking(struct gate *gate, bool forget) {
     return waking;
 }
 
-void gate_open(struct gate *gate, bool metered, uint64_t deadline) {
+void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     uint32_t ends = atomic_load(&gate->closing);
     atomic_store(&gate->next_closing,
                  ends == UINT32_MAX ? 1 : ends + 1); /* a thread that sees the gate open sees this */
-    set_open(gate, metered, deadline);
+    set_open(gate, metered, deadline, grant);
     atomic_store(&gate->closing, atomic_load(&gate->next_closing)); /* a thread that sees this sees the gate open */
 }
 
-void gate_prolong(struct gate *gate, bool metered, uint64_t deadline) {
+void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant) {
     bool now = (atomic_load(&gate->word) & GATE_METERED) != 0;
     if (now != metered || atomic_load(&gate->deadline) < deadline) {
         uint32_t wanted = atomic_load(&gate->closing);
         bool waited =
             atomic_compare_exchange_strong(&gate->wanted, &wanted, 0); /* a thread that waits on says so again */
-        set_open(gate, metered, deadline);
+        set_open(gate, metered, deadline, grant);
         if (waited)
             sys_wake_all(&gate->word);
     } else {
         atomic_store(&gate->deadline, deadline);
+        atomic_store(&gate->grant, grant);
     }
 }
 

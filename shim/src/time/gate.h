@@ -9,6 +9,8 @@
  * - G3 slot-before-word: a thread's store to its slot is seen before its load of the gate word. G1 rests on it. The
  *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
  * - G4 no-lost-wake-up: a thread that has noted its wait by gate_want is woken by the next opening.
+ * - G5 barred: the agent can bar an opening, of which this thread knows nothing while it has no processor: a launch
+ * that begins after that waits for the next opening. Each thread that was inside a launch leaves it.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -51,17 +53,22 @@ struct slot {
     _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
     _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
     _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
+    _Atomic uint32_t unknown;     /* the closing before which it has launched what nobody knows the end of; 0: none */
     struct slot_stream streams[SLOT_STREAMS];
     struct queue *queues, *ended; /* of this thread; those whose streams have ended. With the lock of struct streams */
     uint64_t forgotten_end;       /* ns: the end that is expected of streams that are remembered no more */
     uint32_t foretold;            /* the opening that it is about */
 } __attribute__((aligned(128)));
 
+#define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
+
 struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
     _Atomic uint32_t contexts;  /* CONTEXTS_ */
+    const uint64_t *barred;     /* in the page of hints: openings up to this grant are barred (G5) */
+    _Atomic uint64_t grant;     /* under which it was opened; GATE_NO_GRANT: by the duty cycle */
     _Atomic uint32_t closing __attribute__((aligned(64))); /* openings so far: which closing this or the next one is */
     _Atomic uint32_t wanted;                               /* the last closing whose end a thread has waited for */
     _Atomic uint32_t next_closing;                         /* while it is open: the closing to come */
@@ -76,6 +83,12 @@ struct gate {
 
 /* From any thread. */
 
+/* Return whether the agent has barred the opening (G5). For an open gate. */
+static inline bool gate_barred(const struct gate *gate) {
+    return atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
+           atomic_load_explicit(&gate->grant, memory_order_relaxed);
+}
+
 /* Make threads register their streams again: a handle has lost its meaning. */
 void gate_renew(struct gate *gate);
 
@@ -86,11 +99,12 @@ void gate_set_captures(struct gate *gate, uint32_t captures);
 
 /* Prepare the gate, before the thread runs. `slots`: how many are to be left alone, see passage.c. The gate is set up
  * once its word is not 0. */
-void gate_prepare(struct gate *gate, uint32_t slots);
-/* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. */
-void gate_open(struct gate *gate, bool metered, uint64_t deadline);
+void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred);
+/* Open the gate: launches pass until gate_close. `deadline`: when that is expected; SYS_NEVER: not known. `grant`: its
+ * id, or GATE_NO_GRANT. */
+void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
 /* Set new terms while the gate is open. */
-void gate_prolong(struct gate *gate, bool metered, uint64_t deadline);
+void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
 /* Close the gate. Launches may be under way until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);
 /* Return whether no thread is inside a launch. After gate_close a true answer stays true (G1). */

@@ -40,6 +40,11 @@ bool meter_holds_back(struct gate *gate, const struct slot_stream *entry) {
            pace_holds_back(&queue->pace, sys_now(), deadline_of(gate));
 }
 
+/* Return whether nothing has told yet how long what is unfinished takes. */
+static bool unknown(const struct queue *queue) {
+    return queue->pace.queue.unfinished > 0 && queue->pace.estimate.launch_ns == 0;
+}
+
 /* Tell the hook thread when the last of this thread's streams is expected to end. */
 static void foretell(struct slot *slot, const struct queue *queue) {
     if (slot->foretold != queue->opening)
@@ -47,11 +52,16 @@ static void foretell(struct slot *slot, const struct queue *queue) {
     slot->foretold = queue->opening;
     uint64_t ends =
         slot->forgotten_end > queue->pace.estimate.ends_at ? slot->forgotten_end : queue->pace.estimate.ends_at;
+    bool blind = unknown(queue);
     for (int i = 0; i < SLOT_STREAMS; i++) {
         const struct queue *other = slot->streams[i].queue;
-        if (other != NULL && other->opening == queue->opening && other->pace.estimate.ends_at > ends)
+        if (other == NULL || other->opening != queue->opening)
+            continue;
+        blind |= unknown(other);
+        if (other->pace.estimate.ends_at > ends)
             ends = other->pace.estimate.ends_at;
     }
+    atomic_store_explicit(&slot->unknown, blind ? queue->opening : 0, memory_order_relaxed);
     atomic_store_explicit(&slot->ends_at, ends, memory_order_relaxed);
 }
 
@@ -150,6 +160,14 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     struct queue *other = found ? NULL : streams_queue(streams, slot, named); /* not remembered */
     if (other != NULL)
         fence_rest(other);
+}
+
+bool meter_end_unknown(const struct gate *gate) {
+    uint32_t count = atomic_load(&gate->slot_count), opening = atomic_load(&gate->next_closing);
+    for (uint32_t i = 0; i < count; i++)
+        if (atomic_load_explicit(&gate->slots[i].unknown, memory_order_relaxed) == opening)
+            return true;
+    return false;
 }
 
 uint64_t meter_expected_end(const struct gate *gate) {

@@ -29,5 +29,8 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
 /* Return when what was launched under metered grants is expected to have finished: a guess from the last fences of all
  * threads. A time that has passed: nothing is known to be unfinished. For the hook thread. */
 uint64_t meter_expected_end(const struct gate *gate);
+/* Return whether a thread has launched, in this opening, what no fence has told the duration of yet. For the hook
+ * thread. */
+bool meter_end_unknown(const struct gate *gate);
 
 #endif

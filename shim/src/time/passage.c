@@ -113,11 +113,11 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
         else
             atomic_fetch_add(&gate->shared_inside, 1);
         atomic_thread_fence(memory_order_seq_cst);
-        uint32_t word = atomic_load(&gate->word);
-        if (word & GATE_OPEN) {
+        uint32_t word = atomic_load(&gate->word), closing = atomic_load(&gate->next_closing);
+        bool open = word & GATE_OPEN, barred = open && gate_barred(gate);
+        if (open && !barred) {
             struct slot_stream unslotted = {0},
                                *entry = slot ? gate_remembered(slot, gate_which(gate, stream, per_thread)) : &unslotted;
-            uint32_t closing = atomic_load(&gate->next_closing);
             uint64_t deadline = atomic_load(&gate->deadline);
             passage.slot = slot;
             passage.gate = gate;
@@ -140,7 +140,10 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
         else
             atomic_fetch_sub(&gate->shared_inside, 1);
-        wait_for_turn(gate, slot);
+        if (barred)
+            passage_wait_next(gate, closing, SYS_NEVER);
+        else
+            wait_for_turn(gate, slot);
         passage.waited = true;
     }
 }

@@ -23,6 +23,7 @@
 #define POLL_MOST (2 * SYS_MS)    /* and of one that is not */
 #define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
 #define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
+#define OVERDUE (5 * SYS_MS)      /* so long after its expected end a drain is expected to end at no moment */
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
@@ -39,12 +40,13 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->state = TOKEN_HELD;
     token->local = local;
     token->metered = metered;
-    token->idle = token->quiet = token->asked = false;
+    token->idle = token->quiet = token->asked = token->returned = false;
+    token->unbounded = !metered;
     token->deadline = deadline;
     token->opened = now;
     token->launches = token->seen = gate_finished(gate); /* who is inside finds the gate closed and steps back */
     token->next_look = now + LOOK_CONTENDED * 2;         /* a waiter needs a moment to launch */
-    gate_open(gate, metered, deadline);
+    gate_open(gate, metered, deadline, local ? GATE_NO_GRANT : token->grant_id);
 }
 
 /* Close the gate; threads inside launches have the grace period to leave. */
@@ -70,10 +72,10 @@ static void send_drained(const struct token *token, uint64_t grant_id, uint64_t 
 }
 
 /* GRANT: opens the gate if it was asked for, extends or renews what is held, else gives it back at once. */
-static bool granted(void *of, const void *frame, int descriptor) {
+static bool granted(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_grant *grant = frame;
-    (void)descriptor;
+    (void)descriptors;
     uint64_t now = sys_now();
     uint64_t deadline =
         grant->quantum_ns == 0 || grant->quantum_ns > SYS_NEVER - now ? SYS_NEVER : now + grant->quantum_ns;
@@ -85,7 +87,8 @@ static bool granted(void *of, const void *frame, int descriptor) {
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
         token->metered = metered;
-        gate_prolong(token->gate, metered, deadline);
+        token->unbounded |= !metered;
+        gate_prolong(token->gate, metered, deadline, token->grant_id);
     } else if (token->state == TOKEN_WANTED) {
         token->grant_id = grant->grant_id;
         hold(token, now, deadline, metered, false);
@@ -94,6 +97,7 @@ static bool granted(void *of, const void *frame, int descriptor) {
         token->grant_id = grant->grant_id;
         hold(token, now, deadline, metered, false);
         token->launches = launches;
+        token->unbounded = true;
     } else if (token->local || token->grant_id != grant->grant_id) { /* not asked for */
         send_drained(token, grant->grant_id, 0, SHP_DRAINED_IDLE | (wanted(token) ? SHP_DRAINED_WANT : 0));
         if (wanted(token) && token->state == TOKEN_NONE)
@@ -103,10 +107,10 @@ static bool granted(void *of, const void *frame, int descriptor) {
 }
 
 /* REVOKE: the next step closes the gate. */
-static bool revoked(void *of, const void *frame, int descriptor) {
+static bool revoked(void *of, const void *frame, const int *descriptors) {
     struct token *token = of;
     const struct shp_revoke *revoke = frame;
-    (void)descriptor;
+    (void)descriptors;
     if (token->state == TOKEN_HELD && !token->local && token->grant_id == revoke->grant_id)
         token->deadline = 0;
     return true;
@@ -216,9 +220,9 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
     if (contended && !token->metered && !token->local) { /* another tenant has come: it shall find a short queue */
         token->metered = true;
-        gate_prolong(token->gate, true, token->deadline);
+        gate_prolong(token->gate, true, token->deadline, token->grant_id);
     }
-    if (now >= token->deadline) {
+    if (now >= token->deadline || gate_barred(token->gate)) {
         close(token, now);
         return now;
     }
@@ -311,7 +315,7 @@ static void finish(struct token *token, uint64_t now) {
         run_over(token, now);
         return;
     }
-    send_drained(token, token->grant_id, gate_launches(token->gate) - token->launches,
+    send_drained(token, token->grant_id, gate_finished(token->gate) - token->launches,
                  (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0));
     if (waits) {
         token->state = TOKEN_WANTED;
@@ -363,7 +367,34 @@ bool token_drains(const struct token *token) {
            (token->state == TOKEN_HELD && token->deadline == 0);
 }
 
+/* Return when the work launched so far is expected to end; 0: not known. */
+static uint64_t known_end(const struct token *token, uint64_t now) {
+    uint64_t end = meter_expected_end(token->gate);
+    bool overdue = token->state == TOKEN_DRAINING && now > end + OVERDUE && now > token->drain_started + OVERDUE;
+    return token->unbounded || overdue || meter_end_unknown(token->gate) ? 0 : end + (end == 0);
+}
+
+void token_beat(const struct token *token, uint64_t now) {
+    struct shp_pulse *pulse = token->session->pulse;
+    if (pulse == NULL)
+        return;
+    bool holds = !token->local && token->state >= TOKEN_HELD;
+    atomic_store_explicit((_Atomic uint64_t *)&pulse->ends_at, holds ? known_end(token, now) : 0, memory_order_relaxed);
+    atomic_store_explicit((_Atomic uint64_t *)&pulse->grant_id, holds ? token->grant_id : 0, memory_order_relaxed);
+    atomic_store_explicit((_Atomic uint64_t *)&pulse->beat_at, now, memory_order_release);
+}
+
+/* Tell the agent, which has barred the gate, that this process runs again (T4). */
+static void return_if_barred(struct token *token, uint64_t now) {
+    if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_barred(token->gate))
+        return;
+    token->returned = true;
+    token->expected = meter_expected_end(token->gate);
+    announce(token, now);
+}
+
 uint64_t token_step(struct token *token, uint64_t now) {
+    return_if_barred(token, now);
     switch (token->state) {
     case TOKEN_NONE: return step_none(token, now);
     case TOKEN_WANTED: session_ping(token->session, now); return now + SYS_SECOND;

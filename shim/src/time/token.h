@@ -8,6 +8,8 @@
  * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
  *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
  *   grant that comes then takes the place of the one before.
+ * - T4 barred: a grant that the agent has barred (G5) is drained at once, and a process that does not drain it at once
+ *   says that it runs again: from then on the tenant is charged.
  */
 #ifndef SHAREPOD_TOKEN_H
 #define SHAREPOD_TOKEN_H
@@ -42,6 +44,8 @@ struct token {
     bool local;          /* held by the duty cycle, no agent */
     bool metered;        /* the queue of unfinished work is to be bounded */
     bool announce;       /* DRAINING may be sent */
+    bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
+    bool returned;       /* the agent has barred the gate and was told that this process runs again */
     bool without_driver; /* the driver is about to end: nothing is drained any more, and a grant is held to its end */
     uint64_t grant_id;   /* of the last grant */
     uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
@@ -79,6 +83,8 @@ void token_register(struct token *token);
 
 /* Close the gate with the next step, if it is open: the program ends. */
 void token_give_back(struct token *token);
+/* Tell the agent by the pulse page that this process runs, and when its work is expected to end. */
+void token_beat(const struct token *token, uint64_t now);
 /* Return whether what was launched is waited for. */
 bool token_drains(const struct token *token);
 

@@ -3,13 +3,12 @@ their siblings are harmed."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import time
 
 import pytest
 from hook.conftest import MIB, Tenant, last_report
+from hook.world.held_thread import held
 from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
 from sharepod.protocol import Drained, Want
@@ -238,18 +237,10 @@ def test_a_stopped_holder_gives_back_when_it_goes_on(tenant: Tenant) -> None:
     assert tenant.submitted() == drained.launches
 
 
-def ptrace(request: int, thread: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long] * 4
-    if libc.ptrace(request, thread, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "ptrace")
-
-
 @pytest.mark.promise("program-debugger")
 def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Tenant) -> None:
     """A debugger stops a thread. Its process gives the token back after the grace period and gets it again; the stopped
     thread's launch passes when it goes on."""
-    seize, interrupt, detach, any_child = 0x4206, 0x4207, 17, 0x40000000
     agent = tenant.agent(grace_ms=300)
     probe = tenant.probe()
     probe.start_cuda()
@@ -261,20 +252,17 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     agent.next_frame(client, Want)
     agent.grant(client, 50)
     tenant.until(lambda: tenant.submitted() >= 1024, "the queue to be full")
-    ptrace(seize, stopped)
-    ptrace(interrupt, stopped)
-    os.waitpid(stopped, any_child)
-    first = agent.next_frame(client, Drained)
-    before = tenant.submitted()
-    assert before < 1200
-    sibling = probe.post("launch", "noop", thread="sibling")
-    agent.wait_asked(client, 2)
-    assert tenant.submitted() == before
-    agent.grant(client, 50)
-    assert sibling.result(10).code == 0
-    agent.next_frame(client, Drained, 1)
-    settled = tenant.submitted()
-    ptrace(detach, stopped)
+    with held(stopped):
+        first = agent.next_frame(client, Drained)
+        before = tenant.submitted()
+        assert before < 1200
+        sibling = probe.post("launch", "noop", thread="sibling")
+        agent.wait_asked(client, 2)
+        assert tenant.submitted() == before
+        agent.grant(client, 50)
+        assert sibling.result(10).code == 0
+        agent.next_frame(client, Drained, 1)
+        settled = tenant.submitted()
     agent.wait_asked(client, 3)
     assert tenant.submitted() - settled <= 1, "the launch that it was stopped in"
     agent.grant(client)

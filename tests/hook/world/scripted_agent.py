@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from sharepod.protocol import (
     FRAME_MAX,
+    PULSE_VERSION,
     VERSION_MAX,
     AgentFrame,
     ClientFrame,
@@ -30,6 +31,8 @@ from sharepod.protocol import (
     Limits,
     MemInfo,
     Memory,
+    Pulse,
+    PulsePage,
     Recall,
     Refused,
     RefusedReason,
@@ -55,6 +58,8 @@ class Received:
     time: int
     """CLOCK_MONOTONIC, ns."""
     frame: ClientFrame
+    version: int
+    """Version in the frame's header."""
 
 
 @dataclass
@@ -70,6 +75,8 @@ class Client:
     grown: list[int] = field(default_factory=list)
     """Bytes of each RESERVE with GROWN."""
     gone: bool = False
+    pulse: Callable[[], Pulse] = lambda: Pulse(0, 0, 0)
+    """Returns what the client last wrote into its pulse page; without one, nothing."""
 
 
 class ScriptedAgent:
@@ -91,6 +98,8 @@ class ScriptedAgent:
         """Answer to HELLO: REFUSED with this reason."""
         self.turn_away: RefusedReason | None = None
         """Answer to a new connection, which is then closed before HELLO is read."""
+        self.version = VERSION_MAX
+        """Version of the protocol that it agrees on."""
         self.mute = False
         """True: nothing is read, as by an agent that hangs."""
         self.hints = HintsPage()
@@ -138,7 +147,7 @@ class ScriptedAgent:
         return Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
 
     def send(self, client: Client, frame: AgentFrame) -> None:
-        client.socket.send(encode(frame))
+        client.socket.send(encode(frame, version=self.version))
 
     def grant(self, client: Client, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
         frame = self.next_grant(quantum_ms, metered=metered)
@@ -237,7 +246,7 @@ class ScriptedAgent:
                     self._changed.notify_all()
                     return
                 frame = parse_client(packet)
-                client.received.append(Received(time.monotonic_ns(), frame))
+                client.received.append(Received(time.monotonic_ns(), frame, int.from_bytes(packet[4:6], "little")))
                 with contextlib.suppress(OSError):
                     self._handle(client, frame)
                 self._changed.notify_all()
@@ -249,8 +258,14 @@ class ScriptedAgent:
                     self.send(client, Refused(self.refuse, "as the test wants it"))
                     client.socket.shutdown(socket.SHUT_RDWR)
                     return
-                welcome = encode(Welcome(0, self.gpus, self.grace_ms), version=VERSION_MAX)
-                socket.send_fds(client.socket, [welcome], [self.hints.fd])
+                welcome = encode(Welcome(0, self.gpus, self.grace_ms), version=self.version)
+                if self.version < PULSE_VERSION:
+                    socket.send_fds(client.socket, [welcome], [self.hints.fd])
+                else:
+                    page = PulsePage()
+                    client.pulse = page.read
+                    socket.send_fds(client.socket, [welcome], [self.hints.fd, page.fd])
+                    page.close_fd()
                 self.clients.append(client)
             case Want() | Drained(wanting=True):
                 grant = self.on_want(client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from property.timeshare_simulation import held_grant_id
-from sharepod.timeshare import Parameters, Preemption, Scheduler, TokenGrant, TokenRevocation
+from sharepod.timeshare import Parameters, Preemption, Scheduler, Suspension, TokenGrant, TokenRevocation
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -135,12 +135,52 @@ def test_a_preempted_tenant_owes_the_time_that_another_uses_until_it_has_drained
     scheduler = two_that_share()
     end = 1 + 100 * MS
     scheduler.tick(end + 1 * S)
-    assert scheduler.preempted("a")
+    assert scheduler.displaced("a")
     before = scheduler.snapshot(end + 1 * S, "a")
     scheduler.drained(end + 3 * S, "a", wanting=False)
     after = scheduler.snapshot(end + 3 * S, "a")
     assert after.held_ns == before.held_ns, "the GPU was the other's"
     assert after.assured == before.assured - 2 * S * (1000 - 500)
+
+
+def test_a_tenant_without_processor_time_is_suspended_when_its_work_ends_and_owes_nothing() -> None:
+    scheduler = two_that_share()
+    now = 1 + 20 * MS
+    scheduler.silent(now, "a", expected_ns=30 * MS)
+    ends = now + 30 * MS
+    hand_off = ends - Parameters().hand_off_ns
+    assert scheduler.tick(hand_off - 1) == []
+    [next_grant] = scheduler.tick(hand_off)
+    assert next_grant.tenant == "b"
+    assert scheduler.tick(ends) == [Suspension("a", 1)]
+    assert scheduler.displaced("a")
+    later = ends + 2 * S
+    assert scheduler.usage(later, "a").held_ns == ends - 1
+    assert scheduler.usage(later, "a").overdue_ns == 0
+    assert scheduler.usage(later, "a").preemptions == 0
+    assert scheduler.usage(later, "b").held_ns == 2 * S
+    scheduler.drained(later, "a", wanting=True)
+    assert not scheduler.displaced("a")
+
+
+def test_a_tenant_that_runs_again_before_its_work_has_ended_is_not_suspended() -> None:
+    scheduler = two_that_share()
+    scheduler.silent(2, "a", expected_ns=30 * MS)
+    scheduler.draining(3, "a", expected_ns=40 * MS)
+    actions = scheduler.tick(35 * MS)
+    assert actions == []
+    assert not scheduler.displaced("a")
+
+
+def test_a_preempted_tenant_without_processor_time_owes_until_its_work_ends() -> None:
+    scheduler = two_that_share()
+    end = 1 + 100 * MS
+    scheduler.silent(end, "a", expected_ns=1500 * MS)
+    assert Preemption("a", 1) in scheduler.tick(end + 1 * S)
+    ends = end + 1500 * MS
+    assert Suspension("a", 1) in scheduler.tick(ends)
+    assert scheduler.usage(ends, "a").overdue_ns == 500 * MS
+    assert scheduler.usage(ends + 1 * S, "a").overdue_ns == 500 * MS
 
 
 def test_a_tenant_that_is_removed_frees_its_gpu_at_once() -> None:
@@ -358,7 +398,7 @@ def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> Non
     scheduler.drained(now + 5 * S, "b", wanting=False)
     now += 5 * S if limit == 1000 else 11 * S  # what it owes counts against its ceiling, for a while
     assert granted(scheduler, now).tenant == "a"
-    assert not scheduler.preempted("a")
+    assert not scheduler.displaced("a")
     scheduler.want(now + 1 * MS, "b")
     scheduler.drained(now + 1 * MS, "a", wanting=False)
     assert granted(scheduler, now + 1 * MS).tenant == "b"
@@ -376,4 +416,4 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
         if "a" in {action.tenant for action in scheduler.tick(now) if isinstance(action, TokenGrant)}:
             break
     assert held_grant_id(scheduler, "a") not in (None, 1), "within the ten seconds that can be owed and a quantum"
-    assert not scheduler.preempted("a")
+    assert not scheduler.displaced("a")

@@ -4,6 +4,8 @@ Guarantees:
 - A tenant wants the token while any of its processes does.
 - E1 end-of-turn: a tenant has drained when each process that was told of the grant has drained or exited. A process
   that runs and has lost its connection has not, until it says so on a new connection or the tenant is preempted.
+- E2 silent-holder: where another tenant waits, a tenant of which no process that has not drained has had processor time
+  for 5 ms has its gates barred, and the GPU passes on when its last work ends, if that is known.
 - Every call takes effect at once; what has to happen later is one timer.
 """
 
@@ -24,6 +26,7 @@ from sharepod.timeshare import (
     Parameters,
     Preemption,
     Scheduler,
+    Suspension,
     TimeUsage,
     TokenGrant,
     TokenRevocation,
@@ -39,6 +42,9 @@ for the tenant's next turn: 1 ms is a tenth of the shortest default quantum."""
 _STALL_NS = 20_000_000
 """Nanoseconds by which a timer is late when the agent counts as stalled: 20 ms, beyond what a busy machine does to a
 program at nice -10."""
+_SILENT_NS = 5_000_000
+"""Nanoseconds without a sign of life after which a process is taken to have no processor time: 5 ms, ten times the
+pause between two of its signs, and a twentieth of the period of a CPU quota."""
 _HINTS_S = 0.5
 """Seconds between two sweeps that take hints down. Hints go up at once; a hint that stays up too long only keeps a
 tenant's queue bounded."""
@@ -50,6 +56,10 @@ class TokenClient(Protocol):
     @property
     def pid(self) -> int:
         """Pid of the process that connected."""
+
+    @property
+    def heartbeat(self) -> protocol.Heartbeat | None:
+        """Signs of life of the process; None: it gives none."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
         """Send a frame, or close the connection. Never raises, never waits, calls nothing back before it returns."""
@@ -63,10 +73,14 @@ class _Token:
     """One bit per GPU of the tenant; a grant is for all of them."""
     contended: Callable[[bool], None]
     """Called when other tenants begin or cease to want the tenant's GPUs."""
+    bar: Callable[[int], None]
+    """Lets no launch begin under the grant of that id, or of a lower one."""
     wanting: set[TokenClient] = field(default_factory=set)
     """Clients that wait at their gates."""
     undrained: dict[TokenClient, int] = field(default_factory=dict)
     """Clients that were told of a grant and have not drained -> id of the last grant that each was told of."""
+    told_at: dict[TokenClient, int] = field(default_factory=dict)
+    """Moment at which each of the undrained clients was told of its last grant, in nanoseconds of the clock."""
     disconnected: set[int] = field(default_factory=set)
     """Pids of processes that have not drained and have lost the connection on which they would say so."""
     ending: dict[TokenClient, int] = field(default_factory=dict)
@@ -78,6 +92,12 @@ class _Token:
     wanted_at: int | None = None
     """Since when the tenant waits for the token; None if it does not."""
     waits: Histogram = field(default_factory=lambda: Histogram(WAIT_BOUNDS_S))
+
+    def forget(self, client: TokenClient) -> None:
+        """Forget that a client was told of a grant: it has drained, or is gone."""
+        self.undrained.pop(client, None)
+        self.told_at.pop(client, None)
+        self.ending.pop(client, None)
 
 
 class Tokens:
@@ -96,6 +116,9 @@ class Tokens:
         self._due: int | None = None
         """Moment at which the scheduler has something to do, in nanoseconds of the clock; None: at no moment."""
         self._sweep: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        """Timer of the next look at the heartbeats, while a tenant holds a GPU that another waits for."""
+        self._look_at = 0
         self.hand_offs = Histogram(HAND_OFF_BOUNDS_S)
         """Time from reading that a token came back to having sent the next grant."""
 
@@ -107,6 +130,7 @@ class Tokens:
         request_milli: int,
         limit_milli: int,
         contended: Callable[[bool], None],
+        bar: Callable[[int], None],
         resumed: AccountSnapshot | None = None,
     ) -> None:
         """Add a tenant, or change the rates of one.
@@ -117,12 +141,13 @@ class Tokens:
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Most that it gets of each GPU, in thousandths.
             contended: Called when other tenants begin or cease to want its GPUs.
+            bar: Called to let no launch begin under the grant of that id, or of a lower one.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
         self._scheduler.set_tenant(
             self._now(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
         )
-        self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended))
+        self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended, bar))
         self._pump()
 
     def remove(self, tenant_id: str) -> None:
@@ -134,22 +159,21 @@ class Tokens:
     def want(self, tenant_id: str, client: TokenClient) -> None:
         """Let a process that waits at its gate join its tenant's grant, or wait for the next one."""
         token = self._tokens[tenant_id]
-        preempted = self._scheduler.preempted(tenant_id)
-        if client in token.undrained and not preempted:
+        displaced = self._scheduler.displaced(tenant_id)
+        if client in token.undrained and not displaced:
             return  # it was told of a grant meanwhile
         now = self._now()
+        if client.heartbeat is not None:
+            client.heartbeat.read(now)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._send_grant(token, client, running)
             return
-        if client in token.wanting and not preempted:
+        if client in token.wanting and not displaced:
             return  # it has asked before
         token.wanting.add(client)
-        if token.grant_id is None or preempted:
-            if token.wanted_at is None:
-                token.wanted_at = now
-            self._scheduler.want(now, tenant_id)
-            self._hint_neighbours(tenant_id)
+        if token.grant_id is None or displaced:
+            self._wait_for_turn(now, tenant_id, token)
             self._pump()
 
     def set_connected(self, tenant_id: str, *, connected: bool) -> None:
@@ -169,7 +193,8 @@ class Tokens:
             return
         now = self._now()
         token.ending[client] = now + frame.expected_ns
-        if not token.disconnected and token.ending.keys() >= token.undrained.keys():
+        all_ending = not token.disconnected and token.ending.keys() >= token.undrained.keys()
+        if all_ending or self._scheduler.displaced(tenant_id):
             self._scheduler.draining(now, tenant_id, expected_ns=max(token.ending.values()) - now)
             self._pump()
 
@@ -183,8 +208,7 @@ class Tokens:
             if frame.wanting:
                 self.want(tenant_id, client)
             return
-        token.undrained.pop(client, None)
-        token.ending.pop(client, None)
+        token.forget(client)
         token.disconnected.discard(client.pid)
         if frame.wanting:
             token.wanting.add(client)
@@ -197,12 +221,11 @@ class Tokens:
             return
         token.wanting.discard(client)
         if client in token.undrained:
-            del token.undrained[client]
-            token.ending.pop(client, None)
+            token.forget(client)
             if alive:
                 token.disconnected.add(client.pid)
             self._end_grant_if_drained(tenant_id, token)
-        elif not token.wanting and (token.grant_id is None or self._scheduler.preempted(tenant_id)):
+        elif not token.wanting and (token.grant_id is None or self._scheduler.displaced(tenant_id)):
             token.wanted_at = None
             self._scheduler.unwant(self._now(), tenant_id)
             self._pump()
@@ -242,10 +265,10 @@ class Tokens:
 
     def close(self) -> None:
         """Stop the timers."""
-        for timer in (self._timer, self._sweep):
+        for timer in (self._timer, self._sweep, self._look):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._sweep = None
+        self._timer = self._sweep = self._look = None
 
     def _now(self) -> int:
         """Return the present moment. An agent that returns long after something was due has stalled: nobody pays."""
@@ -258,9 +281,11 @@ class Tokens:
 
     def _end_grant_if_drained(self, tenant_id: str, token: _Token) -> None:
         """End the tenant's grant once all its processes have drained (E1), and grant to the next tenant."""
-        if token.undrained or token.disconnected:
-            return
         now = self._now()
+        if token.undrained or token.disconnected:
+            if self._suspend_if_silent(now, tenant_id, token) is None:
+                self._pump()
+            return
         token.grant_id = None
         token.wanted_at = now if token.wanting else None
         self._scheduler.drained(now, tenant_id, wanting=bool(token.wanting))
@@ -275,6 +300,7 @@ class Tokens:
         now = self._now()
         granted = False
         given_up: list[str] = []
+        left: list[str] = []
         # 1. Carry out the scheduler's actions.
         for action in self._scheduler.tick(now):
             token = self._tokens[action.tenant]
@@ -296,8 +322,12 @@ class Tokens:
                     client.send(protocol.Revoke(action.grant_id))
             elif isinstance(action, Preemption):
                 log.warning("tenant was preempted before it had drained", tenant=action.tenant, grant=action.grant_id)
+                left.append(action.tenant)
                 if token.disconnected:
                     given_up.append(action.tenant)
+            elif isinstance(action, Suspension):
+                log.debug("tenant has no processor time", tenant=action.tenant, grant=action.grant_id)
+                left.append(action.tenant)
         # 2. Set the timer to the scheduler's next deadline.
         due = self._due = self._scheduler.next_deadline()
         if self._timer is not None:
@@ -306,15 +336,72 @@ class Tokens:
         if due is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(loop.time() + max(0, due - self._clock()) / 1e9, self._pump)
+        if self._look is None and due is not None:
+            self._look_in(now, _SILENT_NS)
         # 3. Give up on disconnected processes of preempted tenants. Last, because it comes back to this method.
         for tenant_id in given_up:
             token = self._tokens[tenant_id]
             token.disconnected.clear()
             self._end_grant_if_drained(tenant_id, token)
-        return granted
+        # 4. Let displaced tenants wait for their next turn, if some of their processes want it.
+        waiting = [tenant_id for tenant_id in left if self._tokens[tenant_id].wanting]
+        for tenant_id in waiting:
+            self._wait_for_turn(now, tenant_id, self._tokens[tenant_id])
+        return (self._pump() or granted) if waiting else granted
 
-    @staticmethod
-    def _send_grant(token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
+    def _wait_for_turn(self, now: int, tenant_id: str, token: _Token) -> None:
+        if token.wanted_at is None:
+            token.wanted_at = now
+        self._scheduler.want(now, tenant_id)
+        self._hint_neighbours(tenant_id)
+
+    def _look_in(self, now: int, delay_ns: int) -> None:
+        self._look_at = now + delay_ns
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_at(loop.time() + max(0, self._look_at - self._clock()) / 1e9, self._listen)
+
+    def _listen(self) -> None:
+        """Look at the heartbeats of all tenants that others wait for (E2). An agent that is late was held up, and so
+        may be the processes: it looks again before it judges."""
+        self._look = None
+        now, late = self._now(), self._clock() - self._look_at >= _STALL_NS
+        looks: list[int] = []
+        silenced = False
+        for tenant_id in self._scheduler.waited_for():
+            again_at = None if late else self._suspend_if_silent(now, tenant_id, self._tokens[tenant_id])
+            silenced = silenced or (again_at is None and not late)
+            looks.append(now + _SILENT_NS if again_at is None else again_at)
+        if looks:
+            self._look_in(now, max(min(looks) - now, 1))
+        if silenced:
+            self._pump()
+
+    def _suspend_if_silent(self, now: int, tenant_id: str, token: _Token) -> int | None:
+        """Bar the gates of a tenant that holds, if no process of it that has not drained has had processor time for
+        `_SILENT_NS` (E2).
+
+        Returns:
+            The moment at which to look again; None: its gates were barred, and the scheduler has something to do.
+        """
+        if token.disconnected or token.grant_id is None or self._scheduler.displaced(tenant_id):
+            return now + _SILENT_NS
+        ends_at = now
+        for client, told_at in token.told_at.items():
+            if client.heartbeat is None:
+                return now + _SILENT_NS
+            sign = client.heartbeat.read(now)
+            if max(sign.at, told_at) > now - _SILENT_NS:
+                return max(sign.at, told_at) + _SILENT_NS
+            if sign.ends_at is None:
+                return now + _SILENT_NS
+            ends_at = max(ends_at, sign.ends_at)
+        token.bar(token.grant_id)
+        self._scheduler.silent(now, tenant_id, expected_ns=ends_at - now)
+        return None
+
+    def _send_grant(self, token: _Token, client: TokenClient, grant: TokenGrant, *, renews: bool = False) -> None:
+        if token.undrained.get(client) != grant.grant_id:
+            token.told_at[client] = self._clock()
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(

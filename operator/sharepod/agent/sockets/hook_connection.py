@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -81,6 +82,8 @@ class HookConnection:
         self.handover_open = True
         """True while the client may still declare what it holds from an earlier connection: until its first other
         frame."""
+        self.heartbeat: protocol.Heartbeat | None = None
+        """Signs of life of the process; None: it has no pulse page."""
         self.streak = self.longest_streak = 0
         """See `inbox.Sender`."""
         self._spoke_of_memory = False
@@ -139,10 +142,10 @@ class HookConnection:
         self._sock.close()
         self._loop.call_soon(self._closed, self)
 
-    def _send(self, packet: bytes, fd: int | None = None) -> None:
+    def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         if not self._alive:
             return
-        ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             self._sock.sendmsg([packet], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except BlockingIOError:
@@ -214,5 +217,13 @@ class HookConnection:
         self._hello_timer.cancel()
         self._version = version
         welcome = protocol.Welcome(0, self._service.terms(), self._service.grace_ms)
-        self._send(protocol.encode(welcome, version=version), fd=self._service.hints_fd)
+        fds = [self._service.hints_fd]
+        with contextlib.ExitStack() as stack:
+            if version >= protocol.PULSE_VERSION:
+                with contextlib.suppress(OSError):  # without one the client is waited for until it drains
+                    page = protocol.PulsePage()
+                    stack.callback(page.close_fd)
+                    self.heartbeat = protocol.Heartbeat(page.read)
+                    fds.append(page.fd)
+            self._send(protocol.encode(welcome, version=version), fds)
         self._service.on_hello(self)

@@ -178,6 +178,7 @@ class AgentCollector(Collector):
             sheet.add("tenant_anticipated_seconds", each, usage.anticipated_ns / 1e9)
             sheet.add("tenant_surcharged_seconds", each, usage.surcharged_ns / 1e9)
             sheet.add("tenant_overtaken", each, usage.preemptions)
+            sheet.add("tenant_suspended", each, usage.suspensions)
             sheet.add("tenant_grants", each, usage.grants)
             sheet.add("tenant_memory_gap_bytes", each, share.memory_gaps[uuid])
             sheet.add("tenant_denied_allocations", each, share.denied_allocations[uuid])

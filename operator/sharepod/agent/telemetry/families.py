@@ -47,6 +47,9 @@ FAMILIES = {
     "sharepod_tenant_overtaken": Family(
         "counter", _EACH, "Turns after which the next tenant was granted before this one had drained"
     ),
+    "sharepod_tenant_suspended": Family(
+        "counter", _EACH, "Turns in which the tenant lost the GPU because its processes had no processor time"
+    ),
     "sharepod_tenant_grants": Family("counter", _EACH, "Turns that the tenant was granted"),
     "sharepod_tenant_busy_ratio": Family(
         "gauge",

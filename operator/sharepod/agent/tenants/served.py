@@ -290,11 +290,15 @@ class ServedTenant:
             request_milli=self.row.request_milli,
             limit_milli=self.row.limit_milli,
             contended=self._set_contended,
+            bar=self._bar,
             resumed=resumed,
         )
 
     def _set_contended(self, contended: bool) -> None:
         self._hints.contended = contended
+
+    def _bar(self, grant_id: int) -> None:
+        self._hints.bar(grant_id)
 
     def _disconnect_flooder(self, client: Sender) -> None:
         assert isinstance(client, HookConnection)

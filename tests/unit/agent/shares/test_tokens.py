@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 from sharepod import protocol
 from sharepod.agent.shares.tokens import Tokens
 from sharepod.timeshare import Parameters
+from unit.agent.client import until
 
 MS = 1_000_000
-
-
-class Process:
-    """A client that keeps the frames that it is sent."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.frames: list[protocol.AgentFrame] = []
-
-    def send(self, frame: protocol.AgentFrame) -> None:
-        self.frames.append(frame)
-
-    def grants(self) -> list[int]:
-        """Return the ids of the grants that it was told of; a renewal repeats one."""
-        return [frame.grant_id for frame in self.frames if isinstance(frame, protocol.Grant)]
 
 
 class Clock:
@@ -35,6 +22,31 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now
+
+
+class Process:
+    """A client that keeps the frames that it is sent."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.frames: list[protocol.AgentFrame] = []
+        self.heartbeat: protocol.Heartbeat | None = None
+        self.pulse = protocol.Pulse(0, 0, 0)
+
+    def send(self, frame: protocol.AgentFrame) -> None:
+        self.frames.append(frame)
+
+    def beats(self, clock: Clock, *, ends_in_ns: int | None = 0) -> None:
+        """Write the pulse page, as a hook does whenever it runs; the process's clock is an hour ahead."""
+        if self.heartbeat is None:
+            self.heartbeat = protocol.Heartbeat(lambda: self.pulse)
+        ahead = clock.now + 3600 * 1000 * MS
+        grants = self.grants()
+        self.pulse = protocol.Pulse(grants[-1] if grants else 0, 0 if ends_in_ns is None else ahead + ends_in_ns, ahead)
+
+    def grants(self) -> list[int]:
+        """Return the ids of the grants that it was told of; a renewal repeats one."""
+        return [frame.grant_id for frame in self.frames if isinstance(frame, protocol.Grant)]
 
 
 @pytest.fixture
@@ -49,10 +61,16 @@ def tokens(clock: Clock) -> Iterator[Tokens]:
     tokens.close()
 
 
-def add(tokens: Tokens, *names: str, limit_milli: int = 1000) -> None:
+def add(tokens: Tokens, *names: str, limit_milli: int = 1000, barred: list[int] | None = None) -> None:
+    bars: list[int] = [] if barred is None else barred
     for name in names:
         tokens.set_tenant(
-            name, ("GPU-0",), request_milli=min(400, limit_milli), limit_milli=limit_milli, contended=lambda _: None
+            name,
+            ("GPU-0",),
+            request_milli=min(400, limit_milli),
+            limit_milli=limit_milli,
+            contended=lambda _: None,
+            bar=bars.append,
         )
 
 
@@ -181,3 +199,157 @@ async def test_an_agent_that_was_held_up_charges_nobody_for_it(tokens: Tokens, c
     assert time.held_ns == Parameters().quantum_max_ns + 50 * MS
     assert time.stalled_ns == 10_000 * MS - Parameters().quantum_max_ns
     assert tokens.gpu_time("GPU-1") is None
+
+
+# ---- processes without processor time
+
+
+async def looks(tokens: Tokens) -> None:
+    """Let the tokens look at the heartbeats, at the moment of the clock."""
+    before = tokens._look
+    await until(lambda: tokens._look is not before)
+
+
+async def holder_and_waiter(
+    tokens: Tokens, clock: Clock, *, ends_in_ns: int | None = 0
+) -> tuple[Process, Process, list[int]]:
+    """Return a process of `a`, which holds, one of `b`, which waits, and the ids of the grants that are barred. The
+    holder has launched work that ends so long after its last sign of life."""
+    barred: list[int] = []
+    add(tokens, "a", "b", barred=barred)
+    for name in ("a", "b"):
+        tokens.set_connected(name, connected=True)
+    holder, waiter = Process(1), Process(2)
+    holder.beats(clock)
+    waiter.beats(clock)
+    tokens.want("a", holder)
+    tokens.want("b", waiter)
+    clock.now += MS
+    holder.beats(clock, ends_in_ns=ends_in_ns)
+    return holder, waiter, barred
+
+
+@pytest.mark.promise("time-starved")
+async def test_a_holder_without_processor_time_is_barred_and_passes_the_gpu_on_when_its_work_ends(
+    tokens: Tokens, clock: Clock
+) -> None:
+    holder, waiter, barred = await holder_and_waiter(tokens, clock, ends_in_ns=20 * MS)
+    clock.now += 4 * MS
+    await looks(tokens)
+    assert barred == [], "a busy machine may do that to a thread"
+    clock.now += 2 * MS
+    await looks(tokens)
+    assert barred == [holder.grants()[0]]
+    assert waiter.grants() == [], "its work runs still"
+    held = tokens.usage("a").held_ns
+    clock.now += 20 * MS
+    await until(lambda: len(waiter.grants()) == 1)
+    assert tokens.usage("a").held_ns - held <= 20 * MS
+    clock.now += 30 * MS
+    assert tokens.usage("b").held_ns == 30 * MS
+    assert tokens.usage("a").held_ns - held <= 20 * MS, "it is charged what its work takes"
+    assert tokens.usage("a").suspensions == 1
+    assert tokens.usage("a").preemptions == 0
+
+
+async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(tokens: Tokens, clock: Clock) -> None:
+    barred: list[int] = []
+    add(tokens, "a", "b", barred=barred)
+    tokens.set_connected("b", connected=True)
+    holder, waiter = Process(1), Process(2)
+    holder.beats(clock)
+    waiter.beats(clock)
+    tokens.want("a", holder)
+    tokens.want("b", waiter)
+    clock.now += 6 * MS
+    await looks(tokens)
+    assert barred == [holder.grants()[0]]
+    assert len(waiter.grants()) == 1
+
+
+@pytest.mark.parametrize("case", ["gives signs", "end unknown", "old hook", "sibling runs", "sibling disconnected"])
+async def test_a_holder_that_may_run_is_not_barred(tokens: Tokens, clock: Clock, case: str) -> None:
+    holder, waiter, barred = await holder_and_waiter(tokens, clock, ends_in_ns=None if case == "end unknown" else 0)
+    sibling = Process(3)
+    if case.startswith("sibling"):
+        sibling.beats(clock)
+        tokens.want("a", sibling)
+        assert set(sibling.grants()) == set(holder.grants())
+    if case == "sibling disconnected":
+        tokens.connection_lost("a", sibling, alive=True)
+    if case == "old hook":
+        holder.heartbeat = None
+    for _ in range(5):
+        clock.now += 6 * MS
+        if case == "gives signs":
+            holder.beats(clock)
+        elif case == "sibling runs":
+            sibling.beats(clock)
+        await looks(tokens)
+    assert barred == []
+    assert waiter.grants() == []
+
+
+async def test_nobody_is_barred_where_nobody_waits(tokens: Tokens, clock: Clock) -> None:
+    barred: list[int] = []
+    add(tokens, "a", limit_milli=500, barred=barred)
+    holder = Process(1)
+    holder.beats(clock)
+    tokens.want("a", holder)
+    for _ in range(3):
+        clock.now += 6 * MS
+        tokens.set_connected("a", connected=True)
+        await asyncio.sleep(0.01)
+    assert barred == []
+
+
+async def test_a_suspended_tenant_owes_from_the_moment_at_which_it_runs_again_until_it_has_drained(
+    tokens: Tokens, clock: Clock
+) -> None:
+    holder, waiter, _ = await holder_and_waiter(tokens, clock)
+    clock.now += 6 * MS
+    await looks(tokens)
+    [grant] = set(holder.grants())
+    assert len(waiter.grants()) == 1
+    clock.now += 10 * MS
+    tokens.draining("a", holder, protocol.Draining(grant, expected_ns=0))
+    assert tokens.usage("a").overdue_ns == 0
+    clock.now += 3 * MS
+    tokens.drained("a", holder, protocol.Drained(grant, wanting=True))
+    assert tokens.usage("a").overdue_ns == 3 * MS
+    assert tokens.usage("b").held_ns == 13 * MS
+    tokens.drained("b", waiter, protocol.Drained(waiter.grants()[0]))
+    assert len(set(holder.grants())) == 2, "it has its next turn"
+
+
+async def test_a_process_that_stands_still_costs_its_siblings_a_moment_of_each_turn(
+    tokens: Tokens, clock: Clock
+) -> None:
+    stopped, waiter, barred = await holder_and_waiter(tokens, clock)
+    sibling = Process(3)
+    sibling.beats(clock)
+    clock.now += 6 * MS
+    await looks(tokens)
+    [first] = waiter.grants()
+    tokens.want("a", sibling)
+    tokens.drained("b", waiter, protocol.Drained(first))
+    [second] = sibling.grants()
+    assert barred[-1] < second, "its gate opens"
+    clock.now += 20 * MS
+    tokens.want("b", waiter)
+    sibling.beats(clock)
+    tokens.drained("a", sibling, protocol.Drained(second, wanting=True))
+    assert waiter.grants()[-1] > second, "all that ran has drained, and the rest has no processor time"
+    assert barred[-1] == second
+    tokens.drained("a", stopped, protocol.Drained(stopped.grants()[-1]))
+    assert set(sibling.grants()) == {second}, "it is b's turn"
+
+
+async def test_an_agent_that_was_held_up_looks_again_before_it_judges(tokens: Tokens, clock: Clock) -> None:
+    _, _, barred = await holder_and_waiter(tokens, clock)
+    clock.now += 60 * MS
+    await looks(tokens)
+    assert barred == []
+    clock.now += 6 * MS
+    await looks(tokens)
+    assert len(barred) == 1

@@ -1,0 +1,48 @@
+"""Heartbeat of one process: when it last had processor time, and when its work ends, by its pulse page.
+
+Guarantee:
+- No clock but the agent's is trusted: a process's moments count by their differences, and it was never heard later than
+  it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .pulse import Pulse
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Last sign of life of a process. Moments in nanoseconds of the agent's clock."""
+
+    at: int
+    ends_at: int | None
+    """Moment at which what the process has launched is expected to end; None: not known."""
+
+
+class Heartbeat:
+    """Signs of life of one process.
+
+    Args:
+        pulse: Returns what the process last wrote.
+    """
+
+    def __init__(self, pulse: Callable[[], Pulse]) -> None:
+        self._pulse = pulse
+        self._offset: int | None = None
+        """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
+        than a millisecond more."""
+
+    def read(self, now: int) -> Sign:
+        """Return the last sign of life. To be read soon after the process has done something, too: from that is known
+        how far the clocks are apart."""
+        pulse = self._pulse()
+        apart = now - pulse.beat_at
+        if self._offset is None or apart < self._offset:
+            self._offset = apart
+        heard = pulse.beat_at + self._offset
+        if pulse.grant_id == 0:
+            return Sign(heard, heard)
+        return Sign(heard, pulse.ends_at + self._offset if pulse.ends_at else None)

@@ -1,0 +1,61 @@
+"""Pulse page: one page of a memfd, which one client writes and the agent maps for reading.
+
+Guarantees:
+- A client cannot resize the page: the seals are set before it gets the descriptor.
+- Whatever a client writes, `read` gives three numbers; what they are worth is the reader's to judge.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import NamedTuple
+
+from sharepod.protocol._wire import ffi as _ffi
+
+from .frames import PULSE_BYTES
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+assert _ffi.sizeof("struct shp_pulse") <= PULSE_BYTES, "the page holds the struct"
+
+
+class Pulse(NamedTuple):
+    """Last writing of a client. Moments in nanoseconds of the client's clock."""
+
+    grant_id: int
+    """Id of the grant that it holds or has not drained; 0: none."""
+    ends_at: int
+    """Moment at which the work launched so far is expected to end; 0: not known."""
+    beat_at: int
+    """Moment of the writing; 0: nothing was written yet."""
+
+
+class PulsePage:
+    """Pulse page of one client. The client gets `fd`, which is closed once it has been sent; the page stays mapped.
+
+    Raises `OSError` where no descriptor or no memory is left.
+    """
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("sharepod-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, PULSE_BYTES)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self.fd, PULSE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError:
+            os.close(self.fd)
+            raise
+        self._pulse = _ffi.cast("struct shp_pulse *", _ffi.from_buffer(self._map))
+
+    def read(self) -> Pulse:
+        """Return what the client last wrote. Of one that is writing the numbers may be of two writings."""
+        pulse = self._pulse
+        return Pulse(pulse.grant_id, pulse.ends_at, pulse.beat_at)
+
+    def close_fd(self) -> None:
+        """Close the descriptor: it was sent, or will not be."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

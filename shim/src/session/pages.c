@@ -1,0 +1,50 @@
+/* Mapping of the shared pages. The size is checked before: the descriptor may be any file. A page of hints is checked
+ * by its magic number too, beside its place, and then moved there in one step: a thread that reads the place finds the
+ * page of before or the new one.
+ */
+#include "session/pages.h"
+
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/sys.h"
+
+/* Map `bytes` of a descriptor, or of nothing where that is -1; at `place` unless that is NULL. NULL: it has fewer
+ * bytes, or cannot be mapped. */
+static void *map(void *place, size_t bytes, int protection, int descriptor) {
+    int flags = (descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | (place != NULL ? MAP_FIXED : 0);
+    if (descriptor >= 0 && sys_call(SYS_lseek, descriptor, 0, SEEK_END, 0, 0, 0) < (long)bytes)
+        return NULL;
+    long page = sys_call(SYS_mmap, (long)place, (long)bytes, protection, flags, descriptor, 0);
+    if (page < 0 && page > -4096)
+        return NULL;
+    sys_call(SYS_madvise, page, (long)bytes, MADV_DONTFORK, 0, 0, 0); /* a child maps its own */
+    return (void *)page;
+}
+
+const struct shp_hints *hints_reserve(void) {
+    return map(NULL, sizeof(struct shp_hints), PROT_READ, -1);
+}
+
+void hints_clear(const struct shp_hints *place) {
+    map((void *)place, sizeof *place, PROT_READ, -1);
+}
+
+void hints_map(const struct shp_hints *place, int descriptor) {
+    struct shp_hints *hints = descriptor < 0 ? NULL : map(NULL, sizeof *hints, PROT_READ, descriptor);
+    if (hints != NULL && hints->magic == SHP_MAGIC &&
+        sys_call(SYS_mremap, (long)hints, sizeof *hints, sizeof *hints, MREMAP_MAYMOVE | MREMAP_FIXED, (long)place,
+                 0) == (long)place)
+        return;
+    sys_unmap(hints, sizeof *hints);
+    hints_clear(place);
+}
+
+struct shp_pulse *pulse_map(int descriptor) {
+    return descriptor < 0 ? NULL : map(NULL, sizeof(struct shp_pulse), PROT_READ | PROT_WRITE, descriptor);
+}
+
+void pulse_unmap(struct shp_pulse *pulse) {
+    sys_unmap(pulse, sizeof *pulse);
+}

@@ -1,0 +1,226 @@
+"""A process without processor time leaves the GPU to other tenants, and its tenant is charged what its work takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from hook.conftest import Tenant
+from hook.world.agent_node import Node, Program, built, running, tenant, wait_for
+from hook.world.held_thread import held, hook_thread
+from hook.world.scripted_agent import Client, ScriptedAgent
+from sharepod.protocol import Drained, Draining, Grant, Want
+
+pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
+
+PERIOD_S = 0.1
+"""Seconds: the period of the kernel's CPU quotas unless a container asks for another."""
+SETTLE_S = 1.5
+MEASURED_S = 6.0
+CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+"""Where a cgroup with a CPU quota can be made: version 1, version 2."""
+
+
+@contextlib.contextmanager
+def stopped_half_of_the_time(program: Program) -> Iterator[None]:
+    """Stop a program for half of each period, and let it go on at the end."""
+    done = threading.Event()
+
+    def toggle() -> None:
+        while not done.is_set():
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                program.process.send_signal(number)
+                done.wait(PERIOD_S / 2)
+        program.process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=toggle, name="stopper")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def half_a_processor(program: Program) -> Iterator[None]:
+    """Give a program half a processor by a CPU quota, and a neighbour in its cgroup that uses up all of it."""
+    cgroup = _cgroup(f"sharepod-test-{os.getpid()}")
+    if cgroup is None:
+        pytest.skip("no cgroup with a CPU quota can be made here: that takes root and the controller cpu")
+    busy = subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
+    try:
+        for pid in (program.process.pid, busy.pid):
+            (cgroup / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        (cgroup.parent / "cgroup.procs").write_text(str(program.process.pid))
+        busy.kill()
+        busy.wait()
+        wait_for(lambda: not (cgroup / "cgroup.procs").read_text(), "the cgroup to be empty")
+        cgroup.rmdir()
+
+
+def _cgroup(name: str) -> Path | None:
+    """Return a new cgroup whose processes have half a processor; None: that is not possible here."""
+    period_us = round(PERIOD_S * 1e6)
+    for root in CGROUPS:
+        made = root / name
+        with contextlib.suppress(OSError):
+            made.mkdir()
+            for file, quota in (
+                ("cpu.cfs_quota_us", f"{period_us // 2}"),
+                ("cpu.max", f"{period_us // 2} {period_us}"),
+            ):
+                if (made / file).exists():
+                    (made / file).write_text(quota)
+                    return made
+            made.rmdir()
+    return None
+
+
+Starve = Callable[[Program], AbstractContextManager[None]]
+
+
+@pytest.mark.promise("time-starved")
+@pytest.mark.parametrize("starve", [stopped_half_of_the_time, half_a_processor])
+def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, starve: Starve) -> None:
+    """Without that the two got 0.72 and 0.82 of the GPU between them, and 0.95 and 0.96 with it."""
+    with running(tmp_path, tenant("starved", 0.5), tenant("fed", 0.5)) as node:
+        starved, _ = (node.launch(label, "--kernel-us", "1000", "--sync-every", "16") for label in ("starved", "fed"))
+        wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("starved", "fed")), "device time")
+        with starve(starved):
+            time.sleep(SETTLE_S)
+            before = _held(node)
+            shares = node.shares(MEASURED_S, "starved", "fed")
+            held = (_held(node) - before) / MEASURED_S
+    assert sum(shares.values()) >= 0.88, shares
+    assert shares["fed"] >= 0.45, shares
+    assert held - shares["starved"] <= 0.1, "it is charged what its work takes, and what a hand-off takes"
+
+
+def _held(node: Node) -> float:
+    """Return the seconds that the starved tenant was charged so far."""
+    return sum(
+        sample.value
+        for sample in node.metrics()
+        if sample.name == "sharepod_tenant_held_seconds_total" and sample.labels["pod"] == "starved"
+    )
+
+
+@pytest.mark.promise("time-starved")
+def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None:
+    with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
+        stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
+        wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("a", "b")), "device time")
+        stopped.process.send_signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        try:
+            assert node.shares(2, "b")["b"] >= 0.9
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+        assert "preempted" not in node.log(), "it owes nothing"
+        wait_for(lambda: node.shares(1, "a")["a"] > 0.3, "the stopped program's share")
+
+
+def metered(tenant: Tenant, agent: ScriptedAgent, launches: int = 20) -> tuple[Client, Grant]:
+    """Let the tenant's program launch under a metered grant of a minute."""
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client, 60_000, metered=True)
+    tenant.until(lambda: tenant.submitted() > launches, "launches")
+    return client, grant
+
+
+@pytest.mark.promise("program-barred")
+def test_no_launch_begins_under_a_barred_grant_while_the_hook_has_no_processor(tenant: Tenant) -> None:
+    """Its thread is held, so that it cannot close the gate; the program's threads run on and find it barred."""
+    agent = tenant.agent()
+    process = tenant.loop("--kernel-us", "200", "--threads", "3", "--event-every", "1000000")
+    client, grant = metered(tenant, agent)
+    with held(hook_thread(process.pid)):
+        before = tenant.submitted()
+        tenant.until(lambda: tenant.submitted() > before + 20, "launches go on: the gate is open")
+        agent.hints.bar(grant.grant_id)
+        time.sleep(0.1)  # those that were inside a launch have left it
+        barred = tenant.submitted()
+        time.sleep(0.3)
+        assert tenant.submitted() == barred
+        assert agent.frames(client, Drained) == []
+    drained = agent.next_frame(client, Drained)
+    assert drained.grant_id == grant.grant_id
+    assert drained.wanting
+    assert drained.launches == barred
+    agent.grant(client, 60_000, metered=True)
+    tenant.until(lambda: tenant.submitted() > barred + 20, "launches under a later grant")
+
+
+def test_a_process_says_that_it_runs_again_before_it_has_drained(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    process = tenant.loop("--kernel-us", "100000", "--event-every", "1000000")
+    client, grant = metered(tenant, agent, launches=4)
+    with held(hook_thread(process.pid)):
+        agent.hints.bar(grant.grant_id)
+    said = agent.next_frame(client, Draining)
+    assert said.grant_id == grant.grant_id
+    assert agent.next_frame(client, Drained).grant_id == grant.grant_id
+    assert agent.times(client, Draining)[0] < agent.times(client, Drained)[0]
+
+
+def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    process = tenant.loop("--kernel-us", "20000", "--event-every", "1000000")
+    client, grant = metered(tenant, agent, launches=4)
+    tenant.until(lambda: client.pulse().ends_at > 0, "the duration of its kernels to be known")
+    beats: set[int] = set()
+
+    def alive() -> bool:
+        beats.add(client.pulse().beat_at)
+        return len(beats) > 20
+
+    tenant.until(alive, "signs of life")
+    pulse = client.pulse()
+    assert pulse.grant_id == grant.grant_id
+    assert 0 <= pulse.ends_at - pulse.beat_at <= 3 * 20_000_000 + 20_000_000, "two kernels and what a busy machine adds"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.05)
+    stopped = client.pulse()
+    time.sleep(0.05)
+    assert client.pulse() == stopped
+    process.send_signal(signal.SIGCONT)
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained)
+    tenant.until(lambda: client.pulse().grant_id == 0, "its word that it holds nothing")
+
+
+def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    tenant.loop("--kernel-us", "5000", "--event-every", "1000000")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    grant = agent.grant(client)
+    tenant.until(lambda: tenant.submitted() > 400, "two seconds of work")
+    agent.send(client, Grant(grant.grant_id, 60_000_000_000, 1, metered=True, renews=True))
+    begun = client.pulse().beat_at
+    tenant.until(lambda: client.pulse().beat_at > begun + 300_000_000, "signs of life under the new terms")
+    pulse = client.pulse()
+    assert (pulse.grant_id, pulse.ends_at) == (grant.grant_id, 0)
+
+
+@pytest.mark.promise("install-running-hook")
+def test_a_hook_speaks_version_1_with_an_agent_of_version_1(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.version = 1
+    tenant.loop("--kernel-us", "200", "--event-every", "1000000")
+    client, grant = metered(tenant, agent)
+    agent.revoke(client, grant)
+    agent.next_frame(client, Drained)
+    assert {received.version for received in client.received} == {1}
