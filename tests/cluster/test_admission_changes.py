@@ -33,6 +33,8 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
     assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": {"a": "c"}}})
     assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": None}})
     assert "spec.hostNetwork: cannot be changed" in refusal(server.api, path, {"spec": {"hostNetwork": True}})
+    for ttl in (60, 0, None):
+        server.api.patch(path, {"spec": {"ttlSecondsAfterFinished": ttl}})
     message = refusal(
         server.api,
         path,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from cluster.operator_world import GIB, GPUNODES, World, a_world, condition_of, gpu_uuid, wait
-from harness.api import Object
+from harness.api import ApiError, Object
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +254,58 @@ def test_a_quota_is_shown_and_the_pod_is_made_when_it_allows(world: World) -> No
     assert "quota" in world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
     world.api.delete(f"{path}/none")
     world.phase(namespace, "one", "Running", timeout=30)
+
+
+@pytest.mark.promise("operator-forbidden")
+def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows_it(world: World) -> None:
+    world.nodes("denied")
+    namespace = world.cluster.namespace("denied")
+    group = "/apis/admissionregistration.k8s.io/v1"
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    mine = {"kubernetes.io/metadata.name": namespace}
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "denied"},
+        "spec": {
+            "matchConstraints": {"resourceRules": rules},
+            "validations": [{"expression": "false", "message": "no pods on Sundays"}],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "denied"},
+        "spec": {
+            "policyName": "denied",
+            "validationActions": ["Deny"],
+            "matchResources": {"namespaceSelector": {"matchLabels": mine}},
+        },
+    }
+    world.api.create(f"{group}/validatingadmissionpolicies", policy)
+    world.api.create(f"{group}/validatingadmissionpolicybindings", binding)
+    probe = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe"},
+        "spec": {"containers": [{"name": "main", "image": "test"}], "nodeSelector": {"test": "nowhere"}},
+    }
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    def denied() -> bool:
+        with suppress(ApiError):
+            world.api.create(pods, probe)
+            world.api.delete(f"{pods}/probe", grace=0)
+            return False
+        return True
+
+    wait(denied, what="the policy to be in force", interval=0.5)
+    world.apply(namespace, "one", {"request": 0.4}, on="denied")
+    message = world.condition(namespace, "one", "PodReady", status="False", reason="PodForbidden")
+    assert "no pods on Sundays" in message
+    world.api.delete(f"{group}/validatingadmissionpolicybindings/denied")
+    world.phase(namespace, "one", "Running", timeout=70)
+    world.api.delete(f"{group}/validatingadmissionpolicies/denied")
 
 
 def test_a_foreign_pod_of_that_name_is_left_alone_and_named(world: World) -> None:

@@ -34,7 +34,7 @@ from .objects import (
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
 )
-from .sharepod import KIND, SpecError
+from .sharepod import KIND, TTL, SpecError
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -60,11 +60,12 @@ class PodSettings:
 def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> dict[str, Any]:
     """Return the PodSpec that a SharePod asks for, before it has a node: placement has to satisfy it.
 
-    The gpu block is left out, the configured tolerations are added, and `nodeName` beside a GPUID becomes required node
-    affinity.
+    Fields that are not a PodSpec's are left out, the configured tolerations are added, and `nodeName` beside a GPUID
+    becomes required node affinity.
     """
     spec: dict[str, Any] = dict(sharepod.get("spec") or {})  # every change below replaces, none goes into a value
     spec.pop("gpu", None)
+    spec.pop(TTL, None)
     node_name = spec.pop("nodeName", None)
     if node_name and asks_for_node(sharepod):
         require_node(spec, node_name)

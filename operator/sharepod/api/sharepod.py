@@ -22,6 +22,10 @@ from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fr
 KIND = "SharePod"
 PLURAL = "sharepods"
 
+TTL = "ttlSecondsAfterFinished"
+"""Field of `spec` beside `gpu` and the PodSpec: seconds after its end at which a SharePod is deleted."""
+MAX_TTL_S = (1 << 31) - 1
+
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
@@ -228,6 +232,8 @@ class SharePodStatus(Model):
     docs/design.md). Absent between two runs."""
     start_time: str | None = None
     """When the kubelet took the Pod of the present run."""
+    end_time: str | None = None
+    """When the SharePod ended, for good."""
     restarts: Annotated[int | None, Field(ge=0, le=MAX_COUNT)] = None
     """Times that containers were restarted, or the Pod replaced by another one."""
     last_end: LastEnd | None = None

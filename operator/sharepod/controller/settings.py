@@ -67,6 +67,11 @@ class OperatorSettings(BaseSettings):
     bind_timeout: Seconds = 60
     """A Pod that kube-scheduler refuses for this long is taken back and placed again."""
 
+    start_timeout: Seconds = 1800
+    """A Pod that has a share and of which no container has been started for this long gives the share back: an image
+    that cannot be pulled, a scheduler that does not exist. Longer than the pull of a large image takes.
+    """
+
     keep_after: Seconds = 600
     """Head-of-line reservation: once the oldest waiting SharePod of the highest priority has waited this long, GPUs of
     one node are reserved for it, and no SharePod of the same or lower priority is placed on them. The wait counts from

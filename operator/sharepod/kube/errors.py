@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 
+_ADMISSION = ("ValidatingAdmissionPolicy ", "admission webhook ", "failed calling webhook ")
+"""Words by which Kubernetes begins what a policy or a webhook says, or why it could not be asked."""
+
 
 class ApiError(Exception):
     """Call that the API server did not carry out, or whose outcome is unknown."""
 
     def __init__(
-        self, call: str, status: int, reason: str, message: str, *, retry_after_s: float | None = None
+        self,
+        call: str,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        names_fields: bool = False,
     ) -> None:
         super().__init__(f"{call}: {status} {reason}: {message}")
         self.status = status
@@ -20,11 +30,26 @@ class ApiError(Exception):
         """The server's own words."""
         self.retry_after_s = retry_after_s
         """Seconds that the server asks to wait before the call is made again; None if it asks for none."""
+        self.names_fields = names_fields
+        """The server has named fields of the object as the cause."""
 
     @property
     def was_not_begun(self) -> bool:
         """True if the server has not begun the call and says when to make it again: a write has had no effect."""
         return self.retry_after_s is not None and self.status in (429, 503)
+
+    @property
+    def of_admission(self) -> bool:
+        """True if a policy or a webhook has denied the call, or a webhook could not be asked: it may be allowed later,
+        whatever status they chose."""
+        return any(words in self.message for words in _ADMISSION)
+
+    @property
+    def of_object(self) -> bool:
+        """True if the server calls the object itself invalid: sent again, it will be refused again."""
+        if self.of_admission:
+            return False
+        return (self.status == 422 and self.names_fields) or (self.status == 400 and self.reason == "BadRequest")
 
 
 class UnauthorizedError(ApiError):
@@ -52,7 +77,7 @@ class GoneError(ApiError):
 
 
 class InvalidError(ApiError):
-    """400, 413, 415 or 422: the object or the patch is not valid, and would not be if sent again."""
+    """400, 413, 415 or 422: the object or the patch is not valid, or a policy says so (`of_object` tells)."""
 
 
 class UnavailableError(ApiError):
@@ -74,6 +99,7 @@ LONGEST_MESSAGE = 1024
 def refusal(call: str, status: int, answer: bytes, retry_after: str | None = None) -> ApiError:
     """Return the error for an answer with this HTTP status and this header Retry-After."""
     details: object = None
+    causes: object = None
     try:
         said = json.loads(answer)
         reason, message = str(said.get("reason", "")), str(said.get("message", ""))
@@ -82,6 +108,9 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
         reason, message = "", answer[:LONGEST_MESSAGE].decode(errors="replace").strip()
     if retry_after is None and isinstance(details, dict) and details.get("retryAfterSeconds"):
         retry_after = str(details["retryAfterSeconds"])
+    if isinstance(details, dict):
+        causes = details.get("causes")
+    names_fields = isinstance(causes, list) and any(isinstance(cause, dict) and cause.get("field") for cause in causes)
     kinds: dict[int, type[ApiError]] = {
         400: InvalidError,
         401: UnauthorizedError,
@@ -94,7 +123,9 @@ def refusal(call: str, status: int, answer: bytes, retry_after: str | None = Non
         422: InvalidError,
     }
     kind = kinds.get(status, UnavailableError)
-    return kind(call, status, reason, message[:LONGEST_MESSAGE], retry_after_s=_seconds(retry_after))
+    return kind(
+        call, status, reason, message[:LONGEST_MESSAGE], retry_after_s=_seconds(retry_after), names_fields=names_fields
+    )
 
 
 def _seconds(retry_after: str | None) -> float | None:

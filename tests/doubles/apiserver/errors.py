@@ -8,12 +8,16 @@ from .kinds import Json
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
     """A request that is answered with a Status instead of an object."""
 
-    def __init__(self, code: int, reason: str, message: str, *, retry_after: int | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, *, retry_after: int | None = None, fields: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.fields = fields
+        """Fields of the object that are named as the cause."""
 
     def status(self) -> Json:
         """The body of the answer."""
@@ -24,6 +28,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
             "code": self.code,
             "reason": self.reason,
             "message": self.message,
+            **({"details": {"causes": [{"field": name} for name in self.fields]}} if self.fields else {}),
         }
 
 

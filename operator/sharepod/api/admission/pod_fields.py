@@ -12,6 +12,7 @@ from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
 from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.sharepod import TTL
 
 from .cel import Validation, policy, refuse, texts
 
@@ -85,7 +86,10 @@ def immutability_policy() -> list[dict[str, Any]]:
         "sharepod-immutable",
         ["UPDATE"],
         [
-            ("fields", differs.format(new="dyn(object.spec)", old="dyn(oldObject.spec)", which="k != 'gpu'")),
+            (
+                "fields",
+                differs.format(new="dyn(object.spec)", old="dyn(oldObject.spec)", which=f"!(k in ['gpu', '{TTL}'])"),
+            ),
             ("gpu", differs.format(new=gpu, old=old_gpu, which=f"!(k in {texts(MUTABLE)})")),
             ("annotations", "object.metadata.?annotations.orValue({})"),
             ("oldAnnotations", "oldObject.metadata.?annotations.orValue({})"),
@@ -103,8 +107,8 @@ def immutability_policy() -> list[dict[str, Any]]:
             ),
             refuse(
                 "variables.fields.size() == 0",
-                "'spec.' + variables.fields[0] + ': cannot be changed (only gpu.request, gpu.limit "
-                "and gpu.memory can); delete the SharePod and create it again'",
+                "'spec.' + variables.fields[0] + ': cannot be changed (only gpu.request, gpu.limit, "
+                "gpu.memory and ttlSecondsAfterFinished can); delete the SharePod and create it again'",
             ),
             refuse(
                 "variables.gpu.size() == 0",

@@ -17,7 +17,7 @@ from sharepod.api.gpunode import PLURAL as GPUNODES
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, MemoryIsolation, Mode, Pool
 from sharepod.api.objects import GROUP, MAX_GPUS, VERSION
 from sharepod.api.sharepod import KIND as SHAREPOD
-from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy, SharePodStatus
+from sharepod.api.sharepod import LABEL_PATTERN, MAX_TTL_S, TTL, PlacementPolicy, SharePodStatus
 from sharepod.api.sharepod import PLURAL as SHAREPODS
 
 from .schema import Schema, by_key, model_schema
@@ -28,9 +28,18 @@ Rule = dict[str, str]
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     """Return the CRD of SharePods. `pod_spec`: from `schema.pod_spec_schema`."""
     spec = copy.deepcopy(pod_spec)
-    spec["description"] = "A PodSpec plus the block gpu. Immutable except gpu.request, gpu.limit and gpu.memory."
+    mutable = f"gpu.request, gpu.limit, gpu.memory and {TTL}"
+    spec["description"] = f"A PodSpec plus the block gpu. Immutable except {mutable}."
     spec["properties"] = {
         "gpu": gpu_schema(),
+        TTL: {
+            "description": "Seconds after its end at which the SharePod is deleted, with its Pod. Default: never. "
+            "It may be changed at any time.",
+            "type": "integer",
+            "format": "int32",
+            "minimum": 0,
+            "maximum": MAX_TTL_S,
+        },
         **{name: field for name, field in spec["properties"].items() if name != "gpu"},
     }
     status = model_schema(SharePodStatus)

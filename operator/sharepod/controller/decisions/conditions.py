@@ -100,6 +100,8 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
     former = _former(sharepod.status, CONDITION_PLACED)
     if sharepod.ended or (former is not None and former.status != "True"):
         return former
+    if inputs.snapshot.pod is not None and inputs.snapshot.pod.foreign_gates:
+        return _condition(CONDITION_PLACED, "False", "Waiting", "another scheduling gate holds its pod: see PodReady")
     no_pod = inputs.blocked is not None and inputs.snapshot.pod is None
     text = _WAITS_FOR_POD if no_pod else "waits for placement"
     return _condition(CONDITION_PLACED, "False", "Waiting", text)
@@ -143,9 +145,11 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
             text = unreachable(inputs.unreachable)
         return _condition(kind, "False", "PodDeleting", text)
     if pod.waits_for_share:
-        return _condition(
-            kind, "False", "SchedulingGated", "the pod waits for its share; kube-scheduler sees it once it has one"
-        )
+        text = "the pod waits for its share; kube-scheduler sees it once it has one"
+        if pod.foreign_gates:
+            gates = ", ".join(pod.foreign_gates)
+            text = f"the pod waits until its scheduling gate {gates}, not SharePod's, is removed; it gets a share then"
+        return _condition(kind, "False", "SchedulingGated", text)
     if pod.node is None:
         return _condition(
             kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"

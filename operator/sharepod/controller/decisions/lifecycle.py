@@ -88,6 +88,8 @@ class TenantSnapshot:
     """Uids of Pods that this process took back before they were bound."""
     unbound_since: float | None = None
     """When kube-scheduler was first seen to refuse its Pod."""
+    unstarted_since: float | None = None
+    """When its Pod was first seen with a share and without a container that was started."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     now: float = 0.0
@@ -95,6 +97,8 @@ class TenantSnapshot:
     """Time of day, seconds since the epoch: the times in a status are compared with it."""
     bind_timeout: float = 60.0
     """Seconds after which a Pod that kube-scheduler refuses is taken back."""
+    start_timeout: float = 1800.0
+    """Seconds after which a Pod of which no container was started gives its share back."""
     namespace_ends: bool = False
     """Its namespace is being deleted."""
     unreadable_row: bool = False
@@ -161,6 +165,13 @@ class TakeBackPod:
     pod: PodFacts
     message: str
     """Reason for users: kube-scheduler's own words where it refused the Pod."""
+    unseen: bool = False
+    """No scheduler has looked at it: another node would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSharePod:
+    """Delete the SharePod: its time after its end is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +244,7 @@ Step = (
     | Place
     | OpenGate
     | DeletePod
+    | DeleteSharePod
     | TakeBackPod
     | ClearPodUid
     | Finish
@@ -277,6 +289,12 @@ def _end(snapshot: TenantSnapshot) -> Step:
     step = _release(snapshot)
     if step is not None:
         return step
+    sharepod = snapshot.sharepod
+    if sharepod is not None and not sharepod.deleting and sharepod.ttl_s is not None:
+        ended = seconds(sharepod.status.end_time)
+        if ended is not None:
+            left = min(ended - snapshot.wall, 0.0) + sharepod.ttl_s
+            return Wait(snapshot.now + left) if left > 0 else DeleteSharePod()
     return Forget() if snapshot.pod is None else Wait()
 
 
@@ -333,7 +351,7 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
         elif (step := _drop(reserved)) is not None:
             return step
     if mine is None:
-        may_ask = sharepod.error is None and not snapshot.namespace_ends
+        may_ask = sharepod.error is None and not snapshot.namespace_ends and not pod.foreign_gates
         return Place() if may_ask and not snapshot.reserved else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
         return Wait()  # on its way to the ledger
@@ -398,12 +416,26 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
     if pod.node is not None and snapshot.gpu_failed and not pod.ready and _follows(sharepod, EndCause.GPU_FAILED):
         failed = f"a GPU of {pod.node} has failed, and the pod is not ready"
         return _conclude(snapshot, sharepod, RunEnd(EndCause.GPU_FAILED, EndReason.POD_FAILED, failed), pod.uid)
-    if here.written is None or pod.node is not None or snapshot.unbound_since is None:
-        return Wait()
-    due = snapshot.unbound_since + snapshot.bind_timeout
-    if snapshot.now < due:
-        return Wait(due)
-    return TakeBackPod(pod, pod.unschedulable)  # L5: the caller deletes this version of the Pod only
+    return _until_started(snapshot, sharepod, pod) if here.written is not None else Wait()
+
+
+def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
+    """Return the next step for a SharePod whose Pod has a share: it waits for a binding, then for a container."""
+    due = float("inf")
+    if pod.node is None and snapshot.unbound_since is not None:
+        due = snapshot.unbound_since + snapshot.bind_timeout
+        if snapshot.now >= due:
+            return TakeBackPod(pod, pod.unschedulable)  # L5: the caller deletes this version of the Pod only
+    elif snapshot.unstarted_since is not None:
+        due = snapshot.unstarted_since + snapshot.start_timeout
+        if snapshot.now >= due and pod.node is None:
+            text = f"the scheduler {pod.scheduler} has not looked at it for {snapshot.start_timeout:.0f} s"
+            return TakeBackPod(pod, text, unseen=True)
+        if snapshot.now >= due:
+            why = f": {pod.waiting}" if pod.waiting else ""
+            text = f"no container of it was started on {pod.node} for {snapshot.start_timeout:.0f} s{why}"
+            return _conclude(snapshot, sharepod, RunEnd(EndCause.NOT_STARTED, EndReason.NOT_STARTED, text), pod.uid)
+    return Wait(due) if due < float("inf") else Wait()
 
 
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:

@@ -69,6 +69,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "podName": pod.name if pod is not None else was.pod_name if over else None,
         "podUID": None if between else pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
         "startTime": None if between else _start_time(was, pod),
+        "endTime": inputs.now if isinstance(finish, Finish) else was.end_time if over else None,
         "restarts": _restarts(was, pod, between=between, last=last) or None,
         "lastEnd": last,
         "granted": granted(row) if row is not None else was.granted.dump() if over and was.granted else None,

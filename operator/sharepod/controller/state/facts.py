@@ -32,7 +32,16 @@ from sharepod.api.objects import (
     Condition,
 )
 from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
-from sharepod.api.sharepod import GpuRequest, LastEnd, Phase, RestartPolicy, SharePodStatus, SpecError
+from sharepod.api.sharepod import (
+    MAX_TTL_S,
+    TTL,
+    GpuRequest,
+    LastEnd,
+    Phase,
+    RestartPolicy,
+    SharePodStatus,
+    SpecError,
+)
 from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
 from sharepod.placement.state.types import PodNeeds, Resources, Taint
 
@@ -71,6 +80,8 @@ class SharePodFacts(ObjectFacts):
     status: SharePodStatus
     raw: Json
     raw_status: Json
+    ttl_s: int | None = None
+    """Seconds after its end at which it is deleted; None: never."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
     """What may follow a run that ended; Never where that cannot be read."""
     readable: bool = True
@@ -115,6 +126,10 @@ class PodFacts(ObjectFacts):
     """When its kubelet took it, RFC 3339; empty before."""
     restarted: int
     """Times that its containers were restarted."""
+    begun: bool
+    """One of its containers has been started."""
+    scheduler: str
+    """Name of the scheduler that is to bind it."""
     needs: Resources
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
@@ -132,6 +147,11 @@ class PodFacts(ObjectFacts):
     def waits_for_share(self) -> bool:
         """True while the operator has not opened its gate: it never ran."""
         return SHARE_GATE in self.gates and self.node is None
+
+    @property
+    def foreign_gates(self) -> tuple[str, ...]:
+        """Scheduling gates that are not the operator's."""
+        return tuple(gate for gate in self.gates if gate != SHARE_GATE)
 
     def says(self) -> tuple[object, ...]:
         """Return everything that it says but for its version, cheap to compare."""
@@ -228,6 +248,7 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         status=_sharepod_status(status_raw, fits=status_fits),
         raw=kept,
         raw_status=status_raw if status_fits else {},
+        ttl_s=_ttl_s(slim),
         restart_policy=_restart_policy(slim),
     )
 
@@ -239,6 +260,12 @@ def _restart_policy(slim: Json) -> RestartPolicy:
         return RestartPolicy(policy) if policy else RestartPolicy.ALWAYS
     except ValueError:
         return RestartPolicy.NEVER
+
+
+def _ttl_s(slim: Json) -> int | None:
+    """Return the seconds for which a SharePod that has ended is kept; None: for ever, as where that cannot be read."""
+    ttl = _object(slim.get("spec")).get(TTL)
+    return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
 def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
@@ -340,6 +367,8 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(str(status.get("startTime") or "")),
         restarted=sum(_whole(container.get("restartCount")) for container in containers),
+        begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
+        scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
         needs=_resources(spec),
         priority=_whole(spec.get("priority")),
         asks=_asks(spec) if waits else None,
@@ -504,6 +533,12 @@ def _pin(spec: Json) -> str | None:
             if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In":
                 pins.update(str(value) for value in islice(wanted.get("values") or (), MAX_LIST))
     return pins.pop() if len(pins) == 1 else None
+
+
+def _begun(container: Json) -> bool:
+    """Return whether a container has been started, by its status."""
+    state = container.get("state") or {}
+    return bool(state.get("running") or state.get("terminated") or _whole(container.get("restartCount")))
 
 
 def _waiting(containers: Sequence[Json]) -> str:

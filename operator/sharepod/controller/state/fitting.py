@@ -92,7 +92,7 @@ _STATE = fields(
     waiting=fields(reason=text, message=text),
     terminated=fields(reason=text, message=text, exitCode=whole),
 )
-_STATUSES = listed(fields(name=text, state=_STATE))
+_STATUSES = listed(fields(name=text, state=_STATE, restartCount=whole))
 CONDITIONS: Shape = listed(fields(type=text, status=text, reason=text, message=text))
 
 METADATA: Shape = fields(
@@ -113,6 +113,7 @@ POD: Shape = fields(
     spec=fields(
         nodeName=text,
         restartPolicy=text,
+        schedulerName=text,
         schedulingGates=listed(fields(name=text)),
         priority=whole,
         nodeSelector=texts,
@@ -127,6 +128,7 @@ POD: Shape = fields(
         phase=text,
         reason=text,
         message=text,
+        startTime=text,
         conditions=CONDITIONS,
         initContainerStatuses=_STATUSES,
         containerStatuses=_STATUSES,

@@ -77,6 +77,8 @@ class TenantMemo:
     """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None
     """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
+    unstarted: tuple[str, float] | None = None
+    """Uid of its Pod, and since when it is seen with a share and without a container that was started."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Nodes that kube-scheduler refused: why, and until when to stay away."""
     failures: int = 0

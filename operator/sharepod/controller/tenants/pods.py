@@ -3,6 +3,8 @@
 Guarantees:
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
 - A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed.
+- Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
+  again.
 - Every delete names the uid.
 - A delete that takes a Pod back names the version at which it was not bound.
 """
@@ -20,7 +22,16 @@ from sharepod.controller.decisions.lifecycle import Finish
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts
 from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo
-from sharepod.kube import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from sharepod.kube import (
+    AlreadyExistsError,
+    ApiError,
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 _TERMINATING_RETRY_S = 1.0
 """Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
@@ -53,12 +64,19 @@ class PodControl:
         except SpecError as error:
             return Finish(Phase.FAILED, EndReason.INVALID, str(error))
         except InvalidError as error:
+            if not error.of_object:
+                self._forbidden(sharepod, memo, error, now)
+                return None
             self._events.warning(KIND, sharepod, EndReason.POD_REFUSED, "Bind", error.message)
             refused = f"the API server refused the pod: {error.message}; fix the SharePod and create it again"
             return Finish(Phase.FAILED, EndReason.POD_REFUSED, refused)
         except ForbiddenError as error:
-            text = f"the API server forbids the pod: {error.message}"
-            self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now)
+            self._forbidden(sharepod, memo, error, now)
+            return None
+        except (UnauthorizedError, UnavailableError) as error:
+            if not error.of_admission:
+                raise
+            self._forbidden(sharepod, memo, error, now)
             return None
         except AlreadyExistsError:
             await self._found(sharepod, memo, now)
@@ -70,6 +88,10 @@ class PodControl:
         metrics.PODS_CREATED.inc()
         self._state.put_pod(made, news=False)
         return None
+
+    def _forbidden(self, sharepod: SharePodFacts, memo: TenantMemo, error: ApiError, now: float) -> None:
+        text = f"the API server forbids the pod for now: {error.message}"
+        self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now)
 
     async def open_gate(self, pod: PodFacts, node: str, row: Tenant) -> bool:
         """Open a Pod's gate. Return False if the Pod is not as it was last seen; it is read again then."""

@@ -38,7 +38,7 @@ from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
-from sharepod.kube import NotFoundError
+from sharepod.kube import ConflictError, NotFoundError
 from sharepod.placement.state.types import Outlook
 
 from .confirmations import Confirmations
@@ -77,7 +77,7 @@ class TenantReconciler:
         self._memos = memos
         self._settings = settings
         self._clock = clock
-        self._snapshots = Snapshots(state, settings.bind_timeout, clock, wall)
+        self._snapshots = Snapshots(state, settings, clock, wall)
         self._evictor = Evictor(client, events, settings, clock)
         self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers)
         self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
@@ -194,6 +194,9 @@ class TenantReconciler:
             case lifecycle.OpenGate(pod=pod, node=node, row=row):
                 if not await self._pod_control.open_gate(pod, node, row):
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
+            case lifecycle.DeleteSharePod():
+                assert sharepod is not None
+                await self._delete_sharepod(sharepod)
             case lifecycle.DeletePod(pod=pod):
                 again = await self._pod_control.delete(pod, memo, snapshot.now)
                 if again is not None:
@@ -206,13 +209,8 @@ class TenantReconciler:
                 self.queue.add(tenant)
             case lifecycle.BeginRelease(node=node):
                 await self._begin_release(snapshot, tenant, node)
-            case RemoveRow(node=node):
-                if self._ledger.leaving(node, tenant):
-                    return None
-                if await self._confirmations.may_remove(snapshot, tenant, *self._name(snapshot), step):
-                    self._remove(snapshot, tenant, step)
-                else:
-                    self.queue.add_after(tenant, LOOK_AGAIN_S)
+            case RemoveRow():
+                await self._remove_if_confirmed(snapshot, tenant, step)
             case Finish() | EndRun():
                 if await self._confirmations.ended(snapshot, tenant, *self._name(snapshot), step):
                     return step
@@ -225,6 +223,26 @@ class TenantReconciler:
             self._ledger.add(node)
         else:
             self.queue.add_after(tenant, LOOK_AGAIN_S)
+
+    async def _remove_if_confirmed(self, snapshot: TenantSnapshot, tenant: str, step: RemoveRow) -> None:
+        if self._ledger.leaving(step.node, tenant):
+            return
+        if await self._confirmations.may_remove(snapshot, tenant, *self._name(snapshot), step):
+            self._remove(snapshot, tenant, step)
+        else:
+            self.queue.add_after(tenant, LOOK_AGAIN_S)
+
+    async def _delete_sharepod(self, sharepod: SharePodFacts) -> None:
+        """Delete a SharePod whose time after its end is over, unless it has changed meanwhile."""
+        version = str(sharepod.version)
+        try:
+            await self._client.delete(
+                SHAREPODS, sharepod.name, sharepod.namespace, uid=sharepod.uid, resource_version=version
+            )
+        except (ConflictError, NotFoundError):
+            self.queue.add_after(sharepod.uid, LOOK_AGAIN_S)
+        else:
+            log.info("deleted a SharePod that had ended", sharepod=f"{sharepod.namespace}/{sharepod.name}")
 
     def _resize_or_leave(self, snapshot: TenantSnapshot, tenant: str, memo: TenantMemo) -> None:
         """Queue the tenant for another share while one is asked for, else take it out of the loop's queue."""
@@ -242,7 +260,9 @@ class TenantReconciler:
         if not await self._pod_control.take_back(pod, memo):
             return
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
-        if pod.pin is not None:
+        if step.unseen:
+            memo.not_before = until
+        elif pod.pin is not None:
             memo.avoid[pod.pin] = (f"was refused by kube-scheduler: {step.message}", until)
         name = f"{pod.namespace}/{pod.name}"
         log.info("took the pod back", tenant=pod.tenant, pod=name, node=pod.pin, why=step.message)

@@ -9,6 +9,7 @@ from sharepod.api.gpunode import Health, TenantState, TenantStatus
 from sharepod.api.units import TenantId
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
 from sharepod.controller.decisions.resizing import resize_wish
+from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts
 from sharepod.controller.state.memos import TenantMemo
@@ -23,17 +24,17 @@ class Snapshots:
 
     Args:
         state: The cluster state.
-        bind_timeout: Seconds for which a Pod that kube-scheduler refuses may stay unbound.
+        settings: The operator's settings, for its patience with Pods.
         clock: Monotonic seconds.
         wall: Time of day, seconds since the epoch.
     """
 
     def __init__(
-        self, state: ClusterState, bind_timeout: float, clock: Callable[[], float], wall: Callable[[], float]
+        self, state: ClusterState, settings: OperatorSettings, clock: Callable[[], float], wall: Callable[[], float]
     ) -> None:
         self._wall = wall
         self._state = state
-        self._bind_timeout = bind_timeout
+        self._settings = settings
         self._clock = clock
 
     def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
@@ -46,6 +47,10 @@ class Snapshots:
             memo.unbound = None
         elif memo.unbound is None or memo.unbound[0] != pod.uid:
             memo.unbound = (pod.uid, now)
+        if pod is None or pod.begun or pod.waits_for_share:
+            memo.unstarted = None
+        elif memo.unstarted is None or memo.unstarted[0] != pod.uid:
+            memo.unstarted = (pod.uid, now)
         return TenantSnapshot(
             sharepod=sharepod,
             pod=pod,
@@ -53,10 +58,12 @@ class Snapshots:
             lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
             returned=frozenset(memo.returned),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
+            unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,
             blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
             now=now,
             wall=self._wall(),
-            bind_timeout=self._bind_timeout,
+            bind_timeout=self._settings.bind_timeout,
+            start_timeout=self._settings.start_timeout,
             namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
             unreadable_row=self._state.unreadable_row(tenant),
             gpu_failed=pod is not None and any(self._gpu_failed(item) for item in reserved),

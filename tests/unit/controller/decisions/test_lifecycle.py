@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sharepod.controller.decisions.lifecycle import (
     ClearPodUid,
     CreatePod,
     DeletePod,
+    DeleteSharePod,
     EndRun,
     Finish,
     Forget,
@@ -239,6 +241,67 @@ def test_a_bound_pod_without_a_reservation_ends_its_sharepod() -> None:
     assert isinstance(step(made(phase="Failed"), pod(node="node-a", phase="Running")), DeletePod)
 
 
+# Pods that do not start
+
+
+@pytest.mark.promise("operator-not-started")
+def test_a_pod_of_which_nothing_starts_gives_its_share_back() -> None:
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    stuck = pod(node="node-a", status={"containerStatuses": [waiting]})
+    assert step(made(), stuck, reserved(), unstarted_since=10.0, now=20.0) == Wait(1810.0)
+    found = step(made(), stuck, reserved(), unstarted_since=10.0, now=1810.0)
+    assert isinstance(found, Finish)
+    assert (found.phase, found.reason) == (Phase.FAILED, "NotStarted")
+    assert "no such image" in found.message
+    always = sharepod(status={"podUID": "pod-1"}, spec={"restartPolicy": "Always"})
+    again = step(always, stuck, reserved(), unstarted_since=10.0, now=1810.0)
+    assert isinstance(again, EndRun)
+    assert (again.cause, again.pause_s) == ("NotStarted", 10.0)
+
+
+def test_a_pod_whose_init_container_runs_has_started() -> None:
+    assert pod(node="node-a", status={"initContainerStatuses": [{"state": {"running": {"startedAt": "x"}}}]}).begun
+    assert pod(node="node-a", status={"containerStatuses": [{"restartCount": 2}]}).begun
+    assert pod(node="node-a", phase="Running").begun
+    assert not pod(node="node-a", status={"containerStatuses": [{"state": {"waiting": {"reason": "x"}}}]}).begun
+
+
+def test_a_pod_that_no_scheduler_looks_at_is_taken_back_after_as_long() -> None:
+    unseen = pod()
+    assert step(made(), unseen, reserved(), unstarted_since=10.0, now=20.0) == Wait(1810.0)
+    found = step(made(), unseen, reserved(), unstarted_since=10.0, now=1810.0)
+    assert isinstance(found, TakeBackPod)
+    assert found.unseen
+    assert "default-scheduler" in found.message
+
+
+@pytest.mark.promise("operator-foreign-gate")
+def test_a_pod_behind_a_gate_of_somebody_else_gets_no_share() -> None:
+    gated = replace(GATED, gates=(*GATED.gates, "example.com/mine"))
+    assert step(sharepod(), gated) == Wait()
+    assert step(sharepod(), GATED) == Place()
+
+
+# The end of the end
+
+
+@pytest.mark.promise("operator-ttl")
+def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over_and_its_share_released() -> None:
+    over = {"phase": "Succeeded", "podUID": "pod-1", "endTime": "1970-01-01T00:01:40Z"}
+    own = sharepod(status=over, spec={"ttlSecondsAfterFinished": 60})
+    done = pod(node="node-a", phase="Succeeded")
+    for its_pod in (None, done):
+        assert step(own, its_pod, wall=120.0, now=7.0) == Wait(47.0)
+        assert step(own, its_pod, wall=160.0) == DeleteSharePod()
+        assert step(own, its_pod, reserved(releasing=True), wall=1e6) == Wait(), "its share goes first"
+    assert step(sharepod(status=over), done, wall=1e6) == Wait(), "without the field it stays"
+    assert step(sharepod(spec={"ttlSecondsAfterFinished": 0}), None, wall=1e6) == CreatePod()
+    going = sharepod(
+        status=over, spec={"ttlSecondsAfterFinished": 0}, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}
+    )
+    assert step(going, None, wall=1e6) == Forget()
+
+
 # Between two runs
 
 ENDED = {"podUID": "pod-1", "node": "node-a", "cause": "Drained", "retryAt": "1970-01-01T00:01:40Z", "attempts": 2}
@@ -354,7 +417,7 @@ _SHAREPODS = st.none() | st.builds(
     lambda phase, uid, valid, deleting, policy, last: sharepod(
         status={
             "phase": phase,
-            **({"podUID": uid} if uid else {}),
+            **({"podUID": uid} if uid and uid != last else {}),  # one write empties one and sets the other
             **({"lastEnd": {**ENDED, "podUID": last}} if last else {}),
         },
         spec={"restartPolicy": policy} | ({} if valid else {"gpu": {"request": 1.4}}),

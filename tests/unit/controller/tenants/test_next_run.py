@@ -167,6 +167,47 @@ async def test_whenever_the_operator_dies_one_pod_at_a_time_and_each_end_counted
     assert len(uids) == 2
 
 
+@pytest.mark.promise("operator-ttl")
+async def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over(world: World) -> None:
+    await world.running(ttlSecondsAfterFinished=60)
+    assert "ttlSecondsAfterFinished" not in (world.read("pods") or {})["spec"]
+    node = node_of(world)
+    world.pod_phase("Succeeded", node=node)
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+    world.memos.clear()
+    world.now += 59
+    await world.look()
+    assert world.read("sharepods") is not None
+    assert world.looks_again(1.0)
+    world.now += 1
+    await world.look()
+    assert world.read("sharepods") is None
+
+
+@pytest.mark.promise("operator-not-started")
+async def test_a_pod_whose_image_cannot_be_pulled_gives_its_share_back_and_says_so(world: World) -> None:
+    await world.placed(restartPolicy="Always")
+    await world.look()
+    node = node_of(world)
+    waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
+    world.pod_phase("Pending", node=node, containerStatuses=[waiting])
+    await world.look()
+    world.now += 1800
+    await world.look()
+    last = world.status()["lastEnd"]
+    assert last["cause"] == "NotStarted"
+    assert "not found" in last["message"]
+    await world.look()
+    world.pod_gone()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+
+
 async def test_a_row_that_an_admin_removed_costs_one_run(world: World) -> None:
     await world.running(restartPolicy="Always")
     node, former = node_of(world), pod_uid(world)

@@ -21,6 +21,20 @@ async def world() -> AsyncIterator[World]:
         yield made
 
 
+_POLICY = "pods \"one\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"
+_WEBHOOK = 'admission webhook "w.example.com" denied the request: no'
+_SILENT = 'Internal error occurred: failed calling webhook "w.example.com": connection refused'
+DENIALS = [
+    Refused(422, "Invalid", _POLICY),
+    Refused(401, "Unauthorized", _POLICY),
+    Refused(413, "RequestEntityTooLarge", _POLICY),
+    Refused(400, "BadRequest", _WEBHOOK),
+    Refused(422, "Invalid", _WEBHOOK, fields=("spec",)),
+    Refused(500, "InternalError", _SILENT),
+]
+"""Ways in which policies and webhooks deny a Pod."""
+
+
 def versions(world: World, plural: str, what: Any) -> list[int]:
     """The versions at which `what` first held of each object of a kind, in order."""
     return [
@@ -423,7 +437,9 @@ async def test_a_former_pod_that_went_meanwhile_is_no_obstacle(world: World) -> 
 
 
 @pytest.mark.promise("operator-pod-first", "operator-forbidden")
-@pytest.mark.parametrize("refusal", [Refused(403, "Forbidden", "exceeded quota: gpu"), not_found("namespaces", "n")])
+@pytest.mark.parametrize(
+    "refusal", [Refused(403, "Forbidden", "exceeded quota: gpu"), not_found("namespaces", "n"), *DENIALS]
+)
 async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: World, refusal: Refused) -> None:
     world.node()
     world.sharepod()
@@ -458,7 +474,9 @@ async def test_a_pod_that_stays_forbidden_is_tried_after_growing_pauses(world: W
 async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
     world.node()
     world.sharepod()
-    world.server.fail("create", "pods", refusal=Refused(422, "Invalid", "spec.containers[0].image: Required value"))
+    image = "spec.containers[0].image"
+    refusal = Refused(422, "Invalid", f"{image}: Required value", fields=(image,))
+    world.server.fail("create", "pods", refusal=refusal)
     await world.look()
     assert world.status()["phase"] == "Failed"
     assert world.condition("PodReady")["reason"] == "PodRefused"
