@@ -4,8 +4,8 @@ Every case runs its tenants' programs at once for a stated time, each launching 
 is read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's
 length. `work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to
 getting it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes
-on until every share is and stays within a point: `window`. In the case `service` one tenant is a service that launches
-5 ms of work every 50 ms and waits for it, beside one that is always busy. In the cases `pausing` one tenant works and
+on until every share is and stays within a point: `window`. The cases `service` are those of share_latency.py. In the
+cases `pausing` one tenant works and
 thinks beside one with long kernels: `pausing_expected` is request x work / (work + pause), `pausing_idle` the part of
 the time for which the GPU was kept idle for it. Prints tables and writes `build/results/shares.json`; a run of some of
 the cases replaces only their rows there.
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hook.world.agent_node import Node, built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
+from share_latency import SERVICES, measure
 from sharepod import protocol
 from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
 
@@ -222,31 +223,6 @@ def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float
     return measured, window, cpu
 
 
-def beside_service(seconds: float) -> list[Row]:
-    """A service of request 0.3 beside a program of 0.7 that is always busy: how long the service waits for its turn,
-    and what both got."""
-    case, names = "service", ("service", "busy")
-    with (
-        tempfile.TemporaryDirectory(prefix="sh") as directory,
-        running(Path(directory), tenant("service", 0.3), tenant("busy", 0.7)) as node,
-    ):
-        node.launch("service", "--kernel-us", "5000", "--sync-every", "1", "--idle-us", "45000")
-        node.launch("busy", "--kernel-us", "5000")
-        wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
-        time.sleep(SETTLE_S)
-        waits = [waits_of(node, name) for name in names]
-        shares = node.shares(seconds, *names)
-        time.sleep(1.1)  # what the agent tells is up to a second old
-        rows = []
-        for name, before in zip(names, waits, strict=True):
-            waited = [late - early for early, late in zip(before, waits_of(node, name), strict=True)]
-            rows.append(Row(f"{case}: {name}", "share", "fraction", round(shares[name], 4)))
-            for part in (0.5, 0.99):
-                value = quantile(WAIT_BOUNDS_S, waited, part)
-                rows.append(Row(f"{case}: {name}", f"wait_p{part * 100:g}", "ms", round(value * 1e3, 2)))
-    return rows
-
-
 def sample(node: Node, name: str, tenant_id: str) -> float:
     """Return one of the tenant's counters."""
     return sum(s.value for s in node.metrics() if s.name == name and s.labels["tenant"] == tenant_id)
@@ -319,7 +295,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each case is measured (default 20)")
     parser.add_argument("--mix", action="append", choices=MIXES, help="only these shares; may be repeated")
     parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
-    parser.add_argument("--service", action="store_true", help="only the service beside a busy program")
+    parser.add_argument("--service", action="store_true", help="only a service beside a busy program")
     parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
     arguments = parser.parse_args()
     everything = not (arguments.work or arguments.mix or arguments.service or arguments.pauses)
@@ -329,7 +305,10 @@ def main() -> int:
     singles: dict[Work, float] = {}
     rows: list[Row] = []
     if arguments.service or everything:
-        rows += beside_service(arguments.seconds)
+        for service in SERVICES:
+            fresh = measure(service, arguments.seconds)
+            print_table(fresh, title=service.name)
+            rows += fresh
     if arguments.pauses or everything:
         for pauses in PAUSING:
             for kernel_ms in PAUSING_KERNELS_MS:

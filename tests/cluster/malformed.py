@@ -95,6 +95,19 @@ BLOCKS: tuple[Case, ...] = (
         '"Enforced", "None"',
         {"request": 0.4, "memoryIsolation": "Soft"},
     ),
+    Case("unknown latency", "spec.gpu.latency", '"Normal", "Interactive"', {"request": 0.4, "latency": "Low"}),
+    Case(
+        "exclusive and interactive",
+        "spec.gpu.latency",
+        "leave latency out or use mode: Shared",
+        {"mode": "Exclusive", "latency": "Interactive"},
+    ),
+    Case(
+        "best effort and interactive",
+        "spec.gpu.latency",
+        "write a request such as 0.3",
+        {"request": 0, "memory": "4Gi", "latency": "Interactive"},
+    ),
     Case("unknown placement", "spec.gpu.placement", '"Binpack", "Spread"', {"request": 0.4, "placement": "Pack"}),
     Case("affinity that is no label", "spec.gpu.affinity", "letters, digits", {"request": 0.4, "affinity": "a b"}),
     Case(
@@ -341,6 +354,28 @@ ANNOTATIONS: tuple[Case, ...] = (
         "sharepod.dev/gpu-mode",
         "Shared or Exclusive",
         annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-mode": "exclusive"},
+    ),
+    Case(
+        "unknown latency, annotated",
+        "sharepod.dev/gpu-latency",
+        "Normal or Interactive",
+        annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-latency": "low"},
+    ),
+    Case(
+        "exclusive and interactive, annotated",
+        "sharepod.dev/gpu-latency",
+        "mode: Shared",
+        annotations={"sharepod.dev/gpu-mode": "Exclusive", "sharepod.dev/gpu-latency": "Interactive"},
+    ),
+    Case(
+        "best effort and interactive, annotated",
+        "sharepod.dev/gpu-latency",
+        "write a request such as 0.3",
+        annotations={
+            "sharepod.dev/gpu-request": "0",
+            "sharepod.dev/gpu-memory": "4Gi",
+            "sharepod.dev/gpu-latency": "Interactive",
+        },
     ),
     Case(
         "unknown isolation, annotated",

@@ -56,6 +56,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
     "count": ("1", "2", "16", "17", "0", "two", "1.0", ""),
     "mode": ("Shared", "Exclusive", "exclusive", ""),
     "memoryIsolation": ("Enforced", "None", "none"),
+    "latency": ("Normal", "Interactive", "interactive"),
     "affinity": _LABELS,
     "antiAffinity": _LABELS,
     "exclusion": _LABELS,
@@ -93,6 +94,7 @@ def blocks(draw: st.DrawFn) -> dict[str, Any]:
         ),
         "count": st.integers(0, 17),
         "mode": st.sampled_from(["Shared", "Shared", "Exclusive", "exclusive"]),
+        "latency": st.sampled_from(["Normal", "Interactive", "interactive"]),
         "affinity": st.sampled_from(_LABELS),
         "uuids": st.lists(st.sampled_from([UUID, UUID[:-1] + "2", "GPU-1"]), max_size=2, unique=True),
     }

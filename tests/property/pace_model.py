@@ -21,6 +21,7 @@ NEVER = 2**64 - 1
 FENCES = 2
 WINDOW_MOST = 64
 FREE_MOST = 1 << 14
+LEAD = 500_000
 MS = 1_000_000
 
 
@@ -60,7 +61,8 @@ class Stream:
         """By how much launches began after the end of their quantum."""
         self.most_unfinished = 0
 
-    def open(self, quantum: int, drained: int = 0) -> None:
+    def open(self, quantum: int, drained: int = 0, *, short: bool = False) -> None:
+        self.model.pace_keep_short(self.pace, short)
         self.deadline = self.now + quantum if quantum else NEVER
         self.fences.clear()
         self.model.pace_open(self.pace, self.now, self.deadline, drained)
@@ -81,6 +83,9 @@ class Stream:
         """Launch, unless the model holds back. Return whether it was launched."""
         if self.pace.window.full and self.model.pace_holds_back(self.pace, self.now, self.deadline):
             return False
+        self.now = max(self.now, self.model.pace_next_launch(self.pace, self.now))
+        if self.ends <= self.now:
+            self.model.pace_ran_dry(self.pace, self.now)
         begins = max(self.now, self.ends)
         if begins > self.deadline:
             self.begun_after_end.append(begins - self.deadline)

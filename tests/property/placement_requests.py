@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 from hypothesis import strategies as st
-from sharepod.api.gpunode import Mode, SchedulingLabels
+from sharepod.api.gpunode import Latency, Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
@@ -69,6 +69,7 @@ def gpu_requests(draw: st.DrawFn) -> GpuRequest:
         memory=None if memory is None else Bytes(memory),
         count=draw(st.sampled_from([1, 1, 1, 2, 3])),
         mode=mode,
+        latency=Latency.NORMAL if request in (0, 1000) else draw(st.sampled_from([Latency.NORMAL] * 3 + [*Latency])),
         labels=SchedulingLabels(affinity=draw(groups), anti_affinity=draw(labels), exclusion=draw(labels)),
         placement=draw(st.sampled_from(PlacementPolicy)),
         models=draw(st.sampled_from([()] * 12 + [("big",), ("big",), ("none",)])),

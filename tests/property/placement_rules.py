@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from property.placement_requests import AFFINITIES, CORDONED
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import GpuUuid, TenantId
 from sharepod.placement.holders import DEVICE_PLUGIN_RESOURCE
 from sharepod.placement.state.cluster import HeadReservation
@@ -19,6 +19,7 @@ from sharepod.placement.state.types import GpuState, NodeState, PlacementRequest
 LASTING_OF_NODE = {"FewGpus", "NodeSelector", "NodeAffinity", "Taint", "TooSmall"}
 LASTING_OF_GPU = {"Uuids", "Model", "TooSmall"}
 PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "Exclusion", "AntiAffinity"} | {
+    "Interactive",
     "Time",
     "Memory",
 }
@@ -116,6 +117,8 @@ class Rules:
                 "Exclusion": any(named(row, row.labels.exclusion) != exclusion for row in here),
                 "AntiAffinity": apart is not None
                 and any(named(row, row.labels.anti_affinity) == apart for row in here),
+                "Interactive": asked.latency is Latency.INTERACTIVE
+                and any(row.latency is Latency.INTERACTIVE for row in here),
                 "Time": asked.request_milli > time,
                 "Memory": size > memory,
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property.pace_model import FENCES, FREE_MOST, MS, WINDOW_MOST, Stream
+from property.pace_model import FENCES, FREE_MOST, LEAD, MS, WINDOW_MOST, Stream
 
 durations = st.integers(min_value=1, max_value=400 * MS)
 late = st.integers(min_value=0, max_value=2 * MS)
@@ -55,6 +55,27 @@ def test_the_quantum_is_used(takes: int, quantum_ms: int) -> None:
         while stream.launch(takes):
             pass
     assert stream.ends - begun >= quantum_ms * MS - takes - MS // 4
+
+
+@settings(max_examples=100)
+@given(st.integers(min_value=20_000, max_value=60 * MS))
+def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
+    """Once it is known how long launches take, each window is put behind the one before just before that ends (PC4)."""
+    stream = Stream()
+    stream.open(0, short=True)
+    for _ in range(200):
+        stream.launch(takes)
+    begun, ends, launched = stream.now, stream.ends, 0
+    for _ in range(300):
+        before = stream.ends
+        stream.launch(takes)
+        launched += 1
+        assert stream.ends - takes == before, "the GPU does not wait"
+        assert max(0, before - stream.now) <= LEAD + max(LEAD, takes), "what was unfinished when it was launched"
+        if takes > LEAD:
+            assert before - stream.now <= LEAD
+    assert stream.ends - ends == launched * takes
+    assert stream.now > begun
 
 
 @given(st.integers(min_value=1, max_value=20))

@@ -31,6 +31,7 @@ class Program:
     gpus: tuple[str, ...] = ("g0",)
     request: int = 0
     limit: int = 1000
+    interactive: bool = False
     kernel_ns: int = 1 * MS
     start_ns: int = 0
     burst_ns: int = 0
@@ -39,6 +40,10 @@ class Program:
     """Length of the next pause; None: always `pause_ns`."""
     look_ns: int = 0
     """How long it goes on holding after its last kernel until it sees that it has no more work."""
+    prompt_look_ns: int = 0
+    """The same under a grant that is to go back promptly."""
+    looks_ns: int = 0
+    """The same in the hold that is planned."""
     graphs: bool = False
     """Each kernel is a graph, whose length the hook has learned."""
     busy_from_ns: int | None = None
@@ -122,9 +127,7 @@ class Simulation:
     def run(self, until: int) -> None:
         """Play from 0 to `until`, where spans of unfinished holds are cut."""
         for program in self.programs.values():
-            self.scheduler.set_tenant(
-                0, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit
-            )
+            self._set_tenant(program)
             self.at(program.start_ns, lambda program=program: self._wake(program))  # type: ignore[misc]
         while True:
             due = self.scheduler.next_deadline()
@@ -154,9 +157,7 @@ class Simulation:
         def resize() -> None:
             program.request = request
             if program.id in self.programs:
-                self.scheduler.set_tenant(
-                    self.now, program.id, program.gpus, request_milli=request, limit_milli=program.limit
-                )
+                self._set_tenant(program)
 
         self.at(time, resize)
 
@@ -173,13 +174,17 @@ class Simulation:
 
         def come() -> None:
             self.programs[program.id] = program
-            self.scheduler.set_tenant(
-                self.now, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit
-            )
+            self._set_tenant(program)
             self._wake(program)
 
         self.at(gone, leave)
         self.at(back, come)
+
+    def _set_tenant(self, program: Program) -> None:
+        wishes = {"interactive": True} if program.interactive else {}  # of which other schedulers know nothing
+        self.scheduler.set_tenant(
+            self.now, program.id, program.gpus, request_milli=program.request, limit_milli=program.limit, **wishes
+        )
 
     def _pass(self, moment: int) -> None:
         if any(program.grant is not None for program in self.programs.values()):
@@ -236,7 +241,9 @@ class Simulation:
         kernels = max(1, run // program.kernel_ns if program.graphs else -(-run // program.kernel_ns))
         looks = 0
         if program.burst_ns and (left := max(1, -(-program.work_ns // program.kernel_ns))) <= kernels:
-            kernels, looks = left, program.look_ns
+            prompt = program.grant is not None and program.grant.prompt
+            kernels, looks = left, program.prompt_look_ns if prompt else program.look_ns
+        program.looks_ns = looks
         program.kernels = kernels
         ends = max(self.now, program.granted_at + kernels * program.kernel_ns + self.hand_off_ns + looks)
         self._schedule_drain(program, ends, close)
@@ -276,7 +283,7 @@ class Simulation:
             if not wanting:
                 pause = program.pauses() if program.pauses else program.pause_ns
                 program.paused_ns, program.pauses_made = program.paused_ns + pause, program.pauses_made + 1
-                wakes = self.now + max(1, pause - program.look_ns)
+                wakes = self.now + max(1, pause - program.looks_ns)
                 if program.busy_from_ns is not None:
                     wakes = min(wakes, program.busy_from_ns)
                 self.at(wakes, lambda: self._wake(program))

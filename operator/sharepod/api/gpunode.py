@@ -42,6 +42,13 @@ class MemoryIsolation(StrEnum):
     NONE = "None"
 
 
+class Latency(StrEnum):
+    """Wait of a SharePod for its GPUs: until turns of others end, or little longer than the kernel that runs."""
+
+    NORMAL = "Normal"
+    INTERACTIVE = "Interactive"
+
+
 class Pool(StrEnum):
     """Owner of a node's GPUs: SharePod alone, or NVIDIA's device plugin, from which holders take them."""
 
@@ -89,6 +96,7 @@ class Tenant(Model):
     memory: BytesField
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     mode: Mode = Mode.SHARED
+    latency: Latency = Latency.NORMAL
     labels: SchedulingLabels = SchedulingLabels()
 
 

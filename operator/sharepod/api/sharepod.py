@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .bounds import MAX_CONDITIONS, MAX_COUNT, MAX_FIELD, MAX_MESSAGE, clipped
-from .gpunode import MemoryIsolation, Mode, SchedulingLabels
+from .gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels
 from .objects import MAX_GPUS, Condition, Model
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_fraction, parse_quantity
 
@@ -58,6 +58,7 @@ class GpuSpec(Model):
     count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    latency: Latency = Latency.NORMAL
     affinity: LabelField | None = None
     anti_affinity: LabelField | None = None
     exclusion: LabelField | None = None
@@ -80,6 +81,7 @@ class GpuRequest:
     count: int = 1
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    latency: Latency = Latency.NORMAL
     labels: SchedulingLabels = field(default_factory=SchedulingLabels)
     placement: PlacementPolicy = PlacementPolicy.BINPACK
     uuids: tuple[str, ...] = ()
@@ -121,6 +123,11 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
                     f"spec.gpu.{name}",
                     "an Exclusive SharePod has the whole GPU; leave the field out or use mode: Shared",
                 )
+        if gpu.latency is Latency.INTERACTIVE:
+            raise SpecError(
+                "spec.gpu.latency",
+                "an Exclusive SharePod has the whole GPU and waits for nobody; leave the field out or use mode: Shared",
+            )
         request, limit = WHOLE_GPU, WHOLE_GPU
     else:
         if gpu.request is None:
@@ -139,6 +146,12 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
             )
         if request == 0 and memory is None:
             raise SpecError("spec.gpu.memory", "is required with request 0 (best effort); write a size such as 4Gi")
+        if request == 0 and gpu.latency is Latency.INTERACTIVE:
+            raise SpecError(
+                "spec.gpu.latency",
+                "Interactive spends guaranteed time, and request is 0; write a request such as 0.3, "
+                "or leave latency out",
+            )
     return GpuRequest(
         request_milli=request,
         limit_milli=limit,
@@ -146,6 +159,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
         count=gpu.count,
         mode=gpu.mode,
         memory_isolation=gpu.memory_isolation,
+        latency=gpu.latency,
         labels=SchedulingLabels(affinity=gpu.affinity, anti_affinity=gpu.anti_affinity, exclusion=gpu.exclusion),
         placement=gpu.placement,
         uuids=gpu.uuids,

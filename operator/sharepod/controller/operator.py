@@ -98,7 +98,9 @@ class Operator:
             page_size=settings.page_size,
             may_write=self.leadership.acting,
         )
-        self.state = ClusterState(pods, AgentLeases(settings.agent_duration, clock))
+        self.state = ClusterState(
+            pods, AgentLeases(settings.agent_duration, clock), interactive_per_gpu=settings.interactive_per_gpu
+        )
         self.watches = Watches(
             self.state,
             self.client,

@@ -78,6 +78,9 @@ class OperatorSettings(BaseSettings):
     when the leading operator first saw the SharePod wait.
     """
 
+    interactive_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
+    """Most SharePods of `latency: Interactive` on one GPU. With more than one, they wait for each other."""
+
     resync_interval: Seconds = 600
     """Period at which every tenant and node is looked at again, in memory: nothing is listed for it."""
 

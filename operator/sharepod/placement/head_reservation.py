@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import WHOLE_GPU, GpuUuid
 
 from .filters import gpu as gpu_filters
@@ -84,6 +84,7 @@ def _to_free(gpu: GpuAccount, request: PlacementRequest) -> int:
     exclusion = {label_key(request.namespace, asked.labels.exclusion)}
     anti_affinity = label_key(request.namespace, asked.labels.anti_affinity)
     conflicts = anti_affinity is not None and anti_affinity in gpu.anti_affinity
+    conflicts |= asked.latency is Latency.INTERACTIVE and gpu.interactive_full
     alone = asked.mode is Mode.EXCLUSIVE or gpu.exclusive or conflicts
     if gpu.tenants and (alone or gpu.exclusions != exclusion):
         return 2 * WHOLE_GPU

@@ -279,22 +279,30 @@ def _read_limits(raw: _Raw) -> Limits:
     return Limits(*_read_terms(raw))
 
 
+_GRANT_FLAGS = (
+    _lib.SHP_GRANT_METERED,
+    _lib.SHP_GRANT_ANNOUNCE,
+    _lib.SHP_GRANT_RENEWS,
+    _lib.SHP_GRANT_SHORT,
+    _lib.SHP_GRANT_PROMPT,
+)
+"""Flags of a grant, in the order of the fields of `Grant`."""
+
+
 def _read_grant(raw: _Raw) -> Grant:
-    flags = _flags(raw.flags, _lib.SHP_GRANT_METERED | _lib.SHP_GRANT_ANNOUNCE | _lib.SHP_GRANT_RENEWS)
+    flags = _flags(raw.flags, sum(_GRANT_FLAGS))
     return Grant(
         raw.grant_id,
         raw.quantum_ns,
         _mask(raw.gpu_mask),
-        bool(flags & _lib.SHP_GRANT_METERED),
-        bool(flags & _lib.SHP_GRANT_ANNOUNCE),
-        bool(flags & _lib.SHP_GRANT_RENEWS),
+        *(bool(flags & bit) for bit in _GRANT_FLAGS),
     )
 
 
 def _write_grant(raw: _Raw, frame: Grant) -> None:
     raw.grant_id, raw.quantum_ns, raw.gpu_mask = frame.grant_id, frame.quantum_ns, frame.gpu_mask
-    raw.flags = (_lib.SHP_GRANT_METERED if frame.metered else 0) | (_lib.SHP_GRANT_ANNOUNCE if frame.announce else 0)
-    raw.flags |= _lib.SHP_GRANT_RENEWS if frame.renews else 0
+    told = (frame.metered, frame.announce, frame.renews, frame.short, frame.prompt)
+    raw.flags = sum(bit for bit, is_set in zip(_GRANT_FLAGS, told, strict=True) if is_set)
 
 
 def _read_revoke(raw: _Raw) -> Revoke:

@@ -162,6 +162,10 @@ class Grant:
     """The client may send `Draining` under this grant."""
     renews: bool = False
     """New terms of a grant that the client has. A client that has drained it meanwhile ignores them."""
+    short: bool = False
+    """The client keeps its queue short: it launches when what it launched is about to end."""
+    prompt: bool = False
+    """The client gives the token back as soon as its work has ended."""
 
 
 @dataclass(frozen=True, slots=True)

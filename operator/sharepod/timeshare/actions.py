@@ -19,6 +19,10 @@ class TokenGrant:
     """Time for which the tenant may launch, in ns from now; 0: until it is revoked."""
     metered: bool
     """The tenant has to keep its queue bounded, because others are connected or its ceiling binds."""
+    short: bool = False
+    """The tenant has to keep its queue short: an interactive tenant of its GPUs is connected."""
+    prompt: bool = False
+    """The tenant is interactive: it gives the token back as soon as its work has ended."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,8 @@ class Hold:
     grant_id: int
     granted_at: int
     """Begin of the present quantum."""
+    begun_at: int
+    """Begin of the first."""
     deadline: int | None
     """End of the quantum; None: until another tenant wants one of the GPUs."""
     metering: Metering

@@ -112,6 +112,11 @@ class Occupancy:
             if t is not tenant
         )
 
+    def beside_interactive(self, tenant: TokenTenant) -> bool:
+        """Return whether an interactive tenant of the tenant's GPUs, other than itself, is connected."""
+        others = (other for gpu in tenant.gpus for other in self.tenants_on[gpu] if other is not tenant)
+        return any(other.interactive and other.connected for other in others)
+
     def settle(self, now: int, tenant: TokenTenant) -> None:
         """Bring the tenant's account forward to `now`. To be called before anything changes that its charge depends
         on."""

@@ -64,6 +64,7 @@ class Scheduler:
         *,
         request_milli: int,
         limit_milli: int,
+        interactive: bool = False,
         resumed: AccountSnapshot | None = None,
     ) -> None:
         """Add a tenant, or change the rates of one.
@@ -74,6 +75,7 @@ class Scheduler:
             gpus: UUIDs of its GPUs, in the tenant's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Most that it gets of each GPU, in thousandths.
+            interactive: Whether it asked for short waits.
             resumed: Account of the tenant in an earlier process, if known; for a new tenant only.
 
         Raises:
@@ -91,7 +93,7 @@ class Scheduler:
             account = Account(now, self._parameters, request_milli=request_milli, limit_milli=limit_milli)
             if resumed is not None:
                 account.resume(resumed)
-            tenant = TokenTenant(tenant_id, tuple(gpus), account, asleep_since=now)
+            tenant = TokenTenant(tenant_id, tuple(gpus), account, interactive, asleep_since=now)
             self._tenants[tenant_id] = tenant
             self._occupancy.add(now, tenant)
         else:
@@ -101,6 +103,7 @@ class Scheduler:
                 )
             self._occupancy.settle_around(now, tenant)
             tenant.account.set_rates(request_milli=request_milli, limit_milli=limit_milli)
+            tenant.interactive = interactive
             if tenant.waiting_since is not None:
                 self._classify(now, tenant)
             self._holds.shorten(now, tenant.gpus, unlimited=self._unlimited)
@@ -133,7 +136,7 @@ class Scheduler:
             return
         self._occupancy.settle_around(now, tenant)
         self._cease_waiting(now, tenant)
-        woke = tenant.asleep_since is not None and now - tenant.asleep_since >= self._parameters.wake_ns
+        woke = tenant.wakes(now, self._parameters)
         if tenant.asleep_since is not None and tenant.account.grants:
             tenant.habits.paused(now - tenant.asleep_since, tenant.account.held_ns)
         self._enqueue(now, tenant, woke=woke)
@@ -330,10 +333,10 @@ class Scheduler:
         hold = self._tenants[tenant_id].hold
         if hold is None or hold.phase is not HoldPhase.RUNNING:
             return None
-        if hold.deadline is None:
-            return TokenGrant(tenant_id, hold.grant_id, 0, hold.metered)
-        left = hold.deadline - now
-        return TokenGrant(tenant_id, hold.grant_id, left, hold.metered) if left > 0 else None
+        left = 0 if hold.deadline is None else hold.deadline - now
+        if hold.deadline is not None and left <= 0:
+            return None
+        return self._holds.terms(self._tenants[tenant_id], hold, left)
 
     def contended(self, now: int, tenant_id: str) -> bool:
         """Return whether another tenant of its GPUs is active: it waits or holds, or did until `quiet_ns` ago."""
@@ -380,7 +383,7 @@ class Scheduler:
 
     def _stop_waiting(self, tenant: TokenTenant) -> None:
         """Take the tenant out of all queues: it was granted, or wants no more."""
-        tenant.waiting_since, tenant.woke_with_credit, tenant.starving = None, False, False
+        tenant.waiting_since, tenant.woke_with_credit, tenant.starving, tenant.hurries = None, False, False, False
         self._preempted_waiting.pop(tenant.id, None)
         tenant.throttled, tenant.throttled_until = False, None
         self._throttled.pop(tenant.id, None)
@@ -451,6 +454,7 @@ class Scheduler:
         hold = Hold(
             self._grants,
             now,
+            now,
             deadline,
             metering=Metering.METERED_FROM_START if metered else Metering.UNMETERED,
             given_as=Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED,
@@ -460,4 +464,4 @@ class Scheduler:
         tenant.account.grants += 1
         self._stop_waiting(tenant)
         self._holds.begin(tenant, hold)
-        return TokenGrant(tenant.id, self._grants, 0 if deadline is None else deadline - now, metered)
+        return self._holds.terms(tenant, hold, 0 if deadline is None else deadline - now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .account import Account
 from .habits import Habits
 from .hold import DISPLACED, Hold
+from .parameters import Parameters
 
 _CREDIT_KEPT_NS = 1_000_000
 """Lag that the cancellation of common credit leaves to each tenant: 1 ms, so that a tenant with credit keeps some."""
@@ -24,10 +25,19 @@ class TokenTenant:
     id: str
     gpus: tuple[str, ...]
     account: Account
+    interactive: bool = False
+    """True if it asked for short waits. Then it hurries when it wakes with credit, but no more often than one wake each
+    `early_every_ns` (after a burst)."""
     asleep_since: int | None = None
     waiting_since: int | None = None
     woke_with_credit: bool = False
     """True if the tenant waits after a sleep, with a positive assured bucket: it goes next."""
+    hurries: bool = False
+    """True if the tenant waits for an early turn: it goes before all others, and holders keep a shortest turn."""
+    prompt: bool = False
+    """True if the tenant gives the token back as soon as its work has ended: it may hurry at its next wake too."""
+    early_paid_at: int = 0
+    """Moment at which the average time between early turns is met again."""
     starving: bool = False
     """True if the tenant is preempted and has waited in vain for the debt cap: it goes next, whatever it owes."""
     throttled: bool = False
@@ -55,6 +65,18 @@ class TokenTenant:
     def holding(self) -> bool:
         """Return whether it has a hold that was neither preempted nor suspended."""
         return self.hold is not None and self.hold.phase not in DISPLACED
+
+    def wakes(self, now: int, parameters: Parameters) -> bool:
+        """Return whether it wakes after a sleep long enough to go next; decide whether it hurries. Its account is
+        settled."""
+        if self.asleep_since is None:
+            return False
+        in_time = self.early_paid_at <= now + parameters.cut_burst_ns
+        self.hurries = self.interactive and in_time and self.account.assured > 0
+        self.prompt = self.interactive and in_time
+        if self.hurries:
+            self.early_paid_at = max(now, self.early_paid_at) + parameters.early_every_ns
+        return self.hurries or now - self.asleep_since >= parameters.wake_ns
 
     @property
     def best_effort(self) -> bool:
@@ -120,12 +142,14 @@ def order_key(
     """Return the sort key of a tenant that has waited since `since`; the smallest goes first (S7).
 
     A tenant with credit that has waited since `patient_since` or longer goes before all that wake: these may be so many
-    that a gang never finds its GPUs free at once.
+    that a gang never finds its GPUs free at once. A tenant that hurries goes before all.
     """
     account = tenant.account
     if tenant.starving:
         return (0, since, 0, tenant.id)
     if account.assured > 0:
+        if tenant.hurries:
+            return (0, -1, 0, tenant.id)
         return (
             (0, since, 0, tenant.id)
             if tenant.woke_with_credit or since <= patient_since

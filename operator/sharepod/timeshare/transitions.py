@@ -7,6 +7,7 @@ Guarantees:
 - A tenant without processor time yields whoever is next, and is suspended when its last work ends.
 - For a tenant that wakes with credit the holder keeps a shortest quantum only, but on each GPU no more often than one
   cut each `cut_every_ns` (after a burst).
+- For a tenant that hurries the holder keeps a shortest turn only.
 """
 
 from __future__ import annotations
@@ -68,12 +69,16 @@ class HoldTransitions:
         self._cuts_paid_at.pop(gpu, None)
 
     def meter(self, now: int, gpus: Iterable[str], newcomer: TokenTenant) -> None:
-        """Meter the holders of these GPUs from now on, because `newcomer` is connected."""
+        """Meter the holders of these GPUs from now on, because `newcomer` is connected; if that is interactive, have
+        them keep their queues short."""
         for gpu in gpus:
             holder = self._occupancy.holder.get(gpu)
-            if holder is None or holder is newcomer or holder.hold is None or holder.hold.metered:
+            if holder is None or holder is newcomer or holder.hold is None:
                 continue
-            holder.hold.metering = Metering.METERED_LATER
+            if holder.hold.metered and not newcomer.interactive:
+                continue
+            if not holder.hold.metered:
+                holder.hold.metering = Metering.METERED_LATER
             left = 0 if holder.hold.deadline is None else holder.hold.deadline - now
             if left > 0 or holder.hold.deadline is None:
                 self._tell_terms(holder, holder.hold, left)
@@ -92,7 +97,7 @@ class HoldTransitions:
         - for a waiter with credit, if it lags less by more than a quantum;
         - for a waiter that wakes with credit, as often as `cut_every_ns` allows.
 
-        For a waiter with credit a holder of borrowed time keeps a shortest loan.
+        For a waiter with credit a holder of borrowed time keeps a shortest turn; for one that hurries, every holder.
 
         Args:
             now: The present moment.
@@ -106,13 +111,16 @@ class HoldTransitions:
             if holder is None or holder.hold is None or unlimited(now, holder):
                 continue
             hold, quantum, cut = holder.hold, self._policy.quantum(holder), False
-            if lag is not None and hold.given_as is Charge.BORROWED:
+            begin = hold.granted_at
+            if waiter is not None and waiter.hurries:
+                quantum, begin = self._parameters.turn_min_ns, hold.begun_at
+            elif lag is not None and hold.given_as is Charge.BORROWED:
                 quantum = self._parameters.turn_min_ns
             elif lag is not None and lag - holder.account.lag_ns() > quantum:
                 quantum = min(quantum, self._parameters.quantum_min_ns)
             elif waiter is not None and waiter.woke_with_credit and self._may_cut(now, gpu):
                 quantum, cut = min(quantum, self._parameters.quantum_min_ns), True
-            deadline = max(now, hold.granted_at + quantum)
+            deadline = max(now, begin + quantum)
             if hold.deadline is None or hold.deadline - deadline >= min(quantum, self._parameters.quantum_min_ns):
                 if cut:
                     paid_at = max(now, self._cuts_paid_at.get(gpu, now))
@@ -208,7 +216,12 @@ class HoldTransitions:
         return hold.deadline - min(self._parameters.renew_ahead_ns, (hold.deadline - hold.granted_at) // 4)
 
     def _tell_terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> None:
-        self._new_terms.append((tenant, TokenGrant(tenant.id, hold.grant_id, left_ns, True)))
+        self._new_terms.append((tenant, self.terms(tenant, hold, left_ns)))
+
+    def terms(self, tenant: TokenTenant, hold: Hold, left_ns: int) -> TokenGrant:
+        """Return the terms of a hold whose quantum ends in `left_ns`; 0: it has no end."""
+        short = hold.metered and self._occupancy.beside_interactive(tenant)
+        return TokenGrant(tenant.id, hold.grant_id, left_ns, hold.metered, short=short, prompt=tenant.prompt)
 
     def _set_deadline(self, now: int, tenant: TokenTenant, hold: Hold, deadline: int) -> None:
         """Set an earlier deadline. The holder is told at once, so that its queue is short by then; if it is too late
@@ -239,7 +252,7 @@ class HoldTransitions:
         hold.given_as = Charge.GUARANTEED if tenant.account.assured > 0 else Charge.BORROWED
         hold.told_longer = hold.renewal_considered = hold.seen_late = False
         hold.charged_ns = 0
-        return [TokenGrant(tenant.id, hold.grant_id, hold.deadline - now, hold.metered)]
+        return [self.terms(tenant, hold, hold.deadline - now)]
 
     def _yield(self, now: int, tenant: TokenTenant, hold: Hold) -> None:
         """Let the next tenant in while this one's last work ends, unless its own turn is next again and it can run."""

@@ -66,6 +66,7 @@ struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
+    _Atomic bool keeps_short;   /* metered queues are kept short (Q5 of meter.h) */
     _Atomic uint32_t contexts;  /* CONTEXTS_ */
     const uint64_t *barred;     /* in the page of hints: openings up to this grant are barred (G5) */
     _Atomic uint64_t grant;     /* under which it was opened; GATE_NO_GRANT: by the duty cycle */

@@ -31,7 +31,35 @@ void meter_begin(struct gate *gate, const struct slot_stream *entry) {
     if (queue == NULL || queue->opening == opening)
         return;
     queue->opening = opening;
+    pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
     pace_open(&queue->pace, sys_now(), deadline_of(gate), atomic_load(&gate->drained));
+}
+
+bool meter_is_early(struct gate *gate, const struct slot_stream *entry) {
+    struct queue *queue = entry->queue;
+    if (queue == NULL || queue->opening != atomic_load(&gate->next_closing))
+        return false;
+    pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
+    uint64_t now = sys_now();
+    return pace_next_launch(&queue->pace, now) > now;
+}
+
+/* Looks now and then whether all has ended before it was expected to. */
+void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry) {
+    struct queue *queue = entry->queue;
+    CUstreamCaptureMode mode = own_calls_begin();
+    atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
+    for (uint64_t now = sys_now(), due; atomic_load(&gate->word) & GATE_OPEN; now = sys_now()) {
+        due = pace_next_launch(&queue->pace, now);
+        if (due <= now)
+            break;
+        if (DRIVER(cuEventQuery)(atomic_load(&queue->last)) != CUDA_ERROR_NOT_READY)
+            pace_ran_dry(&queue->pace, now);
+        else
+            sys_sleep(due - now < POLL_MOST ? due - now : POLL_MOST);
+    }
+    atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
+    own_calls_end(mode);
 }
 
 bool meter_holds_back(struct gate *gate, const struct slot_stream *entry) {
@@ -126,8 +154,8 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stre
     CUstreamCaptureMode mode = own_calls_begin();
     fence(gate, slot, queue);
     own_calls_end(mode);
-    if (queue->pace.window.full)
-        entry->gate_word = 0; /* the next launch looks whether it is so still */
+    if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
+        entry->gate_word = 0; /* the next launch looks whether it is to wait */
 }
 
 /* Fence the launches of a queue that are behind none. */

@@ -7,6 +7,7 @@
  * opening;
  * - Q3 every wait ends: with its fence, with the opening, or after PATIENCE (see meter.c): the kernel that is waited
  * for may itself wait for what this thread does next;
+ * - Q5 in a queue that is kept short a window of launches is begun when the one before is about to end (PC4);
  * - Q4 before work that is not gated is put behind a launch, there is a fence behind that launch (D3).
  */
 #ifndef SHAREPOD_METER_H
@@ -17,6 +18,10 @@
 
 /* Begin the opening for the queue of a stream that is about to be launched into, if it is new to it. */
 void meter_begin(struct gate *gate, const struct slot_stream *entry);
+/* Return whether the next launch into the stream is too early for a queue that is kept short (Q5). */
+bool meter_is_early(struct gate *gate, const struct slot_stream *entry);
+/* Wait until it is not, or until the opening ends. Outside of a passage. */
+void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry);
 /* Return whether what was launched into the stream is expected to last until the quantum ends (Q2). */
 bool meter_holds_back(struct gate *gate, const struct slot_stream *entry);
 /* Go on after a metered launch, outside of its passage. May wait for earlier work (Q1, Q3). */

@@ -29,8 +29,10 @@ static uint64_t fitting(const struct pace *pace, uint64_t now, uint64_t deadline
 }
 
 bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
-    uint64_t fits = fitting(pace, now, deadline);
-    pace->window.quota = (uint16_t)least(pace->window.size, fits > 0 ? fits : 1);
+    uint64_t fits = fitting(pace, now, deadline), size = pace->window.size;
+    if (pace->window.keeps_short && pace->estimate.launch_ns > 0)
+        size = least(size, most(PACE_LEAD / pace->estimate.launch_ns, 1));
+    pace->window.quota = (uint16_t)least(size, fits > 0 ? fits : 1);
     pace->window.full = fits == 0 && pace->window.free_launches == 0;
     return pace->window.full;
 }
@@ -61,6 +63,20 @@ void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drai
     estimate->graphs_end_at = 0;
     pace_plan(pace, now, deadline);
     pace->window.full = false;
+}
+
+void pace_keep_short(struct pace *pace, bool keeps_short) {
+    pace->window.keeps_short = keeps_short;
+}
+
+uint64_t pace_next_launch(const struct pace *pace, uint64_t now) {
+    uint64_t ends = pace->estimate.ends_at;
+    bool known = pace->window.keeps_short && pace->estimate.launch_ns > 0 && pace->window.free_launches == 0;
+    return known && pace->queue.count == 0 && ends > now + PACE_LEAD ? ends - PACE_LEAD : now;
+}
+
+void pace_ran_dry(struct pace *pace, uint64_t now) {
+    pace->estimate.ends_at = least(pace->estimate.ends_at, now);
 }
 
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline) {

@@ -6,7 +6,9 @@
  * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each, but for what passes
  *   after a wait in vain;
  * - PC2 a launch that is expected to begin after the end of the quantum is held back;
- * - PC3 after a wait in vain launches pass: one, after another two, then four, at most PACE_FREE_MOST.
+ * - PC3 after a wait in vain launches pass: one, after another two, then four, at most PACE_FREE_MOST;
+ * - PC4 in a queue that is kept short a window is due PACE_LEAD before the one before is expected to end, and takes no
+ *   longer than PACE_LEAD unless it is one launch.
  *
  * Points in time are ns of one clock; they never run backwards.
  */
@@ -21,6 +23,7 @@
 enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_FREE_MOST = 1 << 14 };
 
 #define PACE_NEVER UINT64_MAX /* a deadline that is not known */
+#define PACE_LEAD 500000ull   /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
 
 /* What is launched: since the last fence, and before the fences that nobody has seen passed. */
 struct pace_queue {
@@ -40,6 +43,7 @@ struct pace_window {
     uint16_t free_launches; /* without a wait, after the last wait in vain */
     uint16_t free_left;     /* those of them that are left */
     bool full;              /* what is launched is expected to last until the quantum ends */
+    bool keeps_short;       /* windows of half a millisecond, launched just in time */
 };
 
 /* What the fences have told. */
@@ -63,6 +67,13 @@ struct pace {
 
 /* Begin an opening that ends at `deadline`. `drained`: when all work of the last one had ended. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained);
+/* Set whether the queue is kept short from the next window on. */
+void pace_keep_short(struct pace *pace, bool keeps_short);
+/* Return when the next launch is due: of a queue that is kept short, PACE_LEAD before what is launched is expected to
+ * end; else `now`. */
+uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
+/* Note that all that was launched has ended. */
+void pace_ran_dry(struct pace *pace, uint64_t now);
 /* Return whether the next launch is to be held back until the terms change. */
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Count a launch. Return whether a fence is to be recorded behind it, after a wait that was put off. */

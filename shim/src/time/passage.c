@@ -133,6 +133,11 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 passage.waited = atomic_load(&gate->next_closing) != closing;
                 continue;
             }
+            if (slot != NULL && meter_is_early(gate, entry)) {
+                passage_abandon(&passage);
+                meter_wait_due(gate, slot, entry);
+                continue;
+            }
             meter_begin(gate, entry);
             return passage;
         }

@@ -14,10 +14,12 @@
 
 /* All in ns. */
 #define LOOK_CONTENDED (SYS_MS / 2) /* idle for this long while others wait: the token goes back */
-#define LOOK_ALONE (50 * SYS_MS)    /* the same while nobody waits: nothing is lost by keeping it */
-#define PERIOD (100 * SYS_MS)       /* of the duty cycle: as long as the longest quantum of the agent */
-#define LOCAL_LEAST SYS_MS          /* a window shorter than this is not worth opening */
-#define WAKING (200 * SYS_MS)       /* a thread that has not run this long after its opening is not waited for */
+#define LOOK_PROMPT \
+    (100 * 1000ull)               /* between two looks at a token that is to go back promptly; idle at both: it goes */
+#define LOOK_ALONE (50 * SYS_MS)  /* the same while nobody waits: nothing is lost by keeping it */
+#define PERIOD (100 * SYS_MS)     /* of the duty cycle: as long as the longest quantum of the agent */
+#define LOCAL_LEAST SYS_MS        /* a window shorter than this is not worth opening */
+#define WAKING (200 * SYS_MS)     /* a thread that has not run this long after its opening is not waited for */
 #define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: a hand-off takes about that */
 #define POLL_LEAST (50 * 1000ull) /* between two polls of a drain that is about to end */
 #define POLL_MOST (2 * SYS_MS)    /* and of one that is not */
@@ -39,8 +41,11 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     struct gate *gate = token->gate;
     token->state = TOKEN_HELD;
     token->local = local;
+    token->prompt &= !local;
+    if (local)
+        atomic_store(&gate->keeps_short, false);
     token->metered = metered;
-    token->idle = token->quiet = token->asked = token->returned = false;
+    token->idle = token->quiet = token->ended = token->asked = token->returned = false;
     token->unbounded = !metered;
     token->deadline = deadline;
     token->opened = now;
@@ -83,6 +88,8 @@ static bool granted(void *of, const void *frame, const int *descriptors) {
     if ((grant->flags & SHP_GRANT_RENEWS) && (token->state != TOKEN_HELD || token->grant_id != grant->grant_id))
         return true; /* the frame has crossed with DRAINED */
     token->announce = (grant->flags & SHP_GRANT_ANNOUNCE) != 0;
+    token->prompt = (grant->flags & SHP_GRANT_PROMPT) != 0;
+    atomic_store(&token->gate->keeps_short, (grant->flags & SHP_GRANT_SHORT) != 0);
     if (token->state == TOKEN_HELD && !token->local) { /* extended or renewed */
         token->grant_id = grant->grant_id;
         token->deadline = deadline;
@@ -215,6 +222,13 @@ static bool ends_soon(const struct token *token, uint64_t now) {
     return end > now && end - now < AHEAD + LOOK_CONTENDED;
 }
 
+/* Return when to look next whether the token is idle. A prompt one is looked at when its work is expected to end. */
+static uint64_t next_look(const struct token *token, uint64_t now, bool contended) {
+    uint64_t latest = now + (contended ? LOOK_CONTENDED : LOOK_ALONE);
+    uint64_t end = token->prompt ? meter_expected_end(token->gate) : latest;
+    return token->prompt ? least(latest, end > now + LOOK_PROMPT ? end : now + LOOK_PROMPT) : latest;
+}
+
 /* TOKEN_HELD: close at the deadline, or when nothing is launched and all has finished. */
 static uint64_t step_held(struct token *token, uint64_t now) {
     bool contended = token->metered || session_contended(token->session);
@@ -235,11 +249,11 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         return token->deadline;
     if (now < token->next_look)
         return least(token->deadline, token->next_look);
-    token->next_look = now + (contended ? LOOK_CONTENDED : LOOK_ALONE);
+    token->next_look = next_look(token, now, contended);
     uint64_t launches = gate_launches(token->gate);
     if (launches != token->seen) {
         token->seen = launches;
-        token->quiet = false;
+        token->quiet = token->ended = false;
     } else if (contended && wanted(token) && ends_soon(token, now) && gate_clear(token->gate)) {
         close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
         return now;
@@ -248,7 +262,9 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         if (!token->quiet)
             drain_begin(token->streams);
         token->quiet = true;
-        if (drain_poll(token->streams)) {
+        bool long_enough = token->ended || !token->prompt;
+        token->ended = drain_poll(token->streams);
+        if (token->ended && long_enough) {
             token->idle = true;
             close(token, now);
             return now;

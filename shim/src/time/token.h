@@ -46,6 +46,7 @@ struct token {
     bool announce;       /* DRAINING may be sent */
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
     bool returned;       /* the agent has barred the gate and was told that this process runs again */
+    bool prompt;         /* it goes back as soon as the work has ended */
     bool without_driver; /* the driver is about to end: nothing is drained any more, and a grant is held to its end */
     uint64_t grant_id;   /* of the last grant */
     uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
@@ -53,6 +54,7 @@ struct token {
     /* TOKEN_HELD: whether it is used. */
     bool idle;          /* it is given back because nothing was launched */
     bool quiet;         /* nothing was launched since the last look, and events are recorded behind what was before */
+    bool ended;         /* and that had finished at the last look */
     uint64_t opened;    /* when */
     uint64_t launches;  /* that had entered when it was opened */
     uint64_t seen;      /* launches that had entered at the last look */

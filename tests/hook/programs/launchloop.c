@@ -8,6 +8,7 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <getopt.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_STREAMS = 64, EVENTS = 8192 };
+enum { MAX_STREAMS = 64, EVENTS = 8192, DELAYS = 4096 };
 
 static struct {
     unsigned long kernel_us;
@@ -31,7 +32,7 @@ static struct {
     unsigned graph_nodes;
     int device;
     bool per_thread;
-    const char *resolve, *call, *function;
+    const char *resolve, *call, *function, *spread;
 } options = {.kernel_us = 2000,
              .report = 1,
              .streams = 1,
@@ -39,7 +40,8 @@ static struct {
              .event_every = 1,
              .graph_nodes = 1,
              .resolve = "symbol",
-             .call = "kernel"};
+             .call = "kernel",
+             .spread = "regular"};
 
 /* What differs by the way in. Everything else is called by symbol. */
 static struct {
@@ -61,6 +63,9 @@ struct worker {
     uint64_t counts[EVENTS];
     uint64_t first, last; /* events recorded and not yet seen complete: [first, last) */
     pthread_mutex_t lock;
+    uint64_t random;
+    double delays[DELAYS]; /* since the last report: of steps that were waited for, beyond what their kernels take */
+    unsigned delay_count;
 };
 
 static CUcontext context;
@@ -185,6 +190,26 @@ static void look(struct worker *worker) {
     }
 }
 
+/* Sleep between two launches: always as long, exponentially distributed, or bimodal (nine of ten short, the tenth
+ * eleven times as long); the mean is --idle-us. */
+static void idle(struct worker *worker) {
+    worker->random = worker->random * 6364136223846793005ull + 1442695040888963407ull;
+    double drawn = ((double)(worker->random >> 11) + 0.5) / (double)(1ull << 53), us = (double)options.idle_us;
+    if (strcmp(options.spread, "exponential") == 0)
+        us *= -log(drawn);
+    else if (strcmp(options.spread, "bimodal") == 0)
+        us *= drawn < 0.1 ? 5.5 : 0.5;
+    struct timespec pause = {.tv_sec = (time_t)(us / 1e6), .tv_nsec = (long)(fmod(us, 1e6) * 1e3)};
+    nanosleep(&pause, NULL);
+}
+
+static void note_delay(struct worker *worker, double begun) {
+    pthread_mutex_lock(&worker->lock);
+    if (worker->delay_count < DELAYS)
+        worker->delays[worker->delay_count++] = now() - begun - (double)(options.sync_every * options.kernel_us) / 1e6;
+    pthread_mutex_unlock(&worker->lock);
+}
+
 static void *work(void *argument) {
     struct worker *worker = argument;
     CHECK(cuCtxSetCurrent(context));
@@ -197,8 +222,11 @@ static void *work(void *argument) {
         worker->streams[0] = NULL;
     for (unsigned i = 0; i < EVENTS; i++)
         CHECK(cuEventCreate(&worker->events[i], CU_EVENT_DISABLE_TIMING));
+    double begun = now();
     for (uint64_t n = 0; !atomic_load(&stop) && (options.launches == 0 || n < options.launches); n++) {
         unsigned which = (unsigned)(n % options.streams);
+        if (options.sync_every > 0 && n % options.sync_every == 0)
+            begun = now();
         launch(worker, which);
         worker->launched = n + 1;
         if ((n + 1) % options.event_every == 0) {
@@ -215,14 +243,13 @@ static void *work(void *argument) {
             }
             pthread_mutex_unlock(&worker->lock);
         }
-        if (options.sync_every > 0 && (n + 1) % options.sync_every == 0)
+        if (options.sync_every > 0 && (n + 1) % options.sync_every == 0) {
             CHECK(cuStreamSynchronize(options.per_thread && options.streams == 1 ? CU_STREAM_PER_THREAD
                                                                                  : worker->streams[which]));
-        if (options.idle_us > 0) {
-            struct timespec pause = {.tv_sec = (time_t)(options.idle_us / 1000000),
-                                     .tv_nsec = (long)(options.idle_us % 1000000) * 1000};
-            nanosleep(&pause, NULL);
+            note_delay(worker, begun);
         }
+        if (options.idle_us > 0)
+            idle(worker);
     }
     if (atomic_load(&stop))
         return NULL;
@@ -243,6 +270,21 @@ static unsigned long long size_option(const char *text) {
     }
 }
 
+/* Print by how much the steps since the last report were longer than their kernels. */
+static void report_delays(void) {
+    const char *comma = "";
+    printf("\"delays_ms\": [");
+    for (unsigned i = 0; i < options.threads; i++) {
+        if (pthread_mutex_trylock(&workers[i].lock) != 0)
+            continue;
+        for (unsigned n = 0; n < workers[i].delay_count; n++, comma = ", ")
+            printf("%s%.3f", comma, workers[i].delays[n] * 1e3);
+        workers[i].delay_count = 0;
+        pthread_mutex_unlock(&workers[i].lock);
+    }
+    printf("]");
+}
+
 static void report(const char *event, double start, double *last_time, uint64_t *last_completed, uint64_t allocated,
                    uint64_t refused) {
     uint64_t launched = 0, completed = 0;
@@ -258,11 +300,13 @@ static void report(const char *event, double start, double *last_time, uint64_t 
     double time = now(), kernel = (double)options.kernel_us / 1e6, elapsed = time - start;
     printf("{\"event\": \"%s\", \"elapsed\": %.3f, \"launches\": %llu, \"completed\": %llu, \"asked_seconds\": %.6f, "
            "\"gpu_seconds\": %.6f, \"share\": %.4f, \"recent_share\": %.4f, \"allocated\": %llu, "
-           "\"refused_allocations\": %llu}\n",
+           "\"refused_allocations\": %llu, ",
            event, elapsed, (unsigned long long)launched, (unsigned long long)completed, (double)launched * kernel,
            (double)completed * kernel, (double)completed * kernel / elapsed,
            time > *last_time ? (double)(completed - *last_completed) * kernel / (time - *last_time) : 0.0,
            (unsigned long long)allocated, (unsigned long long)refused);
+    report_delays();
+    printf("}\n");
     *last_time = time;
     *last_completed = completed;
 }
@@ -270,7 +314,8 @@ static void report(const char *event, double start, double *last_time, uint64_t 
 static void usage(void) {
     puts("launchloop [--kernel-us N=2000] [--function NAME=spin_us_N] [--seconds S=0: until SIGTERM] [--report S=1]\n"
          "           [--memory BYTES[K|M|G]=0] [--chunk BYTES=all at once] [--streams N=1] [--threads N=1]\n"
-         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0] [--launches N=0: without end]\n"
+         "           [--sync-every N=0: never] [--event-every N=1] [--idle-us N=0]\n"
+         "           [--spread regular|exponential|bimodal: of the idle times] [--launches N=0: without end]\n"
          "           [--device N=0] [--per-thread-stream]\n"
          "           [--resolve symbol|dlsym|getproc|getproc11] [--call kernel|ex|cooperative|graph] [--graph-nodes "
          "N=1]");
@@ -288,6 +333,7 @@ static void parse(int argc, char **argv) {
                                           {"sync-every", 1, NULL, 'y'},
                                           {"event-every", 1, NULL, 'e'},
                                           {"idle-us", 1, NULL, 'i'},
+                                          {"spread", 1, NULL, 'S'},
                                           {"launches", 1, NULL, 'l'},
                                           {"device", 1, NULL, 'd'},
                                           {"per-thread-stream", 0, NULL, 'p'},
@@ -309,6 +355,7 @@ static void parse(int argc, char **argv) {
         case 'y': options.sync_every = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'e': options.event_every = (unsigned)strtoul(optarg, NULL, 10); break;
         case 'i': options.idle_us = strtoul(optarg, NULL, 10); break;
+        case 'S': options.spread = optarg; break;
         case 'l': options.launches = strtoul(optarg, NULL, 10); break;
         case 'd': options.device = (int)strtol(optarg, NULL, 10); break;
         case 'p': options.per_thread = true; break;
@@ -370,6 +417,7 @@ int main(int argc, char **argv) {
     uint64_t last_completed = 0;
     for (unsigned i = 0; i < options.threads; i++) {
         pthread_mutex_init(&workers[i].lock, NULL);
+        workers[i].random = i + 1;
         if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0)
             exit(1);
     }

@@ -170,6 +170,27 @@ def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: in
     assert 0 < most <= 3 * streams, "two windows of a launch each, and one under way"
 
 
+def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(tenant: Tenant) -> None:
+    """Beside an interactive tenant. Without the flag there are two, and one more while the thread waits."""
+    agent = tenant.agent()
+    tenant.loop("--kernel-us", "100000")
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.send(client, Grant(1, 0, 1, metered=True, short=True))
+
+    def usage() -> tuple[int, int]:
+        now = tenant.read().client("tenant").usage[GPU_0]
+        return now.kernels, now.submitted - now.kernels
+
+    tenant.until(lambda: usage()[0] > 4, "some kernels of which the hook learns")
+    begun = usage()[0]
+    unfinished = []
+    while usage()[0] < begun + 10:
+        unfinished.append(usage()[1])
+        time.sleep(0.007)
+    assert sum(each <= 1 for each in unfinished) >= 0.9 * len(unfinished), unfinished
+
+
 def test_one_thread_on_two_gpus_has_short_queues(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
     agent = tenant.agent()

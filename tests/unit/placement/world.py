@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from sharepod.api.gpunode import Mode, SchedulingLabels
+from sharepod.api.gpunode import Latency, Mode, SchedulingLabels
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.engine import Engine
@@ -61,8 +62,8 @@ def node(
 class ClusterWithEngine(Cluster):
     """A cluster and the engine that decides over it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, interactive_per_gpu: int = 1) -> None:
+        super().__init__(interactive_per_gpu=interactive_per_gpu)
         self.engine = Engine(self)
 
     def read_back(self, node: str, written: Reservation, generation: int) -> None:
@@ -72,8 +73,8 @@ class ClusterWithEngine(Cluster):
         self.load(node, {**rows, written.tenant: written}.values(), generation)
 
 
-def cluster_of(*nodes: NodeState) -> ClusterWithEngine:
-    cluster = ClusterWithEngine()
+def cluster_of(*nodes: NodeState, interactive_per_gpu: int = 1) -> ClusterWithEngine:
+    cluster = ClusterWithEngine(interactive_per_gpu=interactive_per_gpu)
     for state in nodes:
         cluster.upsert_node(state)
     return cluster
@@ -117,6 +118,11 @@ def ask(
         pod=pod or PodNeeds(),
         avoid=avoid or {},
     )
+
+
+def interactive(request: PlacementRequest) -> PlacementRequest:
+    """Return the same request, of latency Interactive."""
+    return replace(request, gpu=replace(request.gpu, latency=Latency.INTERACTIVE))
 
 
 def put(cluster: ClusterWithEngine, request: PlacementRequest) -> Assignment:

@@ -129,6 +129,7 @@ class Tokens:
         *,
         request_milli: int,
         limit_milli: int,
+        interactive: bool = False,
         contended: Callable[[bool], None],
         bar: Callable[[int], None],
         resumed: AccountSnapshot | None = None,
@@ -140,12 +141,19 @@ class Tokens:
             gpus: UUIDs of its GPUs, in the row's order.
             request_milli: Guaranteed share of each GPU, in thousandths.
             limit_milli: Most that it gets of each GPU, in thousandths.
+            interactive: Whether it asked for short waits.
             contended: Called when other tenants begin or cease to want its GPUs.
             bar: Called to let no launch begin under the grant of that id, or of a lower one.
             resumed: Account of the tenant under an earlier agent, if known; for a new tenant only.
         """
         self._scheduler.set_tenant(
-            self._now(), tenant_id, gpus, request_milli=request_milli, limit_milli=limit_milli, resumed=resumed
+            self._now(),
+            tenant_id,
+            gpus,
+            request_milli=request_milli,
+            limit_milli=limit_milli,
+            interactive=interactive,
+            resumed=resumed,
         )
         self._tokens.setdefault(tenant_id, _Token((1 << len(gpus)) - 1, contended, bar))
         self._pump()
@@ -405,7 +413,14 @@ class Tokens:
         token.undrained[client] = grant.grant_id
         token.ending.pop(client, None)
         frame = protocol.Grant(
-            grant.grant_id, grant.quantum_ns, token.gpu_mask, grant.metered, announce=grant.metered, renews=renews
+            grant.grant_id,
+            grant.quantum_ns,
+            token.gpu_mask,
+            grant.metered,
+            announce=grant.metered,
+            renews=renews,
+            short=grant.short,
+            prompt=grant.prompt,
         )
         client.send(frame)
 

@@ -32,7 +32,7 @@ from sharepod.agent.sockets.listener import Listener
 from sharepod.agent.sockets.peers import EXHAUSTED, PeerProcesses, peer_of, peer_pid
 from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor, start_time
-from sharepod.api.gpunode import MemoryIsolation, Tenant
+from sharepod.api.gpunode import Latency, MemoryIsolation, Tenant
 from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.timeshare import AccountSnapshot
 
@@ -289,6 +289,7 @@ class ServedTenant:
             self.row.gpus,
             request_milli=self.row.request_milli,
             limit_milli=self.row.limit_milli,
+            interactive=self.row.latency is Latency.INTERACTIVE,
             contended=self._set_contended,
             bar=self._bar,
             resumed=resumed,

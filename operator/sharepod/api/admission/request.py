@@ -29,7 +29,7 @@ from sharepod.api.dialects import (
     UUID_SHAPE,
     known_keys,
 )
-from sharepod.api.gpunode import MemoryIsolation, Mode
+from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
@@ -177,6 +177,7 @@ def _readable() -> list[Validation]:
         ),
         _one_of("mode", [*Mode]),
         _one_of("memoryIsolation", [*MemoryIsolation]),
+        _one_of("latency", [*Latency]),
         _one_of("placement", [*PlacementPolicy]),
         _each(
             labels,
@@ -231,6 +232,7 @@ def _together() -> list[Validation]:
     count = "(variables.count.size() > 0 ? int(variables.annotations[variables.count[0]]) : 1)"
     block = "has(object.spec.gpu)"
     foreign = " || ".join(f"variables.said.exists(k, k.startsWith({text(p)}))" for p in FOREIGN_PREFIXES)
+    interactive = f"variables.latency.exists(k, variables.annotations[k] == '{Latency.INTERACTIVE}')"
     return [
         *(
             refuse(
@@ -239,6 +241,16 @@ def _together() -> list[Validation]:
                 f"remove it or use {NATIVE_PREFIX}mode: Shared'",
             )
             for field in ("request", "limit", "memory")
+        ),
+        refuse(
+            f"!variables.exclusive || !{interactive}",
+            "'metadata.annotations[' + variables.latency[0] + ']: an Exclusive SharePod has the whole GPU and waits "
+            f"for nobody; remove it or use {NATIVE_PREFIX}mode: Shared'",
+        ),
+        refuse(
+            f"!{interactive} || !({given['request']}) || {value['request']} > 0.0",
+            "'metadata.annotations[' + variables.latency[0] + ']: Interactive spends guaranteed time, and ' + "
+            f"{key['request']} + ' is 0; write a request such as 0.3, or remove it'",
         ),
         refuse(
             f"{block} || variables.exclusive || {given['request']}",

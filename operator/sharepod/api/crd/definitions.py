@@ -14,7 +14,7 @@ from sharepod.api.bounds import MAX_QUANTITY
 from sharepod.api.dialects import MAX_LISTED, MAX_MEMORY, MIN_MEMORY, UUID_PATTERN, UUID_SHAPE
 from sharepod.api.gpunode import KIND as GPUNODE
 from sharepod.api.gpunode import PLURAL as GPUNODES
-from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, MemoryIsolation, Mode, Pool
+from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, Latency, MemoryIsolation, Mode, Pool
 from sharepod.api.objects import GROUP, MAX_GPUS, VERSION
 from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.sharepod import LABEL_PATTERN, MAX_TTL_S, TTL, PlacementPolicy, SharePodStatus
@@ -224,6 +224,13 @@ def gpu_schema() -> Schema:
                 [*MemoryIsolation],
                 MemoryIsolation.ENFORCED,
             ),
+            "latency": _choice(
+                "Normal, or Interactive: when the pod wakes with guaranteed time left, neighbours hand the GPU over "
+                "after the kernel that runs. A GPU takes one Interactive SharePod, or as many as the operator's "
+                "setting says.",
+                [*Latency],
+                Latency.NORMAL,
+            ),
             "affinity": _label(
                 "SharePods with this label in the namespace go to the same GPU (or GPUs), or wait.", labels
             ),
@@ -332,6 +339,18 @@ def _together_rules() -> list[Rule]:
                 reason="FieldValueForbidden",
             )
             for field in ("request", "limit", "memory")
+        ),
+        _rule(
+            f"{shared} || self.latency == 'Normal'",
+            "an Exclusive SharePod has the whole GPU and waits for nobody; leave latency out or use mode: Shared",
+            field="latency",
+            reason="FieldValueForbidden",
+        ),
+        _rule(
+            "self.latency == 'Normal' || !has(self.request) || self.request != 0.0",
+            "Interactive spends guaranteed time, and request is 0; write a request such as 0.3, or leave latency out",
+            field="latency",
+            reason="FieldValueForbidden",
         ),
         _rule(
             f"!({shared}) || has(self.request)",

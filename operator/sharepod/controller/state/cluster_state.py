@@ -69,9 +69,17 @@ class ClusterState:
         settings: What every Pod is given, which counts where its requests are parsed.
         agents: Liveness of the agents.
         clock: Monotonic seconds.
+        interactive_per_gpu: Most SharePods of latency Interactive on one GPU.
     """
 
-    def __init__(self, settings: PodSettings, agents: AgentLeases, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: PodSettings,
+        agents: AgentLeases,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        interactive_per_gpu: int = 1,
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._said: dict[str, RateLimiter] = {}
@@ -82,7 +90,7 @@ class ClusterState:
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
-        self.cluster = Cluster()
+        self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
         self.gone_nodes: set[str] = set()

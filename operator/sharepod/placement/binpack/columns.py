@@ -138,6 +138,7 @@ class Columns:
         self.last_state_change = self.version
         self.anti_affinity: dict[LabelKey, dict[tuple[int, int], None]] = {}
         self._anti_affinity_of: list[tuple[tuple[LabelKey, int], ...]] = [()] * count
+        self.interactive_full: dict[tuple[int, int], None] = {}
 
     def _read(self, node: int) -> None:
         account = self._accounts.get(self.names[node])
@@ -149,6 +150,8 @@ class Columns:
         for key, gpu in self._anti_affinity_of[node]:
             self.anti_affinity.get(key, _NO_GPUS).pop((node, gpu), None)
         self._anti_affinity_of[node] = ()
+        for position in range(self.width):
+            self.interactive_full.pop((node, position), None)
         if account is None or state is None:
             self._clear_gpus(node, 0)
             self.room[node] = -1
@@ -208,6 +211,8 @@ class Columns:
             exclusion_of.append(exclusion)
             tenants.append(gpu.tenants)
             signatures.append(signature)
+            if gpu.interactive_full:
+                self.interactive_full[node, position] = None
             for key in gpu.anti_affinity:
                 self.anti_affinity.setdefault(key, {})[node, position] = None
                 self._anti_affinity_of[node] = (*self._anti_affinity_of[node], (key, position))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import Bytes
 from sharepod.placement.filters.node import BY_STATE
 from sharepod.placement.state.types import LabelKey, NodeSelectorTerm, PlacementRequest, PodNeeds, Toleration, label_key
@@ -40,6 +40,8 @@ class RequestClass:
     anti_affinity: LabelKey | None = None
     whole: bool = False
     """Mode Exclusive: only GPUs without tenants."""
+    interactive: bool = False
+    """Latency Interactive: only GPUs that take one more."""
 
     @classmethod
     def of(cls, request: PlacementRequest) -> RequestClass:
@@ -54,6 +56,7 @@ class RequestClass:
             gpu.models,
             label_key(request.namespace, gpu.labels.anti_affinity),
             gpu.mode is Mode.EXCLUSIVE,
+            gpu.latency is Latency.INTERACTIVE,
         )
 
 
@@ -68,6 +71,7 @@ def request_key(request: PlacementRequest) -> Hashable:
         gpu.count,
         gpu.models,
         gpu.mode,
+        gpu.latency,
         (request.namespace, labels.exclusion, labels.anti_affinity) if named else None,
         *needs_key(request.pod),
     )

@@ -125,8 +125,9 @@ class ClassScores:
             self._point("node_mask", mask)
         number = _ANY_EXCLUSION if wanted.exclusion is None else columns.exclusion_number(wanted.exclusion)
         c_request.exclusion = number
-        if wanted.anti_affinity is not None and not wanted.whole:
-            self._block(columns, tuple(columns.anti_affinity.get(wanted.anti_affinity, ())))
+        if (wanted.anti_affinity is not None or wanted.interactive) and not wanted.whole:
+            blocked = columns.anti_affinity.get(wanted.anti_affinity, {}) if wanted.anti_affinity is not None else {}
+            self._block(columns, (*blocked, *(columns.interactive_full if wanted.interactive else ())))
         return c_request
 
     def _point(self, name: str, array: Array) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import format_fraction
 from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.types import PlacementRequest, label_key
@@ -50,6 +50,8 @@ def dynamic(request: PlacementRequest) -> tuple[GpuFilter, ...]:
     filters += [_shared(request), _same_exclusion(request)]
     if request.gpu.labels.anti_affinity is not None:
         filters.append(_anti_affinity(request))
+    if request.gpu.latency is Latency.INTERACTIVE:
+        filters.append(_takes_interactive(request))
     return (*filters, _has_time(request), _has_memory(request))
 
 
@@ -146,6 +148,13 @@ def _anti_affinity(request: PlacementRequest) -> GpuFilter:
         return f'{_gpus(gpus, "has", "have")} a SharePod of the anti-affinity label "{label}" already'
 
     return GpuFilter("AntiAffinity", lambda gpu: key not in gpu.anti_affinity, explain)
+
+
+def _takes_interactive(request: PlacementRequest) -> GpuFilter:
+    def explain(gpus: Sequence[GpuAccount]) -> str:
+        return f"{_gpus(gpus, 'has', 'have')} as many SharePods of latency Interactive as a GPU takes"
+
+    return GpuFilter("Interactive", lambda gpu: not gpu.interactive_full, explain)
 
 
 def _has_time(request: PlacementRequest) -> GpuFilter:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
-from sharepod.api.gpunode import Mode
+from sharepod.api.gpunode import Latency, Mode
 from sharepod.api.units import WHOLE_GPU, GpuUuid, TenantId, format_fraction
 from sharepod.placement.wording import size_down, size_up
 
@@ -68,14 +68,20 @@ class Row:
 class GpuAccount:
     """Account of one GPU: what is free of it and which tenants it has. Read-only outside this module.
 
+    Args:
+        node: Name of the node.
+        state: The GPU as its agent reports it.
+        interactive_most: Most interactive tenants that it takes.
+
     `free_milli` (thousandths of its time) and `free_memory` (bytes) are negative where the GPU is over-committed.
     `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
     labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant whose
     head-of-line reservation has this GPU; only that tenant, or one of a priority above `head_priority`, is placed on
-    it.
+    it. `interactive_full`: it takes no further interactive tenant.
     """
 
     __slots__ = (
+        "_interactive_most",
         "anti_affinity",
         "exclusions",
         "exclusive",
@@ -84,6 +90,7 @@ class GpuAccount:
         "head_priority",
         "head_tenant",
         "index",
+        "interactive_full",
         "node",
         "owners",
         "rows",
@@ -91,7 +98,8 @@ class GpuAccount:
         "tenants",
     )
 
-    def __init__(self, node: str, state: GpuState) -> None:
+    def __init__(self, node: str, state: GpuState, interactive_most: int) -> None:
+        self._interactive_most = interactive_most
         self.node = node
         self.state = state
         self.index = state.index
@@ -107,7 +115,7 @@ class GpuAccount:
 
     def recount(self) -> None:
         """Add up its rows again."""
-        milli = memory = 0
+        milli = memory = interactive = 0
         exclusions: set[LabelKey | None] = set()
         anti_affinity: set[LabelKey] = set()
         owners: dict[str, int] = {}
@@ -124,6 +132,8 @@ class GpuAccount:
                 owners[tenant.owner] = owners.get(tenant.owner, 0) + 1
             if tenant.mode is Mode.EXCLUSIVE:
                 self.exclusive = True
+            interactive += tenant.latency is Latency.INTERACTIVE
+        self.interactive_full = interactive >= self._interactive_most
         self.tenants = len(self.rows)
         self.free_milli = WHOLE_GPU - milli
         self.free_memory = self.state.memory - memory
@@ -169,10 +179,12 @@ class NodeAccount:
     """Account of one node.
 
     `state` is None while the node is not known. `uid` and `generation` are those of the GPUNode last read. `holders`
-    are the holders in flight, each with the tenant that waits for it.
+    are the holders in flight, each with the tenant that waits for it. `interactive_per_gpu`: most interactive tenants
+    that a GPU takes.
     """
 
     __slots__ = (
+        "_interactive_per_gpu",
         "_interchangeable",
         "_taken",
         "generation",
@@ -187,8 +199,9 @@ class NodeAccount:
         "uid",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, interactive_per_gpu: int) -> None:
         self.name = name
+        self._interactive_per_gpu = interactive_per_gpu
         self.state: NodeState | None = None
         self.uid: str | None = None
         self.generation = 0
@@ -215,7 +228,7 @@ class NodeAccount:
         if gpus == before:
             return
         self._interchangeable = None
-        self.gpus = tuple(GpuAccount(self.name, gpu) for gpu in in_order(gpus))
+        self.gpus = tuple(GpuAccount(self.name, gpu, self._interactive_per_gpu) for gpu in in_order(gpus))
         self.gpus_by_uuid = {account.state.uuid: account for account in self.gpus}
         self.topology = Topology.of([account.state for account in self.gpus])
         for tenant, row in self.rows.items():
@@ -279,6 +292,8 @@ class NodeAccount:
         where = gpu.name
         if gpu.exclusive or (asked.mode is Mode.EXCLUSIVE and gpu.tenants):
             raise PlacementError(f"{where} has {gpu.tenants} tenants: an Exclusive one shares with nobody")
+        if asked.latency is Latency.INTERACTIVE and gpu.interactive_full:
+            raise PlacementError(f"{where} has as many Interactive tenants as a GPU takes")
         if asked.request_milli > gpu.free_milli:
             free = format_fraction(max(gpu.free_milli, 0))
             raise PlacementError(

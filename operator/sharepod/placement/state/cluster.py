@@ -39,9 +39,13 @@ class HeadReservation:
 
 
 class Cluster:
-    """All nodes by name, whether their Node, their ledger or only their pods have been seen."""
+    """All nodes by name, whether their Node, their ledger or only their pods have been seen.
 
-    def __init__(self) -> None:
+    `interactive_per_gpu`: most tenants of latency Interactive that a GPU takes.
+    """
+
+    def __init__(self, *, interactive_per_gpu: int = 1) -> None:
+        self._interactive_per_gpu = interactive_per_gpu
         self._nodes: dict[str, NodeAccount] = {}
         self._subscribers: list[Callable[[str], None]] = []
         self._nodes_of: dict[TenantId, dict[str, None]] = {}
@@ -335,7 +339,7 @@ class Cluster:
             node.reserve_for_head((), None, 0)
 
     def _node(self, name: str) -> NodeAccount:
-        return self._nodes.setdefault(name, NodeAccount(name))
+        return self._nodes.setdefault(name, NodeAccount(name, interactive_per_gpu=self._interactive_per_gpu))
 
     def _forget_if_empty(self, node: NodeAccount) -> None:
         if node.empty:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sharepod.api.bounds import clipped
-from sharepod.api.gpunode import MemoryIsolation, Mode, SchedulingLabels, Tenant, TenantState
+from sharepod.api.gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels, Tenant, TenantState
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 
@@ -161,6 +161,7 @@ class Reservation:
     pod_uid: str | None = None
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    latency: Latency = Latency.NORMAL
     labels: SchedulingLabels = NO_LABELS
     releasing: bool = False
     owner: str | None = field(default=None, compare=False)
@@ -180,6 +181,7 @@ class Reservation:
             memory=self.memory,
             memory_isolation=self.memory_isolation,
             mode=self.mode,
+            latency=self.latency,
             labels=self.labels,
         )
 
@@ -197,6 +199,7 @@ class Reservation:
             memory=Bytes(row.memory),
             mode=row.mode,
             memory_isolation=row.memory_isolation,
+            latency=row.latency,
             labels=row.labels,
             releasing=row.state is TenantState.RELEASING,
             owner=owner,
@@ -246,6 +249,7 @@ class Assignment:
             memory=self.memory,
             mode=request.gpu.mode,
             memory_isolation=request.gpu.memory_isolation,
+            latency=request.gpu.latency,
             labels=request.gpu.labels,
             owner=request.owner,
             needs=request.pod.resources,

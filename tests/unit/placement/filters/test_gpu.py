@@ -10,7 +10,7 @@ from sharepod.api.sharepod import PlacementPolicy
 from sharepod.api.units import TenantId, parse_quantity
 from sharepod.placement.state.types import Outlook, PodNeeds
 from sharepod.placement.wording import size_down, size_up
-from unit.placement.world import GI, ask, cluster_of, gpu, node, put, refused
+from unit.placement.world import GI, ask, cluster_of, gpu, interactive, node, put, refused
 
 A0, A1 = "GPU-node-a-0", "GPU-node-a-1"
 
@@ -102,6 +102,28 @@ def test_anti_affinity_keeps_a_label_on_different_gpus() -> None:
     assert first.gpus != second.gpus
     refusal = refused(cluster, ask("third", 100, anti_affinity="db"))
     assert '2 GPUs have a SharePod of the anti-affinity label "db" already' in refusal.message
+
+
+@pytest.mark.promise("placement-interactive")
+@pytest.mark.parametrize("per_gpu", [1, 2])
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("policy", [*PlacementPolicy])
+def test_a_gpu_takes_as_many_interactive_tenants_as_the_setting_says(
+    per_gpu: int, learned: bool, policy: PlacementPolicy
+) -> None:
+    cluster = cluster_of(node(gpus=2), interactive_per_gpu=per_gpu)
+    if learned:  # then the columns rank
+        for _ in range(32):
+            cluster.engine.packing.arrived(ask(request=100))
+        cluster.engine.packing.renew()
+    taken: list[str] = []
+    for number in range(2 * per_gpu):
+        request = interactive(ask(f"t{number}", 100, placement=policy))
+        taken += put(cluster, request).gpus
+    assert sorted(taken) == sorted([A0, A1] * per_gpu)
+    refusal = refused(cluster, interactive(ask("more", 100, placement=policy)))
+    assert "2 GPUs have as many SharePods of latency Interactive as a GPU takes" in refusal.message
+    put(cluster, ask("normal", 100, placement=policy))
 
 
 @pytest.mark.promise("placement-labels-of-namespace")

@@ -1,0 +1,100 @@
+"""An interactive service beside a busy program: how long its requests wait, and what that costs in work done.
+
+The service asks for 0.3 of the GPU and launches one kernel a request; the times between two requests are exponentially
+distributed, and its kernels take a tenth of the time in all. Beside it a program of 0.7 launches kernels without end.
+Each case runs with `latency: Normal` and with `latency: Interactive`. A request's wait is measured in the service: from
+the launch until the kernel has ended, less what the kernel takes. `work_lost`: the part of the GPU's time that both
+together get less than in the Normal case.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hook.world.agent_node import Program, running, tenant, wait_for
+from results import Row
+
+LOAD = 10
+"""The service's requests take one part in so many of the time."""
+SETTLE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """One case: milliseconds of a request's kernel and of the neighbour's kernels."""
+
+    request_ms: int
+    kernel_ms: int
+
+    @property
+    def name(self) -> str:
+        """Return the name of the case."""
+        return f"service, requests {self.request_ms} ms, {self.kernel_ms} ms"
+
+    @property
+    def p50_goal_ms(self) -> float:
+        """Return the goal for the median wait."""
+        return 1.5 + self.kernel_ms / 2
+
+    @property
+    def p99_goal_ms(self) -> float:
+        """Return the goal for the wait of 99 requests in a hundred."""
+        return 5.0 + self.kernel_ms
+
+
+SERVICES = tuple(Service(request, kernel) for request in (2, 5) for kernel in (1, 5, 20))
+
+
+@dataclass(frozen=True)
+class _Run:
+    waits_ms: list[float]
+    shares: dict[str, float]
+
+
+def measure(service: Service, seconds: float) -> list[Row]:
+    """Measure one case under both latencies."""
+    runs = {latency: _run(service, latency, seconds) for latency in ("Normal", "Interactive")}
+    rows = []
+    for latency, run in runs.items():
+        case, waits = f"{service.name}: {latency}", sorted(run.waits_ms)
+        for part in (50, 99):
+            rows.append(Row(case, f"wait_p{part}", "ms", round(waits[len(waits) * part // 100], 2)))
+        rows += [Row(case, f"share_of_{name}", "fraction", round(share, 4)) for name, share in run.shares.items()]
+    together = {latency: sum(run.shares.values()) for latency, run in runs.items()}
+    lost = (together["Normal"] - together["Interactive"]) / together["Normal"]
+    return [
+        *rows,
+        Row(service.name, "goal_p50", "ms", service.p50_goal_ms),
+        Row(service.name, "goal_p99", "ms", service.p99_goal_ms),
+        Row(service.name, "work_ratio", "ratio", round(together["Interactive"], 4)),
+        Row(service.name, "work_lost", "fraction", round(lost, 4)),
+    ]
+
+
+def _run(service: Service, latency: str, seconds: float) -> _Run:
+    rows = [tenant("service", 0.3, latency=latency), tenant("busy", 0.7)]
+    with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
+        kernel, pause = f"{service.request_ms}000", f"{service.request_ms * (LOAD - 1)}000"
+        asking = node.launch(
+            "service", "--kernel-us", kernel, "--sync-every", "1", "--idle-us", pause, "--spread", "exponential"
+        )
+        node.launch("busy", "--kernel-us", f"{service.kernel_ms}000")
+        wait_for(lambda: all(node.devices().busy_ns(name) for name in ("service", "busy")), "device time of both", 60)
+        _waits_ms(asking, SETTLE_S)
+        before, begin = node.devices(), time.monotonic()
+        waits = _waits_ms(asking, seconds)
+        after, length = node.devices(), time.monotonic() - begin
+        shares = {name: (after.busy_ns(name) - before.busy_ns(name)) / 1e9 / length for name in ("service", "busy")}
+        return _Run(waits, shares)
+
+
+def _waits_ms(program: Program, seconds: float) -> list[float]:
+    """Return the waits that the program reports from now on for so long; it reports each second."""
+    found: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found += program.report().get("delays_ms", [])
+    return found

@@ -1,0 +1,110 @@
+"""Tenants of latency Interactive in simulated time: short waits within their credit, at no neighbour's cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from property.timeshare_simulation import MS, US, Program, S, Simulation
+from sharepod.timeshare import Parameters
+
+WARM_UP = 5 * S
+END = WARM_UP + 40 * S
+HAND_OFF = 200 * US
+LEAST_TURN = Parameters().turn_min_ns
+SOME = settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a play takes a second
+)
+
+
+def drawn(mean_ns: int) -> Callable[[], int]:
+    """Return a source of exponentially distributed pauses."""
+    draw = random.Random(1)
+    return lambda: max(1, int(draw.expovariate(1 / mean_ns)))
+
+
+def service(work_ms: int, pause_ms: int, *, request: int, interactive: bool = True) -> Program:
+    """Return a program that answers requests, each by one kernel."""
+    return Program(
+        "service",
+        request=request,
+        interactive=interactive,
+        kernel_ns=work_ms * MS,
+        burst_ns=work_ms * MS,
+        look_ns=500 * US,
+        prompt_look_ns=150 * US,
+        pauses=drawn(pause_ms * MS),
+    )
+
+
+@pytest.mark.promise("time-interactive")
+@SOME
+@given(
+    work=st.integers(1, 5),
+    load=st.integers(20, 70),
+    kernels=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+)
+@example(work=2, load=50, kernels=[20])
+@example(work=5, load=70, kernels=[1, 30])
+def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: int, kernels: list[int]) -> None:
+    """While it stays within its request, and wakes no more than 125 times a second; `load`: in % of its request."""
+    pause = max(9, work * 1000 // (3 * load) - work)
+    asking = service(work, pause, request=300)
+    busy = [Program(f"n{n}", request=700 // len(kernels), kernel_ns=ms * MS) for n, ms in enumerate(kernels)]
+    simulation = Simulation([asking, *busy], gap_ns=HAND_OFF, announces=True)
+    simulation.run(END)
+    first = next(n for n, at in enumerate(asking.granted) if at >= WARM_UP)
+    assert len(asking.waits) > first + 100
+    # A holder keeps a least turn, at most one kernel runs on, and two hand-offs are done.
+    assert max(asking.waits[first:]) <= LEAST_TURN + max(kernels) * MS + 4 * HAND_OFF
+    for each in busy:
+        assert each.share(WARM_UP, END) >= each.request / 1000 * 0.97, "but for the time of hand-offs"
+
+
+@pytest.mark.promise("time-interactive-share")
+@SOME
+@given(work=st.integers(1, 5), kernel=st.integers(1, 20), others=st.integers(1, 4))
+def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
+    work: int, kernel: int, others: int
+) -> None:
+    """Early turns are for those that wake with credit."""
+    asking = Program("service", request=300, interactive=True, kernel_ns=work * MS)
+    busy = [Program(f"n{n}", request=700 // others, kernel_ns=kernel * MS) for n in range(others)]
+    simulation = Simulation([asking, *busy], announces=True)
+    simulation.run(END)
+    assert asking.share(WARM_UP, END) == pytest.approx(0.3, abs=0.01)
+    assert sum(one.share(WARM_UP, END) for one in (asking, *busy)) >= 0.99
+
+
+def test_wakes_without_end_cost_the_neighbour_a_bounded_part() -> None:
+    """A tenant that wakes two thousand times a second gets 125 early turns a second at most."""
+    asking = service(1, 1, request=300)
+    asking.kernel_ns = asking.burst_ns = 100 * US
+    asking.pauses = lambda: 400 * US
+    busy = Program("busy", request=700, kernel_ns=1 * MS)
+    simulation = Simulation([asking, busy], gap_ns=HAND_OFF, announces=True)
+    simulation.run(END)
+    assert busy.share(WARM_UP, END) >= 0.7
+    seconds = (END - WARM_UP) / S
+    assert sum(at >= WARM_UP for at in asking.granted) / seconds <= 250
+
+
+def test_two_interactive_tenants_share_as_they_asked() -> None:
+    programs = [
+        service(2, 18, request=300),
+        service(2, 18, request=300),
+        Program("busy", request=400, kernel_ns=5 * MS),
+    ]
+    programs[1].id = "other"
+    simulation = Simulation(programs, gap_ns=HAND_OFF, announces=True)
+    simulation.run(END)
+    for one in programs[:2]:
+        waits = sorted(one.waits[100:])
+        assert waits[len(waits) // 2] <= 5 * MS
+    assert programs[2].share(WARM_UP, END) >= 0.4
