@@ -45,7 +45,8 @@ bool gate_waking(struct gate *gate, bool forget) {
     for (uint32_t i = 0; i < count; i++) {
         struct slot *slot = &gate->slots[i];
         uint32_t waits = atomic_load(&slot->waits);
-        waking |= !forget && atomic_load(&slot->waits_for_fence) && sys_thread_lives(atomic_load(&slot->thread));
+        bool waits_in_launch = (!forget && atomic_load(&slot->waits_for_fence)) || atomic_load(&slot->waits_due);
+        waking |= waits_in_launch && sys_thread_lives(atomic_load(&slot->thread));
         if (waits == 0)
             continue;
         if (forget || !sys_thread_lives(atomic_load(&slot->thread)))

@@ -52,6 +52,7 @@ struct slot {
     _Atomic int thread;           /* its id; 0: a slot never used, or wiped by a fork */
     _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
     _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
+    _Atomic bool waits_due;       /* its thread waits until its launch is due: for one kernel at most */
     _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
     _Atomic uint32_t unknown;     /* the closing before which it has launched what nobody knows the end of; 0: none */
     struct slot_stream streams[SLOT_STREAMS];

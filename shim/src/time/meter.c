@@ -48,7 +48,7 @@ bool meter_is_early(struct gate *gate, const struct slot_stream *entry) {
 void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry) {
     struct queue *queue = entry->queue;
     CUstreamCaptureMode mode = own_calls_begin();
-    atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
+    atomic_store_explicit(&slot->waits_due, true, memory_order_relaxed);
     for (uint64_t now = sys_now(), due; atomic_load(&gate->word) & GATE_OPEN; now = sys_now()) {
         due = pace_next_launch(&queue->pace, now);
         if (due <= now)
@@ -58,7 +58,7 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slo
         else
             sys_sleep(due - now < POLL_MOST ? due - now : POLL_MOST);
     }
-    atomic_store_explicit(&slot->waits_for_fence, false, memory_order_relaxed);
+    atomic_store_explicit(&slot->waits_due, false, memory_order_relaxed);
     own_calls_end(mode);
 }
 

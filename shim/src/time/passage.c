@@ -44,6 +44,7 @@ static struct slot *inherit_slot(struct gate *gate, struct streams *streams, int
             atomic_store(&slot->sequence, sequence + 1);
         atomic_store(&slot->waits, 0);
         atomic_store(&slot->waits_for_fence, false);
+        atomic_store(&slot->waits_due, false);
         memset(slot->streams, 0, sizeof slot->streams);
         streams_abandon(streams, slot);
         return slot;
