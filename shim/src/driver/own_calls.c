@@ -25,10 +25,22 @@ bool stream_is_capturing(CUstream stream, bool per_thread) {
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-CUcontext context_of_stream(CUstream stream) {
+/* Return the context of a stream that is no default one; a green context's is that context, which its events are made
+ * in. NULL: the driver tells none. */
+static CUcontext context_told(CUstream stream) {
     CUcontext context = NULL;
-    if (!stream_is_default(stream) && HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS &&
-        context != NULL)
+    CUgreenCtx green = NULL;
+    if (HAS(cuStreamGetCtx_v2) && DRIVER(cuStreamGetCtx_v2)(stream, &context, &green) == CUDA_SUCCESS) {
+        if (green == NULL)
+            return context;
+        return HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS ? context : NULL;
+    }
+    return HAS(cuStreamGetCtx) && DRIVER(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS ? context : NULL;
+}
+
+CUcontext context_of_stream(CUstream stream) {
+    CUcontext context = stream_is_default(stream) ? NULL : context_told(stream);
+    if (context != NULL)
         return context;
     return DRIVER(cuCtxGetCurrent)(&context) == CUDA_SUCCESS ? context : NULL;
 }

@@ -32,6 +32,7 @@ static void leave_driver(struct hook_thread *thread, uint64_t now) {
     if (token_drains(thread->token) && now < thread->leave_by)
         return;
     thread->token->without_driver = true;
+    gate_exit(thread->gate);
     atomic_store(&thread->left, 1);
     sys_wake_all(&thread->left);
 }

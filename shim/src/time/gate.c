@@ -101,6 +101,11 @@ void gate_renew(struct gate *gate) {
         atomic_fetch_add(&gate->word, GATE_STEP);
 }
 
+void gate_exit(struct gate *gate) {
+    atomic_store(&gate->exits, true);
+    gate_renew(gate);
+}
+
 bool gate_clear(struct gate *gate) {
     uint32_t count = atomic_load(&gate->slot_count);
     bool clear = atomic_load(&gate->shared_inside) == 0;

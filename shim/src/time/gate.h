@@ -66,6 +66,7 @@ struct slot {
 struct gate {
     _Atomic uint32_t word;
     _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
+    _Atomic bool exits;         /* the program ends: each launch is waited for by its own thread */
     _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
     _Atomic bool keeps_short;   /* metered queues are kept short (Q5 of meter.h) */
     _Atomic uint32_t contexts;  /* CONTEXTS_ */
@@ -107,6 +108,8 @@ void gate_prepare(struct gate *gate, uint32_t slots, const uint64_t *barred);
 void gate_open(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
 /* Set new terms while the gate is open. */
 void gate_prolong(struct gate *gate, bool metered, uint64_t deadline, uint64_t grant);
+/* Let each launch from now on be waited for by its own thread (P4): the hook thread calls the driver no more. */
+void gate_exit(struct gate *gate);
 /* Close the gate. Launches may be under way until gate_clear returns true (G1, G3). */
 void gate_close(struct gate *gate);
 /* Return whether no thread is inside a launch. After gate_close a true answer stays true (G1). */

@@ -190,6 +190,22 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
         fence_rest(other);
 }
 
+/* A default stream is the current context's, so that context is made current. */
+void meter_before_ungated_context(const struct gate *gate, struct streams *streams, struct slot *slot,
+                                  CUcontext context) {
+    CUcontext popped;
+    if (slot->queues == NULL || atomic_load(&gate->captures) > 0)
+        return;
+    lock(&streams->lock);
+    if (streams_find_context(streams, context) != NULL && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+        for (struct queue *queue = slot->queues; queue != NULL; queue = queue->slot_next)
+            if (queue->context == context)
+                fence_rest(queue);
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    unlock(&streams->lock);
+}
+
 bool meter_end_unknown(const struct gate *gate) {
     uint32_t count = atomic_load(&gate->slot_count), opening = atomic_load(&gate->next_closing);
     for (uint32_t i = 0; i < count; i++)

@@ -31,6 +31,10 @@ void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stre
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread);
 
+/* The same for all streams of a context. */
+void meter_before_ungated_context(const struct gate *gate, struct streams *streams, struct slot *slot,
+                                  CUcontext context);
+
 /* Return when what was launched under metered grants is expected to have finished: a guess from the last fences of all
  * threads. A time that has passed: nothing is known to be unfinished. For the hook thread. */
 uint64_t meter_expected_end(const struct gate *gate);

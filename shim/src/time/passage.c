@@ -123,6 +123,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             passage.slot = slot;
             passage.gate = gate;
             passage.stream = slot ? entry : NULL;
+            passage.named = stream_named(stream, per_thread);
             if (!streams_register(streams, gate, slot, stream_named(stream, per_thread), word, entry)) {
                 passage_abandon(&passage);
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
@@ -140,6 +141,8 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 continue;
             }
             meter_begin(gate, entry);
+            if (atomic_load(&gate->exits))
+                entry->gate_word = 0; /* no launch by the fast path (P4) */
             return passage;
         }
         if (slot != NULL)
@@ -183,6 +186,8 @@ void passage_leave(struct passage *passage) {
     if (gate == NULL)
         return;
     struct slot *slot = passage->slot;
+    if (atomic_load_explicit(&gate->exits, memory_order_relaxed) && HAS(cuStreamSynchronize))
+        DRIVER(cuStreamSynchronize)(passage->named);
     if (slot == NULL) {
         atomic_fetch_add(&gate->shared_passed, 1);
         atomic_fetch_sub(&gate->shared_inside, 1);

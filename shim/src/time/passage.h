@@ -4,7 +4,8 @@
  * Guarantees:
  * - P1 a launch that was let in is seen by gate_clear until passage_leave (G1);
  * - P2 registered-before-launch: its stream is in the registry before it is let in, so that a drain waits for its work;
- * - P3 a launch inside another launch of the same thread is covered by that one's passage.
+ * - P3 a launch inside another launch of the same thread is covered by that one's passage;
+ * - P4 after gate_exit a passage ends when the launched work has: then nothing is left for the hook thread to drain.
  */
 #ifndef SHAREPOD_PASSAGE_H
 #define SHAREPOD_PASSAGE_H
@@ -25,7 +26,8 @@ struct passage {
     struct gate *gate; /* that was entered; NULL: the launch is not gated */
     struct slot *slot; /* NULL: through the shared one, or not gated */
     struct slot_stream *stream;
-    bool waited; /* the gate was closed when it came */
+    CUstream named; /* by its one name, see stream_named */
+    bool waited;    /* the gate was closed when it came */
 };
 
 /* Enter for a launch into that stream. `per_thread`: the handle is as the _ptsz functions read it. Waits while the gate

@@ -176,6 +176,15 @@ void streams_fence(struct streams *streams, struct known_stream *row) {
     own_calls_end(mode);
 }
 
+void streams_retained(struct streams *streams, CUdevice device, CUcontext context) {
+    if (device < 0 || device >= STREAMS_DEVICES)
+        return;
+    lock(&streams->primaries_lock);
+    streams->primaries[device].context = context;
+    streams->primaries[device].retained++;
+    unlock(&streams->primaries_lock);
+}
+
 /* A default stream is the current context's. */
 void streams_fence_before_join(struct streams *streams, CUstream stream) {
     CUcontext current = stream_is_default(stream) ? context_of_stream(stream) : NULL;

@@ -81,6 +81,15 @@ struct open_capture {
     CUstream stream; /* where it began, never NULL */
 };
 
+/* The primary context of a device, by the program's calls. */
+struct primary {
+    CUcontext context; /* as the last retain said; NULL: not known */
+    uint32_t retained; /* references that are not released, as far as calls have come by: not more than there are */
+};
+
+/* STREAMS_DEVICES: devices whose primary contexts are counted, more than a machine has. */
+enum { STREAMS_DEVICES = 128 };
+
 struct streams {
     struct lock lock;
     uint32_t epochs; /* contexts ever noted */
@@ -91,6 +100,8 @@ struct streams {
     struct hashed queues;  /* struct queue */
     struct known_stream *busy, *orphans;
     struct rows captures; /* struct open_capture, without gaps; as many as gate.captures says */
+    struct lock primaries_lock;
+    struct primary primaries[STREAMS_DEVICES]; /* with their lock */
 };
 
 static inline struct open_capture *streams_capture(const struct streams *streams, unsigned index) {
@@ -107,6 +118,9 @@ void streams_destroy_events(struct streams *streams, CUcontext context, uint32_t
 struct queue *streams_queue(struct streams *streams, const struct slot *slot, CUstream stream);
 /* Let go of the queues of a slot whose thread is gone. */
 void streams_abandon(struct streams *streams, struct slot *slot);
+
+/* Count a reference to the primary context of a device. */
+void streams_retained(struct streams *streams, CUdevice device, CUcontext context);
 
 /* Put an event behind the unfinished work of the stream of that name: it may join a capture, and cannot be asked then
  * (R5). */

@@ -47,6 +47,7 @@ static void hold(struct token *token, uint64_t now, uint64_t deadline, bool mete
     token->metered = metered;
     token->idle = token->quiet = token->ended = token->asked = token->returned = false;
     token->unbounded = !metered;
+    token->self_drained = token->without_driver;
     token->deadline = deadline;
     token->opened = now;
     token->launches = token->seen = gate_finished(gate); /* who is inside finds the gate closed and steps back */
@@ -257,13 +258,13 @@ static uint64_t step_held(struct token *token, uint64_t now) {
     } else if (contended && wanted(token) && ends_soon(token, now) && gate_clear(token->gate)) {
         close(token, now); /* a graph waits for the next turn, and nobody uses what is left of this one */
         return now;
-    } else if (!token->without_driver && !gate_waking(token->gate, now > token->opened + WAKING) &&
-               gate_clear(token->gate)) {
-        if (!token->quiet)
+    } else if ((!token->without_driver || token->self_drained) &&
+               !gate_waking(token->gate, now > token->opened + WAKING) && gate_clear(token->gate)) {
+        if (!token->quiet && !token->self_drained)
             drain_begin(token->streams);
         token->quiet = true;
         bool long_enough = token->ended || !token->prompt;
-        token->ended = drain_poll(token->streams);
+        token->ended = token->self_drained || drain_poll(token->streams);
         if (token->ended && long_enough) {
             token->idle = true;
             close(token, now);
@@ -357,14 +358,16 @@ static void ask_again(struct token *token, uint64_t now) {
 static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll && now < token->announce_at)
         return least(token->next_poll, token->announce_at);
-    if (token->without_driver || !drain_poll(token->streams)) {
+    bool drained = token->without_driver ? token->self_drained && gate_clear(token->gate) : drain_poll(token->streams);
+    if (!drained) {
         if (now >= token->announce_at)
             announce(token, now);
         token->next_poll = next_poll(token, now);
         ask_again(token, now);
         return token->state == TOKEN_DRAINING ? least(token->next_poll, token->announce_at) : now;
     }
-    if (gate_launches(token->gate) != token->drained_launches) { /* one that slept in a full queue came through */
+    if (!token->without_driver &&
+        gate_launches(token->gate) != token->drained_launches) { /* one that slept in a full queue came through */
         token->drained_launches = gate_launches(token->gate);
         drain_begin(token->streams);
         return now;

@@ -4,7 +4,8 @@
  * - T1 open only by right: the gate is open only while a grant of the agent is held or, without an agent, in the part
  * of each period that is the tenant's request (the duty cycle).
  * - T2 one DRAINED a grant, and in order: it is sent after the gate was closed (G1) and all work launched under the
- *   grant has finished. A thread that stays inside a launch delays it by the grace period at most.
+ *   grant has finished. A thread that stays inside a launch delays it by the grace period at most. Once the hook is out
+ *   of the driver, in exit handlers of the program, launches have finished when their threads have left them (P4).
  * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
  *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
  *   grant that comes then takes the place of the one before.
@@ -47,7 +48,8 @@ struct token {
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
     bool returned;       /* the agent has barred the gate and was told that this process runs again */
     bool prompt;         /* it goes back as soon as the work has ended */
-    bool without_driver; /* the driver is about to end: nothing is drained any more, and a grant is held to its end */
+    bool without_driver; /* the driver is about to end: nothing is drained any more */
+    bool self_drained;   /* opened after that: threads wait for what they launch */
     uint64_t grant_id;   /* of the last grant */
     uint64_t deadline;   /* end of the grant; 0: close at once, SYS_NEVER: none is known */
 

@@ -72,6 +72,62 @@ def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: T
     del waits
 
 
+@pytest.mark.promise("program-ends")
+def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
+    """Launches go on while it takes its time, and are of the same context."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe(FAKE_CUDA_RELEASE_MS="100")
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    counts = []
+    for _ in range(6):
+        probe.ok("context_create")
+        releasing = probe.post("context_release", thread="releases")
+        while not releasing.done():
+            probe.ok("launch", "noop", "s", 4)
+        assert releasing.result(10).code == 0
+        counts.append(probe.ok("live_events"))
+    assert max(counts) <= counts[0] + 2, "one row, with its events; another for a drain"
+    probe.ok("context_release")
+    assert probe.ok("context_active") == 0
+    assert misused(tenant) == 0
+
+
+@pytest.mark.promise("program-ends")
+def test_work_of_a_green_contexts_stream_is_drained_and_departs_with_it(tenant: Tenant) -> None:
+    """The primary context is current when it is launched."""
+    agent = tenant.agent()
+    grants: list[Grant] = []
+
+    def again(_client: Client) -> Grant:
+        grants.append(agent.next_grant(metered=True))
+        return grants[-1]
+
+    agent.on_want = again
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("green_context", "green")
+    probe.ok("green_stream", "s", "green")
+    probe.ok("context_use")
+    probe.ok("launch", "noop", "s", 3)
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 3, "all launches drained")
+    drained = len(agent.frames(client, Drained))
+    probe.ok("launch", "spin_us_300000", "s")
+    agent.on_want = lambda _client: None
+    agent.revoke(client, grants[-1])
+    agent.next_frame(client, Drained, drained)
+    usage = tenant.read().client("tenant").usage[GPU_0]
+    assert usage.kernels == usage.submitted == 4, "DRAINED comes when the work has ended"
+    agent.on_want = again
+    probe.ok("launch", "noop", "s", 3)
+    probe.ok("green_context_destroy", "green")
+    probe.ok("launch", "noop", "", 3)
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 10, "all launches drained")
+    assert misused(tenant) == 0
+
+
 SCRIPT = """
 function = new("cuModuleGetFunction", new("cuModuleLoadData", b"x"), b"spin_us_400000")
 ok("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None)

@@ -11,7 +11,8 @@ from hook.conftest import MIB, Tenant, last_report
 from hook.world.held_thread import held
 from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
-from sharepod.protocol import Drained, Want
+from hook.world.scripted_agent import Client
+from sharepod.protocol import Drained, Grant, Want
 
 # ---- fork, exec, spawn
 
@@ -70,6 +71,25 @@ def test_handlers_of_exit_may_launch(tenant: Tenant, lives: list[Life]) -> None:
     life.hears("launched")
     assert life.ends() == 0
     assert tenant.submitted() == 2
+
+
+def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant, lives: list[Life]) -> None:
+    """The handler runs after the hook has left the driver, and so asks it nothing."""
+    agent = tenant.agent()
+    grants: list[Grant] = []
+
+    def again(_client: Client) -> Grant:
+        grants.append(agent.next_grant(5, metered=True))
+        return grants[-1]
+
+    agent.on_want = again
+    life = begin(lives, tenant, "late_exit_handler")
+    life.hears("done")
+    assert life.ends() == 0
+    drained = [frame.grant_id for frame in agent.frames(agent.clients[0], Drained)]
+    assert len(grants) > 3
+    assert drained[: len(grants) - 1] == [grant.grant_id for grant in grants[:-1]], "each turn but the last at most"
+    assert tenant.submitted() == 201
 
 
 # ---- waits that are left

@@ -192,6 +192,19 @@ static void exit_handler(void) {
     hear(); /* the test has seen that the token went back */
 }
 
+/* A handler that was registered before the first call runs after the hook has left the driver. */
+static void late_at_exit(void) {
+    for (int i = 0; i < 200; i++)
+        check("launch", launch());
+    say("done");
+}
+
+static void late_exit_handler(void) {
+    atexit(late_at_exit);
+    start();
+    check("launch", launch());
+}
+
 static void *cancelled(void *unused) {
     (void)unused;
     pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
@@ -450,6 +463,7 @@ int main(int argc, char **argv) {
         {"hold", hold},
         {"spawning", spawning},
         {"exit_handler", exit_handler},
+        {"late_exit_handler", late_exit_handler},
         {"cancel_waiting", cancel_waiting},
         {"jump_away", jump_away},
         {"jump_away_from_memory", jump_away_from_memory},

@@ -158,31 +158,37 @@ def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> N
 
 
 @pytest.mark.parametrize("metered", [True, False])
-@pytest.mark.parametrize("other", [True, False])
-def test_a_stream_that_joins_a_capture_is_drained_of_what_it_ran_before(
-    tenant: Tenant, metered: bool, other: bool
+@pytest.mark.parametrize("way", ["begins", "joins", "joins from another context"])
+def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
+    tenant: Tenant, metered: bool, way: str
 ) -> None:
-    """The capture begins after the launch into a stream of another context, or before one into its own context's."""
+    """A stream that joins was launched into after the capture had begun."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "captured")
     probe.ok("event", "joins")
-    if other:
-        probe.ok("own_context", "other")
-    else:
+    if way == "joins from another context":
+        probe.ok("own_context", "another")
+        probe.ok("stream", "busy")
+        probe.ok("context_use")
         probe.ok("capture_begin", "captured", RELAXED)
-    probe.ok("stream", "busy")
+        probe.ok("context_use", "another")
+    else:
+        probe.ok("stream", "busy")
+    if way == "joins":
+        probe.ok("capture_begin", "captured", RELAXED)
     launched = probe.post("launch", "spin_us_100000", "busy")
     client = agent.client()
     agent.next_frame(client, Want)
     grant = agent.grant(client, metered=metered)
     assert launched.result(10).code == 0
-    if other:
+    if way == "begins":
+        probe.ok("capture_begin", "busy", RELAXED)
+    else:
         probe.ok("context_use")
-        probe.ok("capture_begin", "captured", RELAXED)
-    probe.ok("event_record", "joins", "captured")
-    probe.ok("stream_wait", "busy", "joins")
+        probe.ok("event_record", "joins", "captured")
+        probe.ok("stream_wait", "busy", "joins")
     agent.revoke(client, grant)
     agent.next_frame(client, Drained)
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]

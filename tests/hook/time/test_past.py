@@ -35,6 +35,28 @@ def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, 
     probe.ok("ungated_ends")
 
 
+@pytest.mark.promise("program-drain-launches")
+@pytest.mark.parametrize("way", ["context", "green"])
+def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str) -> None:
+    """The last launches before it are behind no fence yet: a window takes many short ones."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    if way == "green":
+        probe.ok("green_context", "computes-context")
+        probe.ok("green_stream", "computes", "computes-context")
+        probe.ok("context_use")
+    else:
+        probe.ok("stream", "computes")
+    probe.ok("launch", "noop", "computes", 403)
+    probe.ok("ungated", way, "computes")
+    client = agent.client()
+    agent.wait(lambda: sum(frame.launches for frame in agent.frames(client, Drained)) == 403, "all launches drained")
+    assert probe.call("stream_query", "computes").code == NOT_READY
+    probe.ok("ungated_ends")
+
+
 def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
     """More streams than a thread remembers."""
     agent = tenant.agent()

@@ -191,6 +191,34 @@ def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(te
     assert sum(each <= 1 for each in unfinished) >= 0.9 * len(unfinished), unfinished
 
 
+def place(stream: int) -> int:
+    """Return where a thread of the hook remembers a stream: gate_remembered in fastpath.h."""
+    return (stream * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 60
+
+
+@pytest.mark.promise("program-every-stream")
+def test_two_streams_of_one_context_that_a_thread_remembers_in_one_place_have_short_queues(tenant: Tenant) -> None:
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=True)
+    probe = tenant.probe()
+    probe.start_cuda()
+    at: dict[int, str] = {}
+    pair: tuple[str, str] | None = None
+    for name in (f"s{index}" for index in range(17)):  # of seventeen streams two share one of sixteen places
+        probe.ok("stream", name)
+        other = at.setdefault(place(probe.ok("handle", name)), name)
+        if other != name:
+            pair = other, name
+    assert pair is not None
+    most = 0
+    for _ in range(40):
+        for name in pair:
+            probe.ok("launch", "spin_us_5000", name)
+        usage = tenant.read().client("tenant").usage[GPU_0]
+        most = max(most, usage.submitted - usage.kernels)
+    assert 0 < most <= 3 * 2, "two windows of a launch each, and one under way"
+
+
 def test_one_thread_on_two_gpus_has_short_queues(make_tenant: MakeTenant) -> None:
     tenant = make_tenant(terms(GPU_0), terms(GPU_1))
     agent = tenant.agent()

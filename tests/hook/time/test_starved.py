@@ -93,17 +93,19 @@ Starve = Callable[[Program], AbstractContextManager[None]]
 @pytest.mark.promise("time-starved")
 @pytest.mark.parametrize("starve", [stopped_half_of_the_time, half_a_processor])
 def test_a_tenant_without_processor_time_does_not_idle_the_gpu(tmp_path: Path, starve: Starve) -> None:
-    """Without that the two got 0.72 and 0.82 of the GPU between them, and 0.95 and 0.96 with it."""
+    """The two get as much between them as without: what a machine with other work leaves them of the GPU."""
     with running(tmp_path, tenant("starved", 0.5), tenant("fed", 0.5)) as node:
         starved, _ = (node.launch(label, "--kernel-us", "1000", "--sync-every", "16") for label in ("starved", "fed"))
         wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("starved", "fed")), "device time")
+        time.sleep(SETTLE_S)
+        at_best = sum(node.shares(MEASURED_S / 2, "starved", "fed").values())
         with starve(starved):
             time.sleep(SETTLE_S)
             before = _held(node)
             shares = node.shares(MEASURED_S, "starved", "fed")
             held = (_held(node) - before) / MEASURED_S
-    assert sum(shares.values()) >= 0.88, shares
-    assert shares["fed"] >= 0.45, shares
+    assert sum(shares.values()) >= 0.91 * at_best, (shares, at_best)
+    assert shares["fed"] >= 0.45 * at_best, (shares, at_best)
     assert held - shares["starved"] <= 0.1, "it is charged what its work takes, and what a hand-off takes"
 
 

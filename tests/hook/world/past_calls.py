@@ -41,6 +41,18 @@ class PastCalls:
         address = ctypes.c_uint64(ctypes.addressof(self.word))
         return self.cuda("cuStreamWaitValue32_v2", stream, address, ctypes.c_uint32(1), 1)
 
+    def _wait_context(self, way: str, name: str) -> int:
+        """Make all streams wait of the current context, or of the green context whose name is that of the stream, with
+        "-context"."""
+        event, other, current = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        code = self.cuda("cuStreamCreate", ctypes.byref(other), 1) or self._wait_value(other)
+        code = code or self.cuda("cuEventCreate", ctypes.byref(event), 2)
+        code = code or self.cuda("cuEventRecord", event, other)
+        if way == "green":
+            return code or self.cuda("cuGreenCtxWaitEvent", self.handles[f"{name}-context"], event)
+        code = code or self.cuda("cuCtxGetCurrent", ctypes.byref(current))
+        return code or self.cuda("cuCtxWaitEvent", current, event)
+
     def ungated(self, way: str, name: str) -> tuple[int, Any]:
         """Put work on the stream that lasts until `ungated_ends`; way `copy`: for a second."""
         stream = self.handles[name]
@@ -65,6 +77,8 @@ class PastCalls:
             code = code or self.cuda("cuEventCreate", ctypes.byref(event), 2)
             code = code or self.cuda("cuEventRecord", event, other)
             return code or self.cuda("cuStreamWaitEvent", stream, event, 0), None
+        if way in ("context", "green"):
+            return self._wait_context(way, name), None
         address, code = ctypes.c_uint64(), 0
         host = ctypes.create_string_buffer(8)
         code = self.cuda("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(COPY_BYTES))

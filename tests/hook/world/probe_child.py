@@ -127,6 +127,10 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         self.handles[name] = handle = ctypes.c_void_p()
         return self.cuda("cuStreamCreate", ctypes.byref(handle), flags), None
 
+    def handle(self, name: str) -> tuple[int, Any]:
+        """Return the value of a handle."""
+        return 0, self.handles[name].value
+
     def stream_destroy(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuStreamDestroy_v2", self.handles.pop(name)), None
 

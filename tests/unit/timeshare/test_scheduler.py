@@ -163,6 +163,17 @@ def test_a_tenant_without_processor_time_is_suspended_when_its_work_ends_and_owe
     assert not scheduler.displaced("a")
 
 
+def test_a_suspended_tenant_pays_for_a_gpu_that_nobody_holds_only_once_it_runs_again() -> None:
+    scheduler = two_that_share()
+    scheduler.silent(2, "a", expected_ns=0)
+    scheduler.tick(2)
+    scheduler.drained(10 * MS, "b", wanting=False)
+    scheduler.tick(10 * MS)
+    assert scheduler.usage(50 * MS, "a").held_ns == 1
+    scheduler.draining(50 * MS, "a", expected_ns=0)
+    assert scheduler.usage(70 * MS, "a").held_ns == 1 + 20 * MS
+
+
 def test_a_tenant_that_runs_again_before_its_work_has_ended_is_not_suspended() -> None:
     scheduler = two_that_share()
     scheduler.silent(2, "a", expected_ns=30 * MS)

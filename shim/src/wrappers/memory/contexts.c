@@ -105,17 +105,19 @@ static void end(int place, bool made, CUcontext context) {
         overhead_context_gone(place);
 }
 
-#define CREATE(symbol, context, device, ...)                                      \
-    CUresult result = process_enter();                                            \
-    if (result != CUDA_SUCCESS)                                                   \
-        return result;                                                            \
-    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                         \
-        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);              \
-    int place = gpus_place(memory_state()->gpus, device);                         \
-    if (!begin(place))                                                            \
-        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, context);                        \
-    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;    \
-    end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL); \
+#define CREATE(symbol, context, device, ...)                                        \
+    CUresult result = process_enter();                                              \
+    if (result != CUDA_SUCCESS)                                                     \
+        return result;                                                              \
+    if (ENTRY_##symbol != ENTRY_cuDevicePrimaryCtxRetain)                           \
+        atomic_store(&the_process->gate.contexts, CONTEXTS_SEVERAL);                \
+    int place = gpus_place(memory_state()->gpus, device);                           \
+    if (!begin(place))                                                              \
+        return REFUSED(CUDA_ERROR_OUT_OF_MEMORY, context);                          \
+    result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND;      \
+    end(place, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *context : NULL);   \
+    if (ENTRY_##symbol == ENTRY_cuDevicePrimaryCtxRetain && result == CUDA_SUCCESS) \
+        streams_retained(&the_process->streams, device, *context);                  \
     return result
 
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {

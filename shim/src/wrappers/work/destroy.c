@@ -173,6 +173,42 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     return result;
 }
 
+/* Return the primary context of a device that is active; NULL: none is. For one that the program has not retained by
+ * a call that came by. */
+static CUcontext ask_primary(CUdevice device) {
+    CUcontext context = NULL;
+    unsigned flags;
+    int active = 0;
+    if (HAS(cuDevicePrimaryCtxGetState) &&
+        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
+        DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
+        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
+                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
+    return context;
+}
+
+/* Let go of one reference that is not the last, with a call that ends nothing. Its lock is held meanwhile, so that who
+ * lets go of the last one comes later. True: that was done. False: the call may end the context; its references are
+ * not counted any more. */
+static bool release_one(CUresult (*call)(CUdevice), CUdevice device, bool reset, CUcontext *context, CUresult *result) {
+    struct streams *streams = &the_process->streams;
+    if (device < 0 || device >= STREAMS_DEVICES)
+        return false;
+    struct primary *primary = &streams->primaries[device];
+    lock(&streams->primaries_lock);
+    bool one_of_several = !reset && primary->retained > 1;
+    if (one_of_several) {
+        *result = call(device);
+        primary->retained -= *result == CUDA_SUCCESS;
+    } else {
+        *context = primary->context;
+        primary->retained = 0;
+        primary->context = NULL;
+    }
+    unlock(&streams->primaries_lock);
+    return one_of_several;
+}
+
 /* A release ends the primary context only with its last reference; a reset always. */
 static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool reset) {
     CUresult result = process_enter();
@@ -182,11 +218,10 @@ static CUresult end_primary(CUresult (*call)(CUdevice), CUdevice device, bool re
     CUcontext context = NULL;
     unsigned flags;
     int active = 0;
-    if (HAS(cuDevicePrimaryCtxGetState) &&
-        DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active &&
-        DRIVER(cuDevicePrimaryCtxRetain)(&context, device) == CUDA_SUCCESS)
-        HAS(cuDevicePrimaryCtxRelease_v2) ? DRIVER(cuDevicePrimaryCtxRelease_v2)(device)
-                                          : DRIVER(cuDevicePrimaryCtxRelease)(device);
+    if (release_one(call, device, reset, &context, &result))
+        return result;
+    if (context == NULL)
+        context = ask_primary(device);
     uint32_t end = depart(streams, context);
     result = call(device);
     bool gone = result == CUDA_SUCCESS;

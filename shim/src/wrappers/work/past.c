@@ -142,3 +142,29 @@ PAST(cuWaitExternalSemaphoresAsync_ptsz, stream, true,
      (const CUexternalSemaphore *extSemArray, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *paramsArray,
       unsigned int numExtSems, CUstream stream),
      extSemArray, paramsArray, numExtSems, stream)
+
+/* Make all streams of a context wait, by that call. */
+static void before_context_waits(CUcontext context) {
+    if (context == NULL)
+        DRIVER(cuCtxGetCurrent)(&context);
+    if (passage_slot != NULL && context != NULL)
+        meter_before_ungated_context(&the_process->gate, &the_process->streams, passage_slot, context);
+}
+
+EXPORT CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
+    CUresult refused = process_enter();
+    if (refused != CUDA_SUCCESS)
+        return refused;
+    before_context_waits(hCtx);
+    return HAS(cuCtxWaitEvent) ? DRIVER(cuCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent) {
+    CUcontext context = NULL;
+    CUresult refused = process_enter();
+    if (refused != CUDA_SUCCESS)
+        return refused;
+    if (HAS(cuCtxFromGreenCtx) && DRIVER(cuCtxFromGreenCtx)(&context, hCtx) == CUDA_SUCCESS)
+        before_context_waits(context);
+    return HAS(cuGreenCtxWaitEvent) ? DRIVER(cuGreenCtxWaitEvent)(hCtx, hEvent) : CUDA_ERROR_NOT_FOUND;
+}

@@ -49,9 +49,10 @@ EXPORT CUresult cuInit(unsigned int flags) {
     return result;
 }
 
-/* Take the time that FAKE_CUDA_END_MS says for the end of a context or of the library, when all is gone already. */
-static void end_slowly(void) {
-    const char *ms = getenv("FAKE_CUDA_END_MS");
+/* Take the time that a variable of the environment says: FAKE_CUDA_END_MS for the end of a context or of the library,
+ * when all is gone already; FAKE_CUDA_RELEASE_MS for a release of a primary context that does not end it. */
+static void take_time(const char *variable) {
+    const char *ms = getenv(variable);
     if (initialized && ms != NULL)
         fake_sleep_until(fake_now() + strtoull(ms, NULL, 10) * 1000000);
 }
@@ -64,7 +65,7 @@ void fake_misused(void) {
 /* Runs with the other destructors of the program, or of a library that goes: what the driver has is gone. */
 __attribute__((destructor)) static void end_library(void) {
     ended = true;
-    end_slowly();
+    take_time("FAKE_CUDA_END_MS");
 }
 
 CUresult fake_initialized(void) {
@@ -267,6 +268,10 @@ EXPORT CUresult cuCtxDetach(CUcontext handle) {
     return last ? cuCtxDestroy_v2(handle) : CUDA_SUCCESS;
 }
 
+CUcontext fake_primary(int device) {
+    return (CUcontext)&primary[device];
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice ordinal) {
     int device;
     pthread_mutex_lock(&fake_lock);
@@ -293,8 +298,7 @@ static CUresult release_primary(CUdevice ordinal, bool reset) {
     else if (result == CUDA_SUCCESS && (ends = reset || --primary[device].references == 0))
         end_context(&primary[device]);
     pthread_mutex_unlock(&fake_lock);
-    if (ends)
-        end_slowly();
+    take_time(ends ? "FAKE_CUDA_END_MS" : "FAKE_CUDA_RELEASE_MS");
     return result;
 }
 

@@ -152,6 +152,8 @@ void fake_sleep_until(uint64_t moment);
 
 /* context.c */
 CUresult fake_enter(struct context **context); /* initialized, and with a current context */
+/* Return the primary context of a device, alive or not. */
+CUcontext fake_primary(int device);
 CUresult fake_enter_stream(CUstream handle, struct stream **stream);
 CUresult fake_initialized(void);
 /* Count a call with a handle whose context has ended, or made while the library ends. */

@@ -189,3 +189,33 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigne
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
+
+/* All streams of the context wait, and those that are made later do not: as if they were made behind the event. */
+EXPORT CUresult cuCtxWaitEvent(CUcontext handle, CUevent event_handle) {
+    struct context *context = (struct context *)handle;
+    struct event *event = (struct event *)event_handle;
+    CUresult result = fake_initialized();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!fake_is(context, MAGIC_CONTEXT) || !context->alive)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!is_event(event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&fake_lock);
+    result = event->capture != NULL ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : fake_sync_call(context);
+    struct stream *defaults[] = {&context->legacy, &context->per_thread};
+    struct op wait = {.kind = OP_WAIT, .event = event, .generation = event->recorded};
+    for (int i = 0; i < 2 && result == CUDA_SUCCESS && event->recorded > 0; i++)
+        fake_submit(defaults[i], wait);
+    for (struct stream *at = context->streams; at != NULL && result == CUDA_SUCCESS && event->recorded > 0;
+         at = at->next)
+        fake_submit(at, wait);
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+EXPORT CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event) {
+    CUcontext context;
+    CUresult result = cuCtxFromGreenCtx(&context, green);
+    return result == CUDA_SUCCESS ? cuCtxWaitEvent(context, event) : result;
+}

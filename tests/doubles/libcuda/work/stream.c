@@ -117,13 +117,13 @@ EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     return result;
 }
 
-/* The real one names the primary context of a green context's stream; here a green context is one by itself. */
+/* Of a green context's stream the context is the device's primary one. */
 EXPORT CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green) {
     struct stream *stream;
     CUresult result = fake_enter_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    *context = (CUcontext)stream->context;
+    *context = stream->green ? fake_primary(stream->context->device) : (CUcontext)stream->context;
     if (green != NULL)
         *green = stream->green ? (CUgreenCtx)stream->context : NULL;
     return CUDA_SUCCESS;
