@@ -195,7 +195,8 @@ PODS: tuple[Case, ...] = (
         pod={"ephemeralContainers": [{"name": "debug", "image": "busybox"}]},
     ),
     Case("no containers", "spec.containers", "Required value", SHARE, pod={"containers": None}),
-    Case("a field of a Deployment", "spec.replicas", "unknown field", SHARE, pod={"replicas": 2}),
+    Case("a field of a Deployment", "spec.template", "unknown field", SHARE, pod={"template": {}}),
+    Case("more than one pod", "spec.replicas", "create as many SharePods as you need", SHARE, pod={"replicas": 2}),
     Case(
         "a misspelt field of a container",
         "spec.containers[0].cmd",

@@ -26,12 +26,33 @@ def test_a_refusal_names_the_field_and_the_mend(server: Cluster, case: Case) -> 
 def test_an_accepted_share_shows_in_the_printer_columns(server: Cluster) -> None:
     server.api.create(SHAREPODS, sharepod("columns", {"request": 0.25, "limit": 0.5, "memory": "4Gi"}))
     share = {"request": "0.25", "limit": "0.5", "memory": "4Gi"}
-    status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1", "share": share}
+    shown = {"summary": "Running", "readyContainers": "1/1", "restarts": 2, "podIP": "10.0.0.1"}
+    usage = {"heldMilli": 240, "memory": 1, "shown": "0.24"}
+    status = {"phase": "Running", "node": "node-0", "gpuIndexes": "0,1", "share": share, "usage": usage, **shown}
     server.api.patch(f"{SHAREPODS}/columns/status", {"status": status})
     header, row = server.kubectl("get", "shp", "columns").stdout.splitlines()
-    assert header.split() == ["NAME", "REQUEST", "LIMIT", "MEMORY", "NODE", "GPU", "PHASE", "AGE"]
-    assert row.split()[:-1] == ["columns", "0.25", "0.5", "4Gi", "node-0", "0,1", "Running"]
-    assert "sharepod.sharepod.dev/columns" in server.kubectl("get", "all").stdout
+    asked = ["REQUEST", "LIMIT", "MEMORY", "NODE", "GPU", "AGE"]
+    assert header.split() == ["NAME", "READY", "STATUS", "RESTARTS", "USED", *asked]
+    words = ["columns", "1/1", "Running", "2", "0.24", "0.25", "0.5", "4Gi", "node-0", "0,1"]
+    assert row.split()[:-1] == words
+    wide, row = server.kubectl("get", "shp", "columns", "-o", "wide").stdout.splitlines()
+    assert wide.split()[-3:] == ["AGE", "IP", "WHY"]
+    assert "10.0.0.1" in row
+    everything = server.kubectl("get", "all").stdout
+    assert "sharepod.sharepod.dev/columns" in everything
+    assert "gpunode" not in everything, "a tenant may not see GPUNodes"
+
+
+@pytest.mark.promise("operator-one-pod")
+def test_a_sharepod_is_one_pod_and_says_so_to_who_wants_more(server: Cluster) -> None:
+    made = server.api.create(SHAREPODS, sharepod("single", {"request": 0.25}))
+    assert made["spec"]["replicas"] == 1
+    with pytest.raises(ApiError) as refused:
+        server.api.create(SHAREPODS, sharepod("double", {"request": 0.25}, replicas=2))
+    assert "create as many SharePods as you need pods" in str(refused.value)
+    scaled = server.kubectl("scale", "sharepod", "single", "--replicas=2", check=False)
+    assert scaled.returncode != 0
+    assert "create as many SharePods as you need pods" in scaled.stderr
 
 
 def test_a_gpunode_shows_pool_and_agent(server: Cluster) -> None:
@@ -61,7 +82,7 @@ def test_an_unknown_field_is_refused_by_name_and_never_stored(server: Cluster) -
     for name in ("spec.futureField", "spec.gpu.colour", "spec.containers[0].futureProbe"):
         assert f'unknown field "{name}"' in refused.value.message
     made = server.api.create(SHAREPODS, body, fieldValidation="Ignore")
-    assert set(made["spec"]) == {"gpu", "containers"}
+    assert set(made["spec"]) == {"gpu", "replicas", "containers"}
     assert "futureProbe" not in made["spec"]["containers"][0]
     assert "colour" not in made["spec"]["gpu"]
 

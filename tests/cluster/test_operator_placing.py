@@ -175,9 +175,8 @@ def test_usage_and_enforcement_are_shown_as_the_agent_reports_them(world: World)
     tenant = made["metadata"]["uid"]
     world.agents.report(tenant, connected=True, enforced=True, heldMilli=390, memory=GIB)
     world.condition(namespace, "one", "Enforced", status="True")
-    world.until(
-        namespace, "one", lambda seen: seen["status"].get("usage") == {"heldMilli": 390, "memory": GIB}, what="usage"
-    )
+    usage = {"heldMilli": 390, "memory": GIB, "shown": "0.39"}
+    world.until(namespace, "one", lambda seen: seen["status"].get("usage") == usage, what="usage")
     world.agents.report(tenant, enforced=False)
     message = world.condition(namespace, "one", "Enforced", status="False")
     assert "glibc" in message

@@ -39,7 +39,7 @@ MAX_COUNT = (1 << 31) - 1
 """Largest index, or number of things that are counted: 32 bits."""
 
 MAX_CONDITIONS = 32
-"""Conditions of one object. Ours have at most six."""
+"""Conditions of one object. Ours have at most eight."""
 
 MAX_LABEL = 63
 """Characters of a label's value, as Kubernetes has it."""

@@ -10,9 +10,9 @@ Docstrings of models become descriptions in the CRD.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .bounds import MAX_BYTES, MAX_CONDITIONS, MAX_COUNT
 from .objects import API_VERSION, MAX_GPUS, MAX_TENANTS, Condition, Model
@@ -148,6 +148,16 @@ class Gpu(Model):
     held: bool | None = None
     """In pool `device-plugin`: whether PodResources shows the GPU as held by a holder of ours."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _known_health(cls, value: Any) -> Any:
+        """Read a GPU of a newer agent: with a health that this version does not know it is not shared."""
+        health = value.get("health") if isinstance(value, dict) else None
+        if not isinstance(health, str) or health in tuple(Health):
+            return value
+        unknown = f"its agent reports the health {health[:64]}, which this operator does not know"
+        return {**value, "health": Health.HEALTHY, "shareable": False, "reason": unknown}
+
 
 class FindingReason(StrEnum):
     """Kind of finding: what an agent found out about a tenant that its owner should know."""
@@ -169,7 +179,8 @@ class FindingReason(StrEnum):
 class Finding(Model):
     """Finding about a tenant, with the figures of when it began. It stays while its cause lasts."""
 
-    reason: FindingReason
+    reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
+    """A `FindingReason`, or one of a newer agent."""
     message: Annotated[str, Field(max_length=1024)]
 
 

@@ -34,7 +34,7 @@ from .objects import (
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
 )
-from .sharepod import KIND, TTL, SpecError
+from .sharepod import KIND, ONE_POD, OWN_FIELDS, REPLICAS, SpecError
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -64,8 +64,8 @@ def requested_pod_spec(sharepod: Mapping[str, Any], settings: PodSettings) -> di
     becomes required node affinity.
     """
     spec: dict[str, Any] = dict(sharepod.get("spec") or {})  # every change below replaces, none goes into a value
-    spec.pop("gpu", None)
-    spec.pop(TTL, None)
+    for name in OWN_FIELDS:
+        spec.pop(name, None)
     node_name = spec.pop("nodeName", None)
     if node_name and asks_for_node(sharepod):
         require_node(spec, node_name)
@@ -138,6 +138,8 @@ def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None
                 "would give devices to the pod past SharePod; remove it and use spec.gpu",
             )
     spec = sharepod.get("spec") or {}
+    if spec.get(REPLICAS, 1) != 1:
+        raise SpecError(f"spec.{REPLICAS}", ONE_POD)
     own = spec.get("runtimeClassName")
     if own and settings.runtime_class and own != settings.runtime_class:
         raise SpecError(

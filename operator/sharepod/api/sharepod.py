@@ -25,6 +25,11 @@ PLURAL = "sharepods"
 TTL = "ttlSecondsAfterFinished"
 """Field of `spec` beside `gpu` and the PodSpec: seconds after its end at which a SharePod is deleted."""
 MAX_TTL_S = (1 << 31) - 1
+REPLICAS = "replicas"
+"""Field of `spec` beside `gpu` and the PodSpec, always 1: by it a PodDisruptionBudget counts SharePods."""
+ONE_POD = "a SharePod is one pod; create as many SharePods as you need pods"
+OWN_FIELDS = ("gpu", REPLICAS, TTL)
+"""Fields of `spec` that are not a PodSpec's."""
 
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
@@ -212,10 +217,12 @@ class ShownShare(Model):
 
 
 class Usage(Model):
-    """Usage of each GPU. `heldMilli`: token time over the last 10 s, in thousandths. `memory`: bytes."""
+    """Usage of each GPU. `heldMilli`: token time over the last 10 s, in thousandths. `memory`: bytes. `shown`: the time
+    as kubectl get shows it."""
 
     held_milli: int
     memory: int
+    shown: str = ""
 
 
 class LastEnd(Model):
@@ -240,6 +247,13 @@ class SharePodStatus(Model):
     gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
     gpu_indexes: str | None = None
     """Indexes of `gpus` for the printer column: `0,1`."""
+    summary: str | None = None
+    """STATUS as kubectl get shows it: the Pod's, or why there is none that runs."""
+    ready_containers: str | None = None
+    """READY as kubectl get shows it: `1/2`."""
+    pod_ip: Annotated[str | None, Field(alias="podIP")] = None
+    replicas: Annotated[int, Field(ge=0, le=1)] = 0
+    """For the scale subresource: 1 while it has a Pod with a share."""
     pod_name: str | None = None
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
     """Written right after the Pod was created: from then on a missing Pod means the end of a run (LE4 of
@@ -248,7 +262,7 @@ class SharePodStatus(Model):
     """When the kubelet took the Pod of the present run."""
     end_time: str | None = None
     """When the SharePod ended, for good."""
-    restarts: Annotated[int | None, Field(ge=0, le=MAX_COUNT)] = None
+    restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """Times that containers were restarted, or the Pod replaced by another one."""
     last_end: LastEnd | None = None
     granted: GrantedShare | None = None
@@ -257,6 +271,11 @@ class SharePodStatus(Model):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     observed_generation: int | None = None
 
+    @property
+    def former_pod(self) -> str | None:
+        """Uid of the Pod of the last run that has ended; None if none has, or none is followed by another."""
+        return self.last_end.pod_uid if self.last_end is not None else None
+
 
 CONDITION_PLACED = "Placed"
 CONDITION_ENFORCED = "Enforced"
@@ -264,3 +283,9 @@ CONDITION_GPU_HEALTHY = "GPUHealthy"
 """Present once one of the SharePod's GPUs has failed."""
 CONDITION_POD_READY = "PodReady"
 CONDITION_RESIZED = "Resized"
+CONDITION_READY = "Ready"
+"""The one condition to wait for: True while the SharePod's Pod is ready, and once it has succeeded."""
+CONDITION_RECONCILING = "Reconciling"
+"""Present, and True, while the SharePod is on its way and needs nothing of its owner."""
+CONDITION_STALLED = "Stalled"
+"""Present, and True, while nothing goes on before somebody has changed something."""

@@ -79,8 +79,9 @@ class FindingRules:
         resumed: findings of an earlier agent. Each stands until this agent could have found it again.
         """
         self._config = config
-        self._standing = {finding.reason: finding for finding in resumed}
-        self._resumed_until: dict[FindingReason, float | None] = {finding.reason: None for finding in resumed}
+        known = {FindingReason(item.reason): item for item in resumed if item.reason in tuple(FindingReason)}
+        self._standing = known
+        self._resumed_until: dict[FindingReason, float | None] = dict.fromkeys(known)
         self._unhooked_since: dict[int, float] = {}
         self._gap_since: dict[str, float] = {}
         self._over_since: dict[str, float] = {}

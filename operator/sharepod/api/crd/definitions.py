@@ -17,7 +17,16 @@ from sharepod.api.gpunode import PLURAL as GPUNODES
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus, Latency, MemoryIsolation, Mode, Pool
 from sharepod.api.objects import GROUP, MAX_GPUS, VERSION
 from sharepod.api.sharepod import KIND as SHAREPOD
-from sharepod.api.sharepod import LABEL_PATTERN, MAX_TTL_S, TTL, PlacementPolicy, SharePodStatus
+from sharepod.api.sharepod import (
+    LABEL_PATTERN,
+    MAX_TTL_S,
+    ONE_POD,
+    OWN_FIELDS,
+    REPLICAS,
+    TTL,
+    PlacementPolicy,
+    SharePodStatus,
+)
 from sharepod.api.sharepod import PLURAL as SHAREPODS
 
 from .schema import Schema, by_key, model_schema
@@ -32,6 +41,16 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     spec["description"] = f"A PodSpec plus the block gpu. Immutable except {mutable}."
     spec["properties"] = {
         "gpu": gpu_schema(),
+        REPLICAS: {
+            "description": "Always 1. With it the SharePod has the scale subresource, by which a PodDisruptionBudget "
+            "counts it.",
+            "type": "integer",
+            "format": "int32",
+            "default": 1,
+            "x-kubernetes-validations": [
+                _rule("self == 1", ONE_POD),
+            ],
+        },
         TTL: {
             "description": "Seconds after its end at which the SharePod is deleted, with its Pod. Default: never. "
             "It may be changed at any time.",
@@ -40,7 +59,7 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             "minimum": 0,
             "maximum": MAX_TTL_S,
         },
-        **{name: field for name, field in spec["properties"].items() if name != "gpu"},
+        **{name: field for name, field in spec["properties"].items() if name not in OWN_FIELDS},
     }
     status = model_schema(SharePodStatus)
     by_key(status, "conditions", key="type")
@@ -53,7 +72,16 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
         description="A pod that shares GPUs: a guaranteed fraction of each GPU's time and a limit on its memory.",
         spec=spec,
         status=status,
+        subresources={
+            "status": {},
+            "scale": {"specReplicasPath": f".spec.{REPLICAS}", "statusReplicasPath": ".status.replicas"},
+        },
+        categories=["all"],
         columns=[
+            _column("Ready", "string", ".status.readyContainers", "Containers that are ready, and all"),
+            _column("Status", "string", ".status.summary", "The pod's status, or why there is none that runs"),
+            _column("Restarts", "integer", ".status.restarts", "Times that containers or the pod were started again"),
+            _column("Used", "string", ".status.usage.shown", "Part of the last 10 s in which it held each GPU"),
             _column("Request", "string", ".status.share.request", "Guaranteed fraction of each GPU's time"),
             _column(
                 "Limit",
@@ -64,9 +92,9 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             _column("Memory", "string", ".status.share.memory", "Memory on each GPU"),
             _column("Node", "string", ".status.node"),
             _column("GPU", "string", ".status.gpuIndexes", "Indexes of the SharePod's GPUs on the node"),
-            _column("Phase", "string", ".status.phase"),
-            _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
             _column("Age", "date", ".metadata.creationTimestamp"),
+            _column("IP", "string", ".status.podIP", priority=1),
+            _column("Why", "string", '.status.conditions[?(@.type=="Placed")].message', priority=1),
         ],
     )
 
@@ -118,6 +146,8 @@ def _definition(
     spec: Schema,
     status: Schema,
     columns: list[dict[str, Any]],
+    subresources: dict[str, Any] | None = None,
+    categories: list[str] | None = None,
 ) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -131,7 +161,7 @@ def _definition(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": ["all"],
+                **({"categories": categories} if categories else {}),
             },
             "scope": scope,
             "versions": [
@@ -139,7 +169,7 @@ def _definition(
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": subresources or {"status": {}},
                     "additionalPrinterColumns": columns,
                     "schema": {
                         "openAPIV3Schema": {

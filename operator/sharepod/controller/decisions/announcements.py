@@ -65,12 +65,12 @@ def announcements(
         known[condition["type"]] = words
         waited = former is not None and not former.startswith("Reserved")
         found += _of_condition(condition, waited=waited, findings=bool(findings))
-    for reason in FindingReason:
+    for reason in sorted({*FindingReason, *findings}):
         if reason not in findings:
             known.pop(reason, None)
         elif known.get(reason) != findings[reason]:
             known[reason] = findings[reason]
-            found.append(Announcement(True, reason.value, "Watch", findings[reason]))
+            found.append(Announcement(True, str(reason), "Watch", findings[reason]))
     return found, known
 
 

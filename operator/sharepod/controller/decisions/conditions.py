@@ -16,7 +16,10 @@ from sharepod.api.sharepod import (
     CONDITION_GPU_HEALTHY,
     CONDITION_PLACED,
     CONDITION_POD_READY,
+    CONDITION_READY,
+    CONDITION_RECONCILING,
     CONDITION_RESIZED,
+    CONDITION_STALLED,
     Phase,
     RestartPolicy,
     SharePodStatus,
@@ -33,6 +36,8 @@ from .lifecycle import EndRun, Finish, TenantSnapshot
 Json = dict[str, Any]
 Status = Literal["True", "False", "Unknown"]
 
+_BETWEEN = ("Releasing", "NodeUnreachable", "BackOff")
+"""Reasons of the condition Placed between two runs."""
 _WAITS_FOR_POD = "waits until its pod can be created: see condition PodReady"
 
 
@@ -98,7 +103,7 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
     if inputs.refusal is not None:
         return _condition(CONDITION_PLACED, "False", inputs.refusal.outlook.value, inputs.refusal.message)
     former = _former(sharepod.status, CONDITION_PLACED)
-    if sharepod.ended or (former is not None and former.status != "True"):
+    if sharepod.ended or (former is not None and former.status != "True" and former.reason not in _BETWEEN):
         return former
     if inputs.snapshot.pod is not None and inputs.snapshot.pod.foreign_gates:
         return _condition(CONDITION_PLACED, "False", "Waiting", "another scheduling gate holds its pod: see PodReady")
@@ -234,6 +239,26 @@ def of_run(
     """Return the conditions Placed and PodReady of a SharePod that waits, runs or has ended. `gpus`: as shown."""
     end = finish if isinstance(finish, Finish) else None
     return _placed(sharepod, inputs, gpus), _pod_ready(sharepod.status, inputs, end)
+
+
+_STALLING = frozenset({"Invalid", "NeverFits", "AffinityConflict", "PodNameTaken"})
+"""Reasons for which nothing goes on before somebody has changed something."""
+
+
+def overall(phase: Phase, placed: Stated | None, pod_ready: Stated | None) -> tuple[Stated, ...]:
+    """Return the condition Ready, and Reconciling or Stalled where it is False, as kstatus reads them."""
+    if phase is Phase.SUCCEEDED:
+        said = pod_ready.message if pod_ready is not None else ""
+        return (_condition(CONDITION_READY, "True", EndReason.COMPLETED, said),)
+    if pod_ready is not None and pod_ready.status == "True":
+        return (_condition(CONDITION_READY, "True", "Ready"),)
+    cause = pod_ready
+    if phase is not Phase.FAILED and placed is not None and placed.status != "True" and placed.reason != "Waiting":
+        cause = placed
+    reason, message = (cause.reason, cause.message) if cause is not None else ("Waiting", "")
+    stalled = phase is Phase.FAILED or reason in _STALLING
+    kind = CONDITION_STALLED if stalled else CONDITION_RECONCILING
+    return (_condition(CONDITION_READY, "False", reason, message), _condition(kind, "True", reason, message))
 
 
 def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:

@@ -344,11 +344,12 @@ def _release(snapshot: TenantSnapshot) -> Step | None:
 def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -> Step:
     """Return the next step for a SharePod whose Pod waits for a share: reserve one for it, then open the gate."""
     mine: ReservationSnapshot | None = None
+    former = sharepod.status.former_pod
     for reserved in _kept_first(snapshot.reserved):
         ends = reserved.releasing or reserved.wanted.releasing
         if mine is None and reserved.wanted.pod_uid == pod.uid and not ends and not snapshot.namespace_ends:
             mine = reserved
-        elif (step := _drop(reserved)) is not None:
+        elif (step := _drop(reserved, former)) is not None:
             return step
     if mine is None:
         may_ask = sharepod.error is None and not snapshot.namespace_ends and not pod.foreign_gates
@@ -363,10 +364,15 @@ def _kept_first(reserved: tuple[ReservationSnapshot, ...]) -> list[ReservationSn
     return sorted(reserved, key=lambda item: (item.written is None, item.releasing, item.node))
 
 
-def _drop(reserved: ReservationSnapshot) -> Step | None:
-    """Return the step by which a reservation ends that no Pod of the tenant ran on; None while its agent is awaited."""
+def _drop(reserved: ReservationSnapshot, former: str | None) -> Step | None:
+    """Return the step by which a reservation ends that is not for the present Pod; None while its agent is awaited.
+
+    `former`: uid of the Pod of the last run, whose processes may live: its row goes in two steps.
+    """
     if reserved.written is None:
         return Unreserve(reserved.node)
+    if former is not None and reserved.written.pod_uid == former and not reserved.releasing:
+        return BeginRelease(reserved.node) if not reserved.wanted.releasing else None
     if not reserved.releasing:
         return RemoveRow(reserved.node, RemovalReason.NEVER_BOUND)
     confirmed = reserved.confirmed or (RemovalReason.DRAINED if reserved.forced else None)
@@ -397,6 +403,9 @@ def _on_node(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFacts) -
     for reserved in snapshot.reserved:
         if reserved.node == place:
             here = reserved
+        elif reserved.written is not None and reserved.written.pod_uid == sharepod.status.former_pod is not None:
+            if (step := _drop(reserved, sharepod.status.former_pod)) is not None:
+                return step
         elif reserved.written is None:
             return Unreserve(reserved.node)
         elif not reserved.releasing:
@@ -440,6 +449,11 @@ def _until_started(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFa
 
 def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
     """Return the next step for a SharePod that has no Pod, not yet or no longer."""
+    former = sharepod.status.former_pod
+    for reserved in snapshot.reserved:  # of the last run, overlooked as after a restore of etcd
+        of_former = former is not None and reserved.written is not None and reserved.written.pod_uid == former
+        if of_former and (step := _drop(reserved, former)) is not None:
+            return step
     if sharepod.status.pod_uid is not None:
         if sharepod.status.pod_uid in snapshot.returned:
             return ClearPodUid()
@@ -448,10 +462,10 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
         return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and is gone before `podUID` was written
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
-        if on_record is not None and on_record not in snapshot.returned:
+        if on_record not in (None, former) and on_record not in snapshot.returned:
             return _lost(snapshot, sharepod, on_record)  # its gate may have been opened
     for reserved in _kept_first(snapshot.reserved):
-        if (step := _drop(reserved)) is not None:
+        if (step := _drop(reserved, former)) is not None:
             return step
     if snapshot.reserved or sharepod.error is not None or snapshot.namespace_ends:
         return Wait()

@@ -31,13 +31,15 @@ from .conditions import (
     gpu_healthy,
     granted,
     of_run,
+    overall,
     resized,
 )
+from .ends import EndReason
 from .lifecycle import Ending, EndRun, Finish
 
 Json = dict[str, Any]
 
-MINOR = frozenset({"conditions", "usage", "observedGeneration", "restarts"})
+MINOR = frozenset({"conditions", "usage", "observedGeneration", "restarts", "summary", "readyContainers", "podIP"})
 """Fields of the status that only explain: nothing is decided by them."""
 USAGE_STEP_MILLI = 50
 """Least change of usage that is written, in thousandths: five points of the GPU's time, or of the memory granted.
@@ -60,17 +62,22 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
     gpus = _gpus(was, row, inputs.gpus or ()) if row is not None else [gpu.dump() for gpu in was.gpus] if over else []
     last = _last_end(was, inputs, finish)
     stated = between_runs(inputs, last) if between else of_run(sharepod, inputs, gpus, finish)
+    stated += overall(phase, *stated)
     stated += (enforced(was, inputs), gpu_healthy(was, inputs, over), resized(sharepod, inputs, over))
     status: Json = {
         "phase": phase.value,
         "node": inputs.node if row is not None else was.node if over else None,
         "gpus": gpus,
         "gpuIndexes": ",".join(str(gpu["index"]) for gpu in gpus) or None,
+        "summary": _summary(phase, pod, row, stated),
+        "readyContainers": pod.containers if pod is not None else was.ready_containers if over else None,
+        "podIP": (pod.address or None) if pod is not None and not pod.ended else None,
+        "replicas": 0 if between or over or pod is None or pod.waits_for_share else 1,
         "podName": pod.name if pod is not None else was.pod_name if over else None,
         "podUID": None if between else pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
         "startTime": None if between else _start_time(was, pod),
         "endTime": inputs.now if isinstance(finish, Finish) else was.end_time if over else None,
-        "restarts": _restarts(was, pod, between=between, last=last) or None,
+        "restarts": _restarts(was, pod, between=between, last=last),
         "lastEnd": last,
         "granted": granted(row) if row is not None else was.granted.dump() if over and was.granted else None,
         "share": _shown(row, sharepod.gpu) if row is not None or not over else was.share.dump() if was.share else None,
@@ -79,6 +86,27 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "observedGeneration": sharepod.generation,
     }
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _summary(phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Sequence[Stated | None]) -> str:
+    """Return STATUS for `kubectl get`: the Pod's own while it has a share, else why it has none.
+
+    Args:
+        phase: The phase to be shown.
+        pod: The Pod.
+        row: Its row.
+        stated: The conditions Placed and PodReady, and further ones.
+    """
+    placed, pod_ready = stated[0], stated[1]
+    if phase is Phase.SUCCEEDED:
+        return "Completed"
+    if phase is Phase.FAILED:
+        return pod_ready.reason if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED else "Error"
+    if row is not None and pod is not None and not pod.waits_for_share and (placed is None or placed.status == "True"):
+        return pod.summary
+    if placed is not None and placed.status != "True" and placed.reason != "Waiting":
+        return placed.reason
+    return pod_ready.reason if pod is None and pod_ready is not None and pod_ready.reason != "NoPod" else "Pending"
 
 
 def _start_time(was: SharePodStatus, pod: PodFacts | None) -> str | None:
@@ -228,7 +256,7 @@ def _usage(was: SharePodStatus, seen: TenantStatus | None, due: bool) -> Json | 
         return was.usage.dump() if was.usage is not None else None
     if seen is None or (was.usage is None and not seen.connected):
         return None
-    return {"heldMilli": seen.held_milli, "memory": seen.memory}
+    return {"heldMilli": seen.held_milli, "memory": seen.memory, "shown": format_fraction(seen.held_milli)}
 
 
 def _dated(was: SharePodStatus, item: Stated, now: str, generation: int) -> Json:

@@ -47,6 +47,7 @@ from sharepod.placement.state.types import PodNeeds, Resources, Taint
 
 from .entries import Entries, entries, with_lists
 from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
+from .pod_summary import ready_containers, summary
 
 Json = Mapping[str, Any]
 
@@ -128,6 +129,12 @@ class PodFacts(ObjectFacts):
     """Times that its containers were restarted."""
     begun: bool
     """One of its containers has been started."""
+    containers: str
+    """Ready containers and all: `1/2`."""
+    summary: str
+    """STATUS as `kubectl get pods` has it."""
+    address: str
+    """Its IP address; empty before it has one."""
     scheduler: str
     """Name of the scheduler that is to bind it."""
     needs: Resources
@@ -367,6 +374,9 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(str(status.get("startTime") or "")),
         restarted=sum(_whole(container.get("restartCount")) for container in containers),
+        containers=ready_containers(spec, status),
+        summary=summary(metadata, spec, status),
+        address=clipped(str(status.get("podIP") or "")),
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
         scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
         needs=_resources(spec),

@@ -129,6 +129,7 @@ POD: Shape = fields(
         reason=text,
         message=text,
         startTime=text,
+        podIP=text,
         conditions=CONDITIONS,
         initContainerStatuses=_STATUSES,
         containerStatuses=_STATUSES,

@@ -108,4 +108,4 @@ class Evictor:
 def _unhooked(seen: TenantStatus | None) -> Finding | None:
     if seen is None or seen.enforced is not False:
         return None
-    return next((item for item in seen.findings if item.reason is FindingReason.PROCESS_WITHOUT_HOOK), None)
+    return next((item for item in seen.findings if item.reason == FindingReason.PROCESS_WITHOUT_HOOK), None)

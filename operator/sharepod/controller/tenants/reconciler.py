@@ -218,7 +218,11 @@ class TenantReconciler:
         return None
 
     async def _begin_release(self, snapshot: TenantSnapshot, tenant: str, node: str) -> None:
-        if _saw_end(snapshot) or await self._pod_control.absent(*self._name(snapshot), tenant):
+        if (
+            _saw_end(snapshot)
+            or _has_successor(snapshot, node)
+            or await self._pod_control.absent(*self._name(snapshot), tenant)
+        ):
             self._state.cluster.set_releasing(node, TenantId(tenant))
             self._ledger.add(node)
         else:
@@ -289,6 +293,12 @@ class TenantReconciler:
             self.queue.add_after(sharepod.uid, again)
         elif memo.eviction is not None and memo.eviction.done is not None:
             self.queue.add(sharepod.uid)  # to show it
+
+
+def _has_successor(snapshot: TenantSnapshot, node: str) -> bool:
+    """Return whether another Pod has the name of the one that the row on a node is for: then that one is gone."""
+    pod, rows = snapshot.pod, (item.written for item in snapshot.reserved if item.node == node)
+    return pod is not None and any(row is not None and row.pod_uid not in (None, pod.uid) for row in rows)
 
 
 def _saw_end(snapshot: TenantSnapshot) -> bool:

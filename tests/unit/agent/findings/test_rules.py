@@ -16,7 +16,7 @@ MI = 1 << 20
 
 
 def reasons(watch: FindingRules) -> list[str]:
-    return [finding.reason.value for finding in watch.findings]
+    return [finding.reason for finding in watch.findings]
 
 
 @pytest.mark.promise("node-unhooked")

@@ -355,7 +355,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
         watch._config = replace(watch._config, gap_after_s=0)
         observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
         [finding] = status_of(tenants, "a").findings
-        assert finding.reason is FindingReason.MEMORY_BEYOND_TRACKED
+        assert finding.reason == FindingReason.MEMORY_BEYOND_TRACKED
         assert "3072 MiB" in finding.message
 
 

@@ -15,7 +15,7 @@ from sharepod.api.bounds import MAX_CONTAINERS, MAX_DEPTH, MAX_ITEMS, MAX_NAME, 
 from sharepod.api.crd.definitions import gpu_schema, gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import SchemaError, model_schema, pod_spec_schema
 from sharepod.api.gpunode import GPUNodeSpec, GPUNodeStatus
-from sharepod.api.sharepod import TTL, GpuSpec, SharePodStatus
+from sharepod.api.sharepod import OWN_FIELDS, GpuSpec, SharePodStatus
 from sharepod.api.units import UnitError, parse_quantity
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -72,7 +72,7 @@ def test_schemas_are_structural(checked_in: dict[str, Any]) -> None:
 
 def test_pod_fields_have_no_descriptions_and_keep_nothing_that_they_do_not_know(checked_in: dict[str, Any]) -> None:
     spec = schema_of(checked_in)["properties"]["spec"]
-    pod = {name: field for name, field in spec["properties"].items() if name not in ("gpu", TTL)}
+    pod = {name: field for name, field in spec["properties"].items() if name not in OWN_FIELDS}
     assert {"containers", "volumes", "affinity", "tolerations", "resourceClaims"} <= set(pod)
     for name, field in pod.items():
         for path, node in nodes(field, name):
@@ -190,6 +190,6 @@ def test_the_pod_spec_goes_in_as_it_is_and_is_not_changed() -> None:
     }
     crd = sharepod_crd(pod_spec)
     spec = schema_of(crd)["properties"]["spec"]
-    assert list(spec["properties"]) == ["gpu", TTL, "containers"]
+    assert list(spec["properties"]) == [*OWN_FIELDS, "containers"]
     assert spec["required"] == ["containers"]
     assert list(pod_spec["properties"]) == ["containers"]

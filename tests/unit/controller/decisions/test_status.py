@@ -200,6 +200,45 @@ def test_a_gpu_that_fails_is_told_to_its_tenants_and_to_nobody_else() -> None:
     assert says(compose(own, placed(own, running, gpus=report(Health.HEALTHY))), "GPUHealthy")[0] == "True"
 
 
+@pytest.mark.promise("operator-ready")
+@pytest.mark.parametrize(
+    ("reason", "outlook", "kind"),
+    [("NoRoom", Outlook.WAITING, "Reconciling"), ("NeverFits", Outlook.NEVER, "Stalled")],
+)
+def test_what_waits_reconciles_and_what_needs_somebody_is_stalled(reason: str, outlook: Outlook, kind: str) -> None:
+    own = sharepod()
+    status = compose(own, inputs(own, pod(gated=True), refusal=Refusal(outlook=outlook, headline="no")))
+    assert says(status, "Ready") == ("False", reason)
+    assert says(status, kind) == ("True", reason)
+    assert status.summary == reason
+    assert len({"Reconciling", "Stalled"} & {item.type for item in status.conditions}) == 1
+
+
+@pytest.mark.promise("operator-ready")
+def test_ready_is_true_while_the_pod_is_ready_and_once_it_has_succeeded() -> None:
+    own = sharepod()
+    starting = compose(own, placed(own, pod(node="node-a", phase="Running")))
+    assert says(starting, "Ready") == ("False", "ContainersNotReady")
+    assert says(starting, "Reconciling") == ("True", "ContainersNotReady")
+    ready = compose(own, placed(own, RUNNING))
+    assert says(ready, "Ready") == ("True", "Ready")
+    assert not {"Reconciling", "Stalled"} & {item.type for item in ready.conditions}
+    done = compose(own, placed(own, RUNNING), Finish(Phase.SUCCEEDED, "Completed", "done"))
+    assert says(done, "Ready") == ("True", "Completed")
+    assert done.summary == "Completed"
+    failed = compose(own, placed(own, RUNNING), Finish(Phase.FAILED, "Evicted", "gone"))
+    assert says(failed, "Ready") == ("False", "Evicted")
+    assert says(failed, "Stalled") == ("True", "Evicted")
+    assert failed.summary == "Evicted"
+
+
+def test_restarts_count_over_all_pods() -> None:
+    restarted = pod(node="node-a", phase="Running", status={"containerStatuses": [{"restartCount": 3}]})
+    own = sharepod(status={"lastEnd": {"podUID": "pod-0", "restarts": 4}}, spec={"restartPolicy": "Always"})
+    assert compose(own, placed(own, restarted)).restarts == 7
+    assert compose(own, inputs(own, None)).restarts == 4
+
+
 RUNNING = pod(node="node-a", phase="Running", conditions=[{"type": "Ready", "status": "True"}])
 FINDING = Finding(reason=FindingReason.OVERTAKEN, message="again and again")
 REFUSAL = Refusal(outlook=Outlook.WAITING, headline="0/1 nodes can take it")

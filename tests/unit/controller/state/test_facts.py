@@ -174,3 +174,26 @@ def test_a_sharepod_that_was_too_large_is_read_once_it_is_not() -> None:
     before = sharepod_facts(large, PODS)
     assert before.error is not None
     assert sharepod_facts(small, PODS, before) == sharepod_facts(small, PODS)
+
+
+@pytest.mark.promise("operator-open-enums")
+def test_what_a_newer_agent_reports_costs_nothing_but_itself() -> None:
+    status = {
+        "gpus": [
+            {"uuid": "GPU-0", "index": 0, "model": "T", "memory": 1, "health": "Degraded"},
+            {"uuid": "GPU-1", "index": 1, "model": "T", "memory": 1, "health": "Healthy"},
+        ],
+        "tenants": [
+            {"id": "t", "drained": True, "findings": [{"reason": "SomethingNewer", "message": "m"}], "later": 1},
+        ],
+    }
+    facts = gpunode_facts({"metadata": {"uid": "u", "name": "n", "resourceVersion": "1"}, "status": status})
+    assert facts.error is None
+    strange, known = facts.status.gpus
+    assert not strange.shareable
+    assert "Degraded" in strange.reason
+    assert known.shareable
+    seen = facts.seen("t")
+    assert seen is not None
+    assert seen.drained
+    assert [finding.reason for finding in seen.findings] == ["SomethingNewer"]

@@ -1,0 +1,63 @@
+"""READY and STATUS of a Pod, as `kubectl get pods` prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.controller.state.pod_summary import ready_containers, summary
+
+GATED = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
+
+
+def container(ready: bool = False, **state: Any) -> dict[str, Any]:
+    return {"name": "c", "ready": ready, "state": state}
+
+
+def waits(reason: str) -> dict[str, Any]:
+    return container(waiting={"reason": reason})
+
+
+RUNS = container(True, running={"startedAt": "x"})
+DONE = container(terminated={"exitCode": 0, "reason": "Completed"})
+
+
+@pytest.mark.promise("operator-columns")
+@pytest.mark.parametrize(
+    ("status", "printed"),
+    [
+        ({}, "Pending"),
+        ({"phase": "Pending", "conditions": GATED}, "SchedulingGated"),
+        ({"phase": "Running", "containerStatuses": [RUNS]}, "Running"),
+        ({"phase": "Running", "containerStatuses": [waits("CrashLoopBackOff")]}, "CrashLoopBackOff"),
+        ({"phase": "Pending", "containerStatuses": [waits("ImagePullBackOff")]}, "ImagePullBackOff"),
+        ({"phase": "Pending", "containerStatuses": [waits("ContainerCreating")]}, "ContainerCreating"),
+        ({"phase": "Succeeded", "containerStatuses": [DONE]}, "Completed"),
+        ({"phase": "Running", "containerStatuses": [DONE, RUNS]}, "Running"),
+        ({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 3, "reason": "Error"})]}, "Error"),
+        ({"phase": "Failed", "containerStatuses": [container(terminated={"exitCode": 3})]}, "ExitCode:3"),
+        ({"phase": "Failed", "reason": "Evicted"}, "Evicted"),
+        ({"phase": "Pending", "initContainerStatuses": [container(running={})]}, "Init:0/2"),
+        ({"phase": "Pending", "initContainerStatuses": [DONE, waits("PodInitializing")]}, "Init:1/2"),
+        ({"phase": "Pending", "initContainerStatuses": [waits("ErrImagePull")]}, "Init:ErrImagePull"),
+        ({"phase": "Pending", "initContainerStatuses": [container(terminated={"exitCode": 1})]}, "Init:ExitCode:1"),
+    ],
+)  # fmt: skip
+def test_a_pod_is_summed_up_as_kubectl_does(status: dict[str, Any], printed: str) -> None:
+    spec = {"containers": [{"name": "c"}], "initContainers": [{"name": "a"}, {"name": "b"}]}
+    assert summary({}, spec, status) == printed
+    assert summary({"deletionTimestamp": "x"}, spec, status) == "Terminating"
+
+
+def test_a_sidecar_that_runs_keeps_nobody_waiting() -> None:
+    spec: dict[str, Any] = {"containers": [{}], "initContainers": [{"name": "c", "restartPolicy": "Always"}]}
+    sidecar = {**RUNS, "started": True}
+    assert summary({}, spec, {"phase": "Running", "initContainerStatuses": [sidecar], "containerStatuses": [RUNS]}) == (
+        "Running"
+    )
+
+
+def test_ready_containers_are_counted_of_those_that_are_asked_for() -> None:
+    spec: dict[str, Any] = {"containers": [{}, {}]}
+    assert ready_containers(spec, {}) == "0/2"
+    assert ready_containers(spec, {"containerStatuses": [RUNS, DONE]}) == "1/2"
