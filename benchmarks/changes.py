@@ -1,12 +1,13 @@
 """Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
 
-Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to
+`agent killed`: in its keeper; `container killed`: the keeper too, and both are started anew; `agent upgraded`: SIGTERM
+once the next one stands by. Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to
 100 ms, so that any single second is some points off what was asked: `second_off` is how far the shares of what all got
 are from the requests, in points, the worst of the tenants, over a second; of `undisturbed` seconds, and of the `first`
-after the new agent's first listen. `four_off`: the same over four seconds. `gap`: from the signal to the first
-socket that is listened on again. `hooks_back`: from then until every program is connected. `right_after`: counted from
+after the new agent's first listen. `four_off`: the same over four seconds. `gap`: from the signal until all
+sockets are listened on again. `hooks_back`: from then until every program is connected. `right_after`: counted from
 the first listen, or from the edit, the earliest time from which on a second is no further off than undisturbed ones
-are. `over_limit`: of siblings started while no agent was there, those that got more memory than was left; `dead`:
+are. `over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`:
 programs that ended. With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from
 a GPUNode's change (the answer to the write) to the tenant's limits in force. Prints a table and writes
 `build/results/changes.json`.
@@ -100,16 +101,27 @@ def right_after(seen: Seen, begin: float, wanted: Mapping[str, float], usual: fl
     return next((at - begin for at, far in seconds_off(seen, wanted) if at >= begin and far <= usual), WATCHED_S)
 
 
-def restarted(
-    node: Node, meter: Meter, number: signal.Signals, programs: Mapping[str, Program], usual: float
-) -> dict[str, float]:
-    """End the agent and start it again."""
-    logged = len(node.log())
+def container_restarted(node: Node) -> float:
+    """End the agent's process at once and start another; return the seconds until it listens."""
     begin = time.monotonic()
-    node.stop_agent(number)
-    label = f"a.greedy.{begin}"
+    node.stop_agent(signal.SIGKILL)
+    node.start_agent(keep=True)
+    return time.monotonic() - begin
+
+
+CASES = {
+    "agent killed": Node.kill_kept_agent,
+    "container killed": container_restarted,
+    "agent upgraded": Node.upgrade_agent,
+}
+
+
+def restarted(node: Node, meter: Meter, case: str, programs: Mapping[str, Program], usual: float) -> dict[str, float]:
+    """Have another agent in the place of this one."""
+    logged = len(node.log())
+    label = f"a.greedy.{time.monotonic()}"
     greedy = node.launch("a", "--memory", str(LIMIT - HELD + (1 << 20)), "--seconds", "1", label=label, quiet=True)
-    node.start_agent()
+    gap = CASES[case](node)
     listening, wall = time.monotonic(), time.time()
     seen = watch(meter, WATCHED_S)
     events = [json.loads(line) for line in node.log()[logged:].splitlines() if line.startswith("{")]
@@ -123,7 +135,7 @@ def restarted(
     greedy.close()
     got = max((u.peak for c in node.devices().clients if c.label == label for u in c.usage.values()), default=0)
     return {
-        "gap": listening - begin,
+        "gap": gap,
         "hooks_back": max(back[: len(REQUESTS)], default=wall + WATCHED_S) - wall,
         "right_after": right_after(seen, listening, REQUESTS, usual),
         "first_second_off": off(seen, listening, 1.0, REQUESTS) or 0.0,
@@ -157,8 +169,11 @@ def standalone(times: int) -> list[Row]:
         usual = max(LEAST_OFF, *undisturbed)
         result.append(Row("undisturbed", "second_off_p50", "points", points(statistics.median(undisturbed))))
         result.append(Row("undisturbed", "second_off_max", "points", points(usual)))
-        for case, number in (("agent killed", signal.SIGKILL), ("agent upgraded", signal.SIGTERM)):
-            found = [restarted(node, meter, number, programs, usual) for _ in range(times)]
+        node.stop_agent()
+        node.start_agent(keep=True)
+        watch(meter, 2.0)
+        for case in CASES:
+            found = [restarted(node, meter, case, programs, usual) for _ in range(times)]
             for metric in ("gap", "hooks_back", "right_after"):
                 values = [each[metric] * 1000 for each in found]
                 result.append(Row(case, f"{metric}_p50", "ms", round(statistics.median(values))))

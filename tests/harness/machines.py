@@ -47,8 +47,8 @@ class Machine(ABC):
         self.state = create_state(self.directory / "gpus", devices)
 
     @abstractmethod
-    def start_agent(self, installation: Installation) -> Service:
-        """Start the node's agent."""
+    def start_agent(self, installation: Installation, name: str = "agent") -> Service:
+        """Start the node's agent. `name`: of the service, for a second one beside it."""
 
     @abstractmethod
     def follow(self) -> None:
@@ -96,8 +96,8 @@ class RealNode(Machine):
         """Return why this machine cannot run a real node, in one line, or None."""
         return why_no_node()
 
-    def start_agent(self, installation: Installation) -> Service:
-        return installation.start_agent(self.real, self._inventory)
+    def start_agent(self, installation: Installation, name: str = "agent") -> Service:
+        return installation.start_agent(self.real, self._inventory, name)
 
     def follow(self) -> None:
         """Do nothing: the kubelet follows the Pods."""
@@ -122,9 +122,9 @@ class BareMachine(Machine):
         cluster.runtime_class()
         self._kubelets = FakeKubelets(cluster.api).start()
 
-    def start_agent(self, installation: Installation) -> Service:
+    def start_agent(self, installation: Installation, name: str = "agent") -> Service:
         return installation.start_agent_process(
-            self.node, self._inventory, state=self.directory / "s", kubelet_root=self.directory / "k"
+            self.node, self._inventory, state=self.directory / "s", kubelet_root=self.directory / "k", name=name
         )
 
     def follow(self) -> None:

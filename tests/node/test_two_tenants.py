@@ -254,6 +254,21 @@ def test_an_agent_upgrade_kills_no_tenant_and_keeps_its_memory_counted(system: S
     assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
+@pytest.mark.promise("install-standby")
+def test_an_agent_that_stands_by_takes_over_volumes_and_tenants(system: System) -> None:
+    system.apply("steady", {"request": 0.5, "memory": "2Gi"}, "--memory", "1G")
+    system.await_phase("steady", "Running")
+    following = system.machine.start_agent(system.installation, "following")
+    wait_until(lambda: "standing by" in following.log.read_text(), what="the next agent", timeout=40)
+    system.agent.stop()
+    system.agent = following
+    system.await_agent()
+    system.apply("later", {"request": 0.5, "memory": "2Gi"})
+    system.await_phase("later", "Running", timeout=60)
+    pod = system.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/steady")
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
 @pytest.mark.promise("node-agent-first")
 def test_a_container_does_not_start_before_its_agent_is_up(system: System) -> None:
     system.await_agent()

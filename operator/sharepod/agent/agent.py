@@ -1,6 +1,6 @@
 """Agent of one node: inventory, tenants, and what is known of both. A driver feeds it the ledger and reports its facts.
 
-The driver is `cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
+`start` comes first, then the ledger that is on disk, so that hooks can connect, then `take_stock`. The driver is `cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
 - calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
   time; when the call returns, the rows are in force and their generation may be reported as observed;
 - reads `agent.facts()` and waits on `agent.changed` to report;
@@ -10,7 +10,7 @@ The driver is `cluster/` in mode `cluster` and `standalone.py` in mode `standalo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -55,7 +55,8 @@ class AgentFacts:
 
 
 class Agent:
-    """Agent of one node, on one event loop. `await start()` before use, `await close()` at the end.
+    """Agent of one node, on one event loop. `await start()` and `await take_stock()` before use, `await close()` at the
+    end.
 
     Args:
         settings: Settings of the agent.
@@ -71,6 +72,10 @@ class Agent:
         """Remains of a tenant outside the agent. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
         """Tenant in whose pod a process runs. May be replaced at any time."""
+        self.stands_by: Callable[[], bool] = lambda: False
+        """Whether another agent serves, and this one waits for its end. May be replaced before `start`."""
+        self.successor_waits: Callable[[], bool] = lambda: False
+        """Whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon)
         self.plugin_pods: Mapping[str, PluginPod] = {}
         """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID."""
@@ -89,6 +94,10 @@ class Agent:
         self._reading_under_way = False
 
     async def start(self) -> None:
+        """Prepare the state directory. Raises `StateDirError`."""
+        await self.tenants.start()
+
+    async def take_stock(self) -> None:
         """Read the inventory once, then start following it. Raises `InventoryError` if there is none at all."""
         await self._read()
         log.info(
@@ -99,7 +108,6 @@ class Agent:
         if self.inventory.simulated:
             log.warning("the inventory is simulated: there is no GPU behind it", file=str(self.settings.inventory_file))
         self.tenants.set_models(self._reading)
-        await self.tenants.start()
         self._polling = asyncio.create_task(self._poll(), name="inventory")
 
     async def close(self) -> None:

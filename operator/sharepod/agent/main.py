@@ -1,5 +1,8 @@
 """Program `sharepod-agent`: reads its settings, starts the agent, and runs it until SIGTERM or SIGINT.
 
+While another agent serves the state directory this one stands by, with everything loaded. With `--keep` it runs in a
+child process, which is started again at once if it is killed.
+
 Exit status: 0 after a signal; 1 if something that the agent needs is missing, with one line that says what; 2 for wrong
 settings.
 """
@@ -22,10 +25,11 @@ from sharepod import logs
 from sharepod.agent.devices.inventory import Inventory, InventoryError, SimulatedInventory
 from sharepod.agent.devices.nvml import NvmlInventory
 from sharepod.agent.state.directory import StateDirError
+from sharepod.agent.state.succession import Succession
 from sharepod.agent.telemetry import endpoints
 from sharepod.tasks import Supervisor, TaskEndedError
 
-from . import standalone
+from . import keeper, standalone
 from .agent import Agent, agent_version
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
 from .standalone import TenantsFileError
@@ -47,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=f"Every setting can be given as {ENV_PREFIX}<NAME> in the environment, or in the YAML file.",
     )
     parser.add_argument("--config", metavar="FILE", help=f"YAML file of settings; default: {ENV_PREFIX}CONFIG")
+    parser.add_argument(
+        "--keep", action="store_true", help="run the agent in a child process, and again at once if that is killed"
+    )
     parser.add_argument("--version", action="version", version=agent_version())
     arguments = parser.parse_args(argv)
     if arguments.config:
@@ -57,10 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"sharepod-agent: wrong settings: {error}", file=sys.stderr)
         return 2
     logs.configure(settings.log_level, settings.log_format)
-    try:
-        return asyncio.run(run(settings))
-    except KeyboardInterrupt:
-        return 0
+    if settings.mode is AgentMode.CLUSTER:
+        from sharepod.agent.cluster import run as _  # noqa: F401  before there is anything to keep waiting
+
+    def agent() -> int:
+        try:
+            return asyncio.run(run(settings))
+        except KeyboardInterrupt:
+            return 0
+
+    return keeper.keep(agent) if arguments.keep else agent()
 
 
 def inventory_of(settings: AgentSettings) -> Inventory:
@@ -89,16 +102,21 @@ async def run(settings: AgentSettings) -> int:
     http = None
     stopping = False
     try:
-        await agent.start()
-        http = await endpoints.serve(agent)
-        log.info("serving metrics and health", address=settings.http_bind, port=http.port)
-        gc.collect()
-        gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        async with Supervisor() as supervisor:
-            supervisor.start("drive", _drive(agent, again))
-            await supervisor.wait(stop)
-            stopping = True
+        with Succession(settings.state_dir) as succession:
+            agent.stands_by = lambda: succession.stands_by
+            agent.successor_waits = succession.awaited
+            http = await endpoints.serve(agent)
+            log.info("serving metrics and health", address=settings.http_bind, port=http.port)
+            gc.collect()
+            gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
+            sys.setswitchinterval(_SWITCH_INTERVAL_S)
+            try:
+                async with Supervisor() as supervisor:
+                    supervisor.start("drive", _drive(agent, succession, again))
+                    await supervisor.wait(stop)
+                    stopping = True
+            finally:
+                await agent.close()
         return 0
     except _PREREQUISITES as error:
         log.error("agent cannot run", error=str(error))
@@ -115,12 +133,14 @@ async def run(settings: AgentSettings) -> int:
     finally:
         if http is not None:
             await http.close()
-        await agent.close()
         log.info("agent ends")
 
 
-async def _drive(agent: Agent, again: asyncio.Event) -> None:
-    """Feed the agent by the driver of its mode, until cancelled."""
+async def _drive(agent: Agent, succession: Succession, again: asyncio.Event) -> None:
+    """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
+    await succession.turn()
+    await agent.start()
+    log.info("this agent serves", state_dir=str(agent.settings.state_dir))
     if agent.settings.mode is AgentMode.STANDALONE:
         await standalone.run(agent, again)
         return

@@ -59,12 +59,14 @@ async def run(agent: Agent, again: asyncio.Event) -> None:
         agent: The started agent.
         again: Set to have the file read now.
 
-    Raises `TenantsFileError` if the file is wrong at the start; later the tenants stay as they are.
+    Raises `TenantsFileError` if the file is wrong at the start; later the tenants stay as they are. Raises
+    `InventoryError` if there is no inventory at the start.
     """
     path = agent.settings.tenants_file
     assert path is not None, "settings require it in this mode"
     stamp = _stamp(path)
     await agent.tenants.apply(await asyncio.to_thread(load, path))
+    await agent.take_stock()
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(again.wait(), timeout=_INTERVAL_S)

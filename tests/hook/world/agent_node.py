@@ -98,10 +98,52 @@ class Node:
             for row in rows:
                 wait_for(lambda row=row: self._in_force(row), f"the limits of {row['id']}")
 
-    def start_agent(self, *rows: Mapping[str, Any]) -> None:
-        """Start the agent, with these tenants if given; wait until it listens on their sockets."""
+    def start_agent(self, *rows: Mapping[str, Any], keep: bool = False) -> None:
+        """Start the agent, with these tenants if given, in a keeper if `keep`; wait until it listens on their
+        sockets."""
         if rows:
             self.set_tenants(*rows)
+        before = self._sockets()
+        self._agent = self._started(keep=keep)
+        wait_for(lambda: self._listening_again(before), "the agent's sockets")
+
+    def upgrade_agent(self) -> float:
+        """Start another agent, and end the first once the other stands by. Return seconds from the signal until
+        the other listens on all sockets."""
+        former, stood_by = self._agent, self.log().count("standing by")
+        assert former is not None
+        following = self._started()
+        wait_for(lambda: self.log().count("standing by") > stood_by, "the other agent standing by")
+        before, began = self._sockets(), time.monotonic()
+        self._agent = following
+        former.send_signal(signal.SIGTERM)
+        wait_for(lambda: self._listening_again(before), "the other agent's sockets", pause_s=0.001)
+        took = time.monotonic() - began
+        assert former.wait(PATIENCE_S) == 0
+        return took
+
+    def kill_kept_agent(self) -> float:
+        """Kill the agent in its keeper. Return seconds until the next one listens on all sockets."""
+        assert self._agent is not None
+        (child,) = Path(f"/proc/{self._agent.pid}/task/{self._agent.pid}/children").read_text().split()
+        before, began = self._sockets(), time.monotonic()
+        os.kill(int(child), signal.SIGKILL)
+        wait_for(lambda: self._listening_again(before), "the next agent's sockets", pause_s=0.001)
+        return time.monotonic() - began
+
+    def _sockets(self) -> dict[Path, int]:
+        """Return the tenants' sockets, with their inodes."""
+        return {path: path.stat().st_ino for path in self.directory.glob("state/tenants/*/agent.sock")}
+
+    def _listening_again(self, before: Mapping[Path, int]) -> bool:
+        """Return whether every tenant has a socket, and none of those before."""
+        assert self._agent is not None
+        assert self._agent.poll() is None, self.log()
+        listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
+        paths = [self.path(row["id"]) / "agent.sock" for row in listed]
+        return all(path.exists() and path.stat().st_ino != before.get(path) for path in paths)
+
+    def _started(self, *, keep: bool = False) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
         environment |= {
             "SHAREPOD_AGENT_MODE": "standalone",
@@ -114,18 +156,9 @@ class Node:
             environment |= {"LD_LIBRARY_PATH": str(FAKE_NVML), "FAKE_CUDA_STATE": str(self.state)}
         else:
             environment["SHAREPOD_AGENT_INVENTORY_FILE"] = str(self.directory / "inventory.yaml")
-        before = {path: path.stat().st_ino for path in self.directory.glob("state/tenants/*/agent.sock")}
+        command = [sys.executable, "-m", "sharepod.agent.main", *(["--keep"] if keep else [])]
         with (self.directory / "agent.log").open("ab") as log:
-            self._agent = subprocess.Popen([sys.executable, "-m", "sharepod.agent.main"], env=environment, stderr=log)
-        listed = yaml.safe_load((self.directory / "tenants.yaml").read_text())["tenants"]
-
-        def listening() -> bool:
-            assert self._agent is not None
-            assert self._agent.poll() is None, self.log()
-            paths = [self.path(row["id"]) / "agent.sock" for row in listed]
-            return all(path.exists() and path.stat().st_ino != before.get(path) for path in paths)
-
-        wait_for(listening, "the agent's sockets")
+            return subprocess.Popen(command, env=environment, stderr=log)
 
     def stop_agent(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the agent a signal and wait for its end; return its exit status."""
@@ -263,9 +296,9 @@ def running(
         node.close()
 
 
-def wait_for(condition: Any, what: str, seconds: float = PATIENCE_S) -> None:
+def wait_for(condition: Any, what: str, seconds: float = PATIENCE_S, *, pause_s: float = 0.01) -> None:
     """Wait until the condition holds. AssertionError with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.01)
+        time.sleep(pause_s)

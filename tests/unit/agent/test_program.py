@@ -51,7 +51,9 @@ class Program:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, directory: Path, *, script: str | None = None, **changes: str) -> Program:
+    async def start(
+        cls, directory: Path, *, script: str | None = None, arguments: Sequence[str] = (), **changes: str
+    ) -> Program:
         """Start the agent, or a script that runs it in its own way."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_AGENT_")}
         environment |= {
@@ -67,6 +69,7 @@ class Program:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *(("-m", "sharepod.agent.main") if script is None else ("-c", script)),
+            *arguments,
             env=environment,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -82,11 +85,14 @@ class Program:
         async with self._more:
             self._more.notify_all()
 
-    async def says(self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
-        """The first line of the log with this event, now or when it comes."""
+    async def says(
+        self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True, *, times: int = 1
+    ) -> dict[str, Any]:
+        """The first line of the log with this event (or the second, ...), now or when it comes."""
 
         def found() -> dict[str, Any] | None:
-            return next((line for line in self.log if event in line["event"] and matching(line)), None)
+            lines = [line for line in self.log if event in line["event"] and matching(line)]
+            return lines[times - 1] if len(lines) >= times else None
 
         async with self._more, asyncio.timeout(20):
             await self._more.wait_for(lambda: found() is not None or self._reading.done())
@@ -203,6 +209,7 @@ async def started(directory: Path, **changes: Any) -> AsyncIterator[Agent]:
     settings = settings_in(directory, **changes)
     agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()
+    await agent.take_stock()
     try:
         yield agent
     finally:
@@ -348,9 +355,80 @@ sys.exit(main.main())
 
 async def test_a_failure_while_it_stops_leaves_its_exit_status_at_zero(directory: Path) -> None:
     agent = await Program.start(directory, script=_FAILS_WHILE_STOPPING)
-    await agent.says("serving metrics")
+    await agent.says("this agent serves")
     assert await agent.end() == 0
     assert "the disk is gone" in (await agent.says("a task failed while the agent stopped"))["error"]
+
+
+@pytest.mark.promise("install-standby")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_second_agent_stands_by_and_serves_when_the_first_has_ended(
+    directory: Path, number: signal.Signals
+) -> None:
+    async with running(directory) as first:
+        await first.says("tenant is served")
+        async with running(directory) as second:
+            await second.says("standing by")
+            assert await second.get("/healthz") == (200, "stands by: another agent serves\n")
+            listening = (tenant_directory(directory, "a") / "agent.sock").stat().st_ino
+            assert [line for line in second.log if line["event"] == "tenant is served"] == []
+            await first.end(number)
+            await second.says("inventory")
+            assert (tenant_directory(directory, "a") / "agent.sock").stat().st_ino != listening
+            client = await Client.connect(tenant_directory(directory, "a"))
+            await client.granted()
+            client.close()
+            assert await second.get("/healthz") == (200, "ok\n")
+            assert await second.end() == 0
+
+
+@pytest.mark.promise("install-killed")
+async def test_a_kept_agent_that_is_killed_is_there_again_and_one_that_ends_by_itself_is_not(directory: Path) -> None:
+    keeper = await Program.start(directory, arguments=["--keep"])
+    try:
+        for times in range(1, 3):
+            await keeper.says("tenant is served", times=times)
+            os.kill(_child(keeper.process.pid), signal.SIGKILL)
+            line = await keeper.says("agent was killed", times=times)
+            assert line["signal"] == "SIGKILL"
+        await keeper.says("tenant is served", times=3)
+        child = _child(keeper.process.pid)
+        assert await keeper.end() == 0
+        assert not Path(f"/proc/{child}").exists()
+    finally:
+        if keeper.process.returncode is None:
+            await keeper.end(signal.SIGKILL)
+
+
+@pytest.mark.promise("install-killed")
+async def test_a_keeper_gives_up_an_agent_that_is_killed_again_and_again(directory: Path) -> None:
+    keeper = await Program.start(directory, arguments=["--keep"])
+    try:
+        for times in range(1, 6):
+            await keeper.says("agent starts", times=times)
+            os.kill(_child(keeper.process.pid), signal.SIGKILL)
+        assert await asyncio.wait_for(keeper.process.wait(), 20) == 128 + signal.SIGKILL
+        await keeper.says("again and again")
+    finally:
+        if keeper.process.returncode is None:
+            await keeper.end(signal.SIGKILL)
+
+
+async def test_an_agent_ends_with_its_keeper(directory: Path) -> None:
+    keeper = await Program.start(directory, arguments=["--keep"])
+    await keeper.says("tenant is served")
+    child = _child(keeper.process.pid)
+    keeper.process.kill()
+    async with asyncio.timeout(20):
+        while Path(f"/proc/{child}").exists():  # noqa: ASYNC110 - somebody else's child by now
+            await asyncio.sleep(0.01)
+    await keeper.end(signal.SIGKILL)
+
+
+def _child(pid: int) -> int:
+    """The only child of a process."""
+    (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(child)
 
 
 @pytest.mark.parametrize(
@@ -376,6 +454,7 @@ async def test_facts_tell_of_changes_and_not_of_usage(directory: Path) -> None:
     settings = settings_in(directory)
     agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()
+    await agent.take_stock()
     try:
         await agent.tenants.apply([row("a")])
         await asyncio.wait_for(agent.changed.wait(), 5)
@@ -404,6 +483,7 @@ async def test_facts_tell_of_changes_and_not_of_usage(directory: Path) -> None:
 async def test_a_foreign_process_makes_a_gpu_unfit_to_be_shared_and_a_tenants_own_does_not(directory: Path) -> None:
     agent = Agent(settings_in(directory), SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()
+    await agent.take_stock()
     try:
         await agent.tenants.apply([row("a")])
         client = await Client.connect(agent.tenants.directory("a"))
@@ -430,6 +510,7 @@ async def test_an_inventory_that_cannot_be_read_any_more_makes_the_agent_unhealt
     settings = settings_in(directory, nvml_timeout_s=0.1)
     agent = Agent(settings, SimulatedInventory(directory / "inventory.yaml"))
     await agent.start()
+    await agent.take_stock()
     try:
         replace(directory / "inventory.yaml", "gpus: nonsense")
         async with asyncio.timeout(10):

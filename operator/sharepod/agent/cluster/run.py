@@ -4,16 +4,12 @@ Guarantees:
 - The kubelet can unpublish volumes from the start on, whatever the API server does.
 - Volumes are published only once the ledger is known.
 - While the API server is away, everything that runs goes on; each loop tries again by itself.
-- A second agent with the same state directory does not start.
+- Hooks can connect before the GPUs are read.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import structlog
@@ -35,79 +31,76 @@ from .status_report import Readiness, ReadyReason, StatusReport
 log = structlog.get_logger(__name__)
 
 
-class AlreadyRunningError(OSError):
-    """State directory that another agent uses."""
-
-
 async def run(agent: Agent) -> None:
     """Run the started `agent` for this node, until cancelled.
 
     Raises:
         NoApiServerError: nothing says how to reach the API server.
         SocketError: the kubelet cannot be served.
-        AlreadyRunningError: another agent uses the state directory.
+        InventoryError: there is no inventory at the start.
         OSError: the state directory or the mounts cannot be read.
         TaskEndedError: one of the loops has failed.
     """
     settings = agent.settings
     node = settings.node_name
-    with _only_one(settings.state_dir):
-        volumes = Volumes(
-            pods_dir=pods_dir(settings.kubelet_root),
-            tenants_dir=settings.state_dir / "tenants",
-            state_dir=settings.state_dir,
+    volumes = Volumes(
+        pods_dir=pods_dir(settings.kubelet_root),
+        tenants_dir=settings.state_dir / "tenants",
+        state_dir=settings.state_dir,
+    )
+    volumes.recover()
+    pod_residue = PodResidue(volumes)
+    agent.residue = pod_residue.residue
+    agent.owner_of = pod_residue.owner_of
+
+    async def apply(rows: Sequence[Tenant]) -> None:
+        await agent.tenants.apply(rows)
+        await volumes.forget_all_but({row.id for row in rows})
+
+    api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
+    try:
+        ledger = LedgerWatch(
+            api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
         )
-        volumes.recover()
-        pod_residue = PodResidue(volumes)
-        agent.residue = pod_residue.residue
-        agent.owner_of = pod_residue.owner_of
-
-        async def apply(rows: Sequence[Tenant]) -> None:
-            await agent.tenants.apply(rows)
-            await volumes.forget_all_but({row.id for row in rows})
-
-        api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
+        await ledger.restore()
+        await agent.take_stock()
+        driver = Driver(
+            node=node,
+            version=agent_version(),
+            volumes=volumes,
+            ledger=ledger,
+            directory=agent.tenants.directory,
+            trouble=agent.tenants.unservable,
+            get_pod=pod_getter(api),
+        )
+        kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
+        lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
+        report = StatusReport(
+            api,
+            node=node,
+            ledger=ledger,
+            facts=agent.facts,
+            readiness=lambda: readiness(agent, ledger, kubelet),
+            woken=agent.changed,
+        )
+        plugin_pods = PluginPods(settings.kubelet_root)
+        await kubelet.start()
         try:
-            ledger = LedgerWatch(
-                api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
-            )
-            await ledger.restore()
-            driver = Driver(
-                node=node,
-                version=agent_version(),
-                volumes=volumes,
-                ledger=ledger,
-                directory=agent.tenants.directory,
-                trouble=agent.tenants.unservable,
-                get_pod=pod_getter(api),
-            )
-            kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
-            lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
-            report = StatusReport(
-                api,
-                node=node,
-                ledger=ledger,
-                facts=agent.facts,
-                readiness=lambda: readiness(agent, ledger, kubelet),
-                woken=agent.changed,
-            )
-            plugin_pods = PluginPods(settings.kubelet_root)
-            await kubelet.start()
-            try:
-                async with Supervisor() as supervisor:
-                    supervisor.start("ledger-follow", ledger.follow())
-                    supervisor.start("ledger-enforce", ledger.enforce())
-                    supervisor.start("report", report.run())
-                    supervisor.start("lease", lease.run())
-                    supervisor.start("kubelet", kubelet.run())
-                    supervisor.start("residue", pod_residue.run())
-                    supervisor.start("plugin-pods", plugin_pods.run(known=agent.know_plugin_pods))
-                    await supervisor.wait()
-            finally:
-                await kubelet.stop()
-                await report.say_stopped()
+            async with Supervisor() as supervisor:
+                supervisor.start("ledger-follow", ledger.follow())
+                supervisor.start("ledger-enforce", ledger.enforce())
+                supervisor.start("report", report.run())
+                supervisor.start("lease", lease.run())
+                supervisor.start("kubelet", kubelet.run())
+                supervisor.start("residue", pod_residue.run())
+                supervisor.start("plugin-pods", plugin_pods.run(known=agent.know_plugin_pods))
+                await supervisor.wait()
         finally:
-            await api.close()
+            await kubelet.stop()
+            if not agent.successor_waits():
+                await report.say_stopped()
+    finally:
+        await api.close()
 
 
 def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:
@@ -136,23 +129,3 @@ def pod_getter(api: Connection) -> GetPod:
             raise PodsUnavailableError(str(error)) from error
 
     return get_pod
-
-
-@contextlib.contextmanager
-def _only_one(state_dir: Path) -> Iterator[None]:
-    """Lock the state directory: two agents would fight over sockets and volumes. The lock ends with the process.
-
-    Raise `AlreadyRunningError`.
-    """
-    state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-    descriptor = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AlreadyRunningError(
-                f"another agent uses {state_dir}; stop it, or give this one a state_dir of its own"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -43,6 +43,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
     write(tmp_path)
     agent = Agent(settings_in(tmp_path, unhooked_after_s=0), SimulatedInventory(tmp_path / "inventory.yaml"))
     await agent.start()
+    await agent.take_stock()
     yield agent
     await agent.close()
 

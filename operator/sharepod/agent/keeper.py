@@ -1,0 +1,76 @@
+"""Keeper: a process that has loaded everything and does nothing, and starts the agent anew when it was killed.
+
+A child that was killed by a signal (a crash, the kernel's OOM killer, a person) is followed by the next within
+milliseconds: nothing has to be imported again. A child that ends by itself ends the keeper, with its exit status; so does
+one that is killed again and again, and the kubelet then waits before it starts the container anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MOST_KILLED = 5
+_WITHIN_S = 60.0
+"""`_MOST_KILLED` children that were killed within so many seconds end the keeper."""
+_PR_SET_PDEATHSIG = 1
+
+
+def keep(agent: Callable[[], int]) -> int:
+    """Run `agent` in a child process, and again after it was killed; return the exit status.
+
+    To be called before any thread is started. SIGTERM, SIGINT and SIGHUP are passed on. The child is killed when this
+    process ends.
+    """
+    gc.collect()
+    gc.freeze()  # pages that no collection touches stay shared with the child
+    killed: deque[float] = deque(maxlen=_MOST_KILLED)
+    while True:
+        status = _one(agent)
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status)
+        number = os.WTERMSIG(status)
+        killed.append(time.monotonic())
+        if len(killed) == _MOST_KILLED and killed[-1] - killed[0] < _WITHIN_S:
+            log.error("agent was killed again and again", signal=signal.Signals(number).name, times=len(killed))
+            return 128 + number
+        log.error("agent was killed: starting it again", signal=signal.Signals(number).name)
+
+
+def _one(agent: Callable[[], int]) -> int:
+    """Run one child to its end; return its wait status."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # none gets lost before there is a child to get it
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:
+                return os._exit(1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            status = agent()
+        finally:
+            os._exit(status)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    handlers = {number: signal.signal(number, forward) for number in _FORWARDED}
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        return os.waitpid(child, 0)[1]
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

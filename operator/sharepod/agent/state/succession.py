@@ -1,0 +1,92 @@
+"""Succession: which agent serves a state directory, and which stands by.
+
+Guarantees:
+- At most one agent serves a state directory: the one that holds `agent.lock`.
+- An agent that stands by serves as soon as the other one's process has ended, however it ended.
+- An agent that ends knows whether another stands by (which then holds `next.lock`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from .directory import StateDirError
+
+log = structlog.get_logger(__name__)
+
+_LOOK_S = 0.01
+"""Seconds between two looks at whether the other agent has ended: part of the gap between the two."""
+_TELL_S = 60.0
+"""Seconds between two lines of the log about waiting."""
+
+
+class Succession:
+    """Turn of one agent at a state directory. A context manager: at its end the next agent serves.
+
+    Args:
+        state_dir: The state directory; it is created if it is missing.
+
+    Raises `StateDirError` if the directory takes no files.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+        try:
+            state_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._serving, self._next = _open(state_dir / "agent.lock"), _open(state_dir / "next.lock")
+        except OSError as error:
+            raise StateDirError(f"cannot use the state directory {state_dir}: {error}") from None
+        self.stands_by = False
+        """True while another agent serves."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._serving)
+        os.close(self._next)
+
+    async def turn(self) -> None:
+        """Wait until no other agent serves. Of several that wait, one is next, the others come after it."""
+        if _lock(self._serving):
+            return
+        self.stands_by = True
+        began, told = asyncio.get_running_loop().time(), 0.0
+        log.info("another agent serves: standing by", state_dir=str(self._state_dir))
+        while not (_lock(self._next) and _lock(self._serving)):
+            await asyncio.sleep(_LOOK_S)
+            waited = asyncio.get_running_loop().time() - began
+            if waited - told > _TELL_S:
+                told = waited
+                log.warning("another agent still serves: standing by", state_dir=str(self._state_dir), waited_s=waited)
+        self.stands_by = False
+        fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def awaited(self) -> bool:
+        """Return whether another agent stands by."""
+        if not _lock(self._next):
+            return True
+        fcntl.flock(self._next, fcntl.LOCK_UN)
+        return False
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock(descriptor: int) -> bool:
+    """Take a lock, or keep it. Return whether it is this process's."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
