@@ -91,6 +91,26 @@ def test_readiness_follows_the_kubelets_registration_and_the_agents_end(node: On
     assert condition(status, "AgentAlive") == other, "another writer's condition"
 
 
+@pytest.mark.promise("node-inventory-missing")
+def test_an_agent_without_an_inventory_serves_its_tenants_and_says_what_is_wrong(node: OneNode) -> None:
+    generation = node.make_gpunode(row("a"))["metadata"]["generation"]
+    service = node.start_agent()
+    before = node.await_observed(generation)["gpus"]
+    assert service.stop() == 0
+    inventory = node.root / "inventory.yaml"
+    content = inventory.read_text()
+    inventory.unlink()
+    service = node.start_agent()
+    wait_until(lambda: node.connects("a"), what="the tenant's socket", timeout=30)
+    reason = "InventoryUnavailable"
+    status = node.await_status(lambda seen: condition(seen).get("reason") == reason, reason)
+    assert "cannot read the inventory file" in condition(status)["message"]
+    assert status["gpus"] == before
+    inventory.write_text(content)
+    node.await_status(lambda seen: condition(seen).get("reason") in ("Serving", "Starting"), "an inventory")
+    assert service.running()
+
+
 @pytest.mark.promise("install-standby")
 def test_an_agent_that_is_followed_by_the_next_does_not_say_that_it_has_stopped(node: OneNode) -> None:
     generation = node.make_gpunode(row("a"))["metadata"]["generation"]

@@ -43,6 +43,8 @@ class AgentFacts:
     """Parts of the GPUNode's status that the agent knows now."""
 
     gpus: tuple[Gpu, ...]
+    gpus_known: bool
+    """False until the GPUs have been read: what the GPUNode says of them holds meanwhile."""
     tenants: tuple[TenantStatus, ...]
     simulated: bool
     agent_version: str
@@ -97,17 +99,15 @@ class Agent:
         """Prepare the state directory. Raises `StateDirError`."""
         await self.tenants.start()
 
-    async def take_stock(self) -> None:
-        """Read the inventory once, then start following it. Raises `InventoryError` if there is none at all."""
-        await self._read()
-        log.info(
-            "inventory",
-            simulated=self.inventory.simulated,
-            gpus=[f"{gpu.index}:{gpu.uuid}:{gpu.model}:{gpu.health}" for gpu in self._reading.gpus],
-        )
-        if self.inventory.simulated:
-            log.warning("the inventory is simulated: there is no GPU behind it", file=str(self.settings.inventory_file))
-        self.tenants.set_models(self._reading)
+    async def take_stock(self, *, needed: bool = True) -> None:
+        """Read the inventory, and follow it from now on.
+
+        Args:
+            needed: Wait for the first reading, and raise `InventoryError` if there is none. If not, the agent serves
+                its tenants meanwhile, and `unhealthy` says what is wrong.
+        """
+        if needed:
+            await self._read()
         self._polling = asyncio.create_task(self._poll(), name="inventory")
 
     async def close(self) -> None:
@@ -134,6 +134,7 @@ class Agent:
         """Return what is known now. No I/O."""
         return AgentFacts(
             gpus=self.gpus(),
+            gpus_known=self._read_at is not None,
             tenants=self.tenants.status(),
             simulated=self.inventory.simulated,
             agent_version=agent_version(),
@@ -149,8 +150,9 @@ class Agent:
         return None
 
     async def _poll(self) -> None:
-        while True:
+        if self._read_at is not None:
             await asyncio.sleep(self.settings.inventory_interval_s)
+        while True:
             try:
                 await self._read()
                 attribution = self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
@@ -165,6 +167,7 @@ class Agent:
             except Exception:
                 log.exception("cannot use a reading of the inventory, going on with the next")
             self._compare()
+            await asyncio.sleep(self.settings.inventory_interval_s)
 
     async def _read(self) -> None:
         if not self._reading_under_way:
@@ -174,10 +177,19 @@ class Agent:
         reading = await self.inventory.read()
         self._reading_under_way = not reading.fresh
         self._reading = reading
+        if self._read_at is None:
+            self._tell_inventory()
+            self.tenants.set_models(reading)
         self._read_at = asyncio.get_running_loop().time()
         if self._failure is not None:
             log.info("the inventory can be read again")
         self._failure = None
+
+    def _tell_inventory(self) -> None:
+        gpus = [f"{gpu.index}:{gpu.uuid}:{gpu.model}:{gpu.health}" for gpu in self._reading.gpus]
+        log.info("inventory", simulated=self.inventory.simulated, gpus=gpus)
+        if self.inventory.simulated:
+            log.warning("the inventory is simulated: there is no GPU behind it", file=str(self.settings.inventory_file))
 
     def _observe_plugin_pods(self) -> None:
         keys = {uuid: (f"{pod.namespace}/{pod.name}", uuid) for uuid, pod in self.plugin_pods.items()}

@@ -4,7 +4,7 @@ Guarantees:
 - The kubelet can unpublish volumes from the start on, whatever the API server does.
 - Volumes are published only once the ledger is known.
 - While the API server is away, everything that runs goes on; each loop tries again by itself.
-- Hooks can connect before the GPUs are read.
+- Tenants of the ledger that is on disk are served before the GPUs are read, and if they cannot be read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def run(agent: Agent) -> None:
     Raises:
         NoApiServerError: nothing says how to reach the API server.
         SocketError: the kubelet cannot be served.
-        InventoryError: there is no inventory at the start.
+        InventoryError: there are neither tenants nor an inventory at the start.
         OSError: the state directory or the mounts cannot be read.
         TaskEndedError: one of the loops has failed.
     """
@@ -63,7 +63,7 @@ async def run(agent: Agent) -> None:
             api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
         )
         await ledger.restore()
-        await agent.take_stock()
+        await agent.take_stock(needed=not agent.tenants.rows())
         driver = Driver(
             node=node,
             version=agent_version(),

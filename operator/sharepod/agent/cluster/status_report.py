@@ -189,15 +189,19 @@ class StatusReport:
             "message": readiness.message,
             "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
+        if facts.gpus_known:
+            gpus, reserves = [gpu.dump() for gpu in facts.gpus], reserved(facts.gpus, self._ledger.in_force)
+        else:
+            gpus, reserves = list(server.get("gpus") or ()), str(server.get("reserved") or "")
         return {
-            "gpus": [gpu.dump() for gpu in facts.gpus],
+            "gpus": gpus,
             "tenants": [tenant.dump() for tenant in facts.tenants],
             "conditions": [condition],
             "observedGeneration": self._ledger.generation,
             "agentVersion": facts.agent_version,
-            "gpuCount": len(facts.gpus),
+            "gpuCount": len(gpus),
             "tenantCount": len(self._ledger.in_force),
-            "reserved": reserved(facts.gpus, self._ledger.in_force),
+            "reserved": reserves,
             "simulated": facts.simulated,
         }
 
