@@ -1,15 +1,15 @@
 """Effect on tenants of an agent that is killed or upgraded, and delay until an edited share is a measured one.
 
 `agent killed`: in its keeper; `container killed`: the keeper too, and both are started anew; `agent upgraded`: SIGTERM
-once the next one stands by. Three busy tenants of one simulated GPU, the real agent at its default settings, the real hook. A quantum is up to
-100 ms, so that any single second is some points off what was asked: `second_off` is how far the shares of what all got
-are from the requests, in points, the worst of the tenants, over a second; of `undisturbed` seconds, and of the `first`
-after the new agent's first listen. `four_off`: the same over four seconds. `gap`: from the signal until all
-sockets are listened on again. `hooks_back`: from then until every program is connected. `right_after`: counted from
-the first listen, or from the edit, the earliest time from which on a second is no further off than undisturbed ones
-are. `over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`:
-programs that ended. With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from
-a GPUNode's change (the answer to the write) to the tenant's limits in force. Prints a table and writes
+once the next one stands by. Three busy tenants of one simulated GPU, the real agent at its default settings, the real
+hook. A quantum is up to 100 ms, so that any single second is some points off what was asked: `second_off` is how far
+the shares of what all got are from the requests, in points, the worst of the tenants, over a second; of `undisturbed`
+seconds, and of the `first` after the new agent listens. `four_off`: the same over four seconds. `gap`: from the signal
+until all sockets are listened on again. `hooks_back`: from then until every program is connected. `right_after`:
+counted from there, or from the edit, the earliest time from which on a second is no further off than undisturbed ones
+are. `over_limit`: of siblings started at that moment, those that got more memory than was left; `dead`: programs that
+ended. With `--cluster` also the gap of an agent with all its Kubernetes half, and how long it takes from a GPUNode's
+change (the answer to the write) to the tenant's limits in force. Prints a table and writes
 `build/results/changes.json`.
 """
 

@@ -1,6 +1,7 @@
 """Agent of one node: inventory, tenants, and what is known of both. A driver feeds it the ledger and reports its facts.
 
-`start` comes first, then the ledger that is on disk, so that hooks can connect, then `take_stock`. The driver is `cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
+`start` comes first, then the ledger that is on disk, so that hooks can connect, then `take_stock`. The driver is
+`cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
 - calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
   time; when the call returns, the rows are in force and their generation may be reported as observed;
 - reads `agent.facts()` and waits on `agent.changed` to report;

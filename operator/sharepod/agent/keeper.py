@@ -1,8 +1,8 @@
 """Keeper: a process that has loaded everything and does nothing, and starts the agent anew when it was killed.
 
 A child that was killed by a signal (a crash, the kernel's OOM killer, a person) is followed by the next within
-milliseconds: nothing has to be imported again. A child that ends by itself ends the keeper, with its exit status; so does
-one that is killed again and again, and the kubelet then waits before it starts the container anew.
+milliseconds: nothing has to be imported again. A child that ends by itself ends the keeper, with its exit status; so
+does one that is killed again and again, and the kubelet then waits before it starts the container anew.
 """
 
 from __future__ import annotations

@@ -394,7 +394,7 @@ async def test_a_kept_agent_that_is_killed_is_there_again_and_one_that_ends_by_i
         await keeper.says("tenant is served", times=3)
         child = _child(keeper.process.pid)
         assert await keeper.end() == 0
-        assert not Path(f"/proc/{child}").exists()
+        assert not _exists(child)
     finally:
         if keeper.process.returncode is None:
             await keeper.end(signal.SIGKILL)
@@ -420,9 +420,13 @@ async def test_an_agent_ends_with_its_keeper(directory: Path) -> None:
     child = _child(keeper.process.pid)
     keeper.process.kill()
     async with asyncio.timeout(20):
-        while Path(f"/proc/{child}").exists():  # noqa: ASYNC110 - somebody else's child by now
+        while _exists(child):  # noqa: ASYNC110 - somebody else's child by now
             await asyncio.sleep(0.01)
     await keeper.end(signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _child(pid: int) -> int:
