@@ -7,6 +7,7 @@ compares.
 Guarantees that are checked:
 - From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left.
 - From grant to DRAINED the driver accepts no more launches than the hook says.
+- Once a grant is barred, each thread launches at most once more: what it was inside of.
 - Every process ends when it is to end.
 - No stream capture is broken, and no CUDA call fails.
 - The ledger of memory stays whole.
@@ -39,6 +40,7 @@ from sharepod.protocol import ClientFrame, Drained, GpuTerms, Grant, Limits, Rec
 
 NOTHING_OF = (
     "launches without a token",
+    "launches under a barred grant",
     "drained too early",
     "hangs",
     "captures broken",
@@ -51,6 +53,8 @@ WANTED = dict.fromkeys(NOTHING_OF, 0)
 
 TENANTS = 3
 PROCESSES_MOST = 3
+THREADS = (1, 2, 4, 8)
+"""Numbers of threads of a process; what one of them starts counts beside."""
 OVERDUE_S = 40.0
 """Seconds after its time, not counting stops, at which a process counts as hanging: more than the 30 s for which an
 allocation waits for an agent."""
@@ -108,6 +112,8 @@ class Turn:
     """The grant that the client holds, until it is drained."""
     before: int = 0
     """Launches when `held` was sent."""
+    barred: int | None = None
+    """Launches when `held` had been barred; None: it is not."""
     settled: int | None = None
     """Launches when the client last said that it is without the token; None while it may hold it."""
     due: float | None = None
@@ -148,7 +154,7 @@ class WatchedAgent(ScriptedAgent):
         chance = self._chance.random()
         if turn.due is not None and time.monotonic() >= turn.due:
             turn.before = self._counts.launches(turn) or 0
-            turn.due = turn.settled = None
+            turn.due = turn.settled = turn.barred = None
             quantum_ms, metered = self._chance.choice([1, 5, 20, 50]), self._chance.random() < 0.5
             turn.held = replace(self.next_grant(quantum_ms, metered=metered), announce=self._chance.random() < 0.5)
             self.send(client, turn.held)
@@ -158,6 +164,10 @@ class WatchedAgent(ScriptedAgent):
         elif turn.held is not None and chance < 0.05:
             self.send(client, _renewed(turn.held, self._chance.choice([5, 20])))
             self.seen["renewals"] += 1
+        elif turn.held is not None and turn.barred is None and chance < 0.06:
+            self.hints.bar(turn.held.grant_id)
+            turn.barred = self._counts.launches(turn)
+            self.seen["bars"] += 1
         elif chance > 0.999:
             self._send_nonsense(client)
         elif chance > 0.995:
@@ -222,6 +232,9 @@ class WatchedAgent(ScriptedAgent):
         if isinstance(frame, Drained) and turn.held is not None and frame.grant_id == turn.held.grant_id:
             if now > turn.before + frame.launches:
                 self._accuse(turn, now - turn.before - frame.launches, f"beyond {frame}")
+            elif turn.barred is not None and now > turn.barred + 2 * THREADS[-1]:
+                self.seen["launches under a barred grant"] += now - turn.barred
+                print(f"{now - turn.barred} launches under a barred grant: {turn}", flush=True)
             elif unfinished := self._counts.unfinished(turn):
                 self.seen["drained too early"] += 1
                 print(f"{unfinished} at {frame}: {turn}", flush=True)
@@ -350,7 +363,7 @@ class Soak:
         command: Sequence[str] = [
             *(str(BUILD / "programs" / name) for name in under),
             str(self._program.path),
-            *(str(self._chance.randrange(1 << 30)), f"{seconds:.2f}", str(self._chance.choice([1, 2, 4, 8]))),
+            *(str(self._chance.randrange(1 << 30)), f"{seconds:.2f}", str(self._chance.choice(THREADS))),
         ]
         self._started += 1
         output = self._directory / f"life-{self._started}"
