@@ -231,6 +231,7 @@ static void lowered(int place, uint64_t before) {
                 NULL);
     gpu->tight = true;
     keep_little(gpu);
+    moved(gpu);
 }
 
 void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *session, bool (*refresh)(int place)) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY, MakeTenant, terms
 from hook.world.ledger_check import LedgerCheck, MakeCheck
@@ -41,6 +43,21 @@ def test_a_lowered_limit_says_so_and_refuses(make_check: MakeCheck, capfd: pytes
     check.probe.ok("free", address)
     check.probe.ok("alloc", 100 * MIB)
     assert check.same() == 100 * MIB
+
+
+@pytest.mark.promise("memory-lowered")
+def test_credits_that_a_lowered_limit_takes_back_do_not_go_back_twice(make_check: MakeCheck) -> None:
+    """They were idle at the last look and go back once. Else the process would seem to have any number of them."""
+    check = make_check()
+    check.probe.ok("alloc", MIB)
+    check.agent.wait(lambda: check.agent.used(0) == 2 * MIB, "a whole step of credits")
+    time.sleep(0.05)  # the first look
+    check.agent.change_limits([terms(memory=100 * MIB)])
+    check.agent.wait(lambda: check.agent.used(0) == MIB, "the idle credits")
+    time.sleep(0.7)  # the second
+    assert check.agent.used(0) == MIB
+    assert check.probe.call("alloc", 100 * MIB).code == OUT_OF_MEMORY
+    assert check.same() == MIB
 
 
 @pytest.mark.promise("memory-little-idle")
