@@ -96,6 +96,25 @@ def test_a_pod_deleted_by_hand_fails_the_sharepod_and_nothing_runs_twice(world: 
     holds_for(2, lambda: world.pod(namespace, "one") is None, "no second pod")
 
 
+@pytest.mark.promise("operator-orphan")
+def test_a_pod_that_was_left_alone_keeps_its_share_until_it_ends(world: World) -> None:
+    (node,) = world.nodes("orphan")
+    namespace = world.cluster.namespace("orphan")
+    world.apply(namespace, "one", {"request": 1}, on="orphan")
+    world.phase(namespace, "one", "Running")
+    path = world.path(namespace, "one")
+    world.api.delete(path, orphan=True)
+    world.cluster.wait_for(path, lambda seen: seen is None, what="the end of the SharePod")
+
+    def runs() -> bool:
+        pod, row = world.pod(namespace, "one") or {"metadata": {"deletionTimestamp": ""}}, world.row(node, "one")
+        return "deletionTimestamp" not in pod["metadata"] and row is not None and row["state"] == "Reserved"
+
+    holds_for(3, runs, "pod and share stay together")
+    world.kubelets.finish(namespace, "one")
+    wait(lambda: not world.rows(node), what="an empty ledger")
+
+
 @pytest.mark.promise("operator-evicted")
 def test_an_evicted_pod_fails_the_sharepod_as_evicted(world: World) -> None:
     (node,) = world.nodes("evict")

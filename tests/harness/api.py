@@ -132,13 +132,22 @@ class Api:
         applied: Object = self.request("PATCH", path, body, query=query, content_type=APPLY)
         return applied
 
-    def delete(self, path: str, *, grace: int | None = None, uid: str | None = None) -> Any:
-        """Delete; `grace` in seconds; `uid` as a precondition (409 if the object is another by now)."""
+    def delete(self, path: str, *, grace: int | None = None, uid: str | None = None, orphan: bool = False) -> Any:
+        """Delete an object.
+
+        Args:
+            path: Of the object.
+            grace: Seconds that a pod has to end.
+            uid: Precondition (409 if the object is another by now).
+            orphan: Leave its dependents alone.
+        """
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         if uid is not None:
             options["preconditions"] = {"uid": uid}
+        if orphan:
+            options["propagationPolicy"] = "Orphan"
         return self.request("DELETE", path, options)
 
     def watch(self, path: str, *, timeout: float = 300.0, **query: str) -> Watch:

@@ -286,6 +286,8 @@ def decide(snapshot: TenantSnapshot) -> Step:
 
 def _end(snapshot: TenantSnapshot) -> Step:
     """Return the next step for a SharePod that is gone or has ended."""
+    if _left_alone(snapshot):
+        return Wait()
     step = _release(snapshot)
     if step is not None:
         return step
@@ -296,6 +298,16 @@ def _end(snapshot: TenantSnapshot) -> Step:
             left = min(ended - snapshot.wall, 0.0) + sharepod.ttl_s
             return Wait(snapshot.now + left) if left > 0 else DeleteSharePod()
     return Forget() if snapshot.pod is None else Wait()
+
+
+def _left_alone(snapshot: TenantSnapshot) -> bool:
+    """Return whether the SharePod was deleted without its Pod, which runs on with its share until it ends."""
+    sharepod, pod = snapshot.sharepod, snapshot.pod
+    if pod is None or pod.node is None or pod.ended or pod.deleting:
+        return False
+    leaves = pod.orphaned if sharepod is None else sharepod.deleting and sharepod.leaves_pod
+    rows = (item for item in snapshot.reserved if item.node == pod.node and not item.forced)
+    return leaves and any(item.written is not None and not item.releasing for item in rows)
 
 
 def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:

@@ -51,6 +51,8 @@ from .pod_summary import ready_containers, summary
 
 Json = Mapping[str, Any]
 
+_ORPHAN = "orphan"
+"""Finalizer of an object that is deleted without its dependents."""
 OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 _UNKNOWN = Resources(1 << 62, 1 << 62)
 """Resources of a Node that cannot be read: it is no reason to say that a SharePod will never fit."""
@@ -81,6 +83,8 @@ class SharePodFacts(ObjectFacts):
     status: SharePodStatus
     raw: Json
     raw_status: Json
+    leaves_pod: bool = False
+    """It is deleted with its Pod left alone (`kubectl delete --cascade=orphan`)."""
     ttl_s: int | None = None
     """Seconds after its end at which it is deleted; None: never."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
@@ -102,6 +106,8 @@ class PodFacts(ObjectFacts):
     """Value of the label, which admission lets only the operator set. None if the Pod has another controller than that
     SharePod: then it is not the operator's. An orphaned Pod still is.
     """
+    orphaned: bool
+    """It has the label and no controller: its SharePod was deleted without it."""
     node: str | None
     """Node that it is bound to."""
     pin: str | None
@@ -255,6 +261,7 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         status=_sharepod_status(status_raw, fits=status_fits),
         raw=kept,
         raw_status=status_raw if status_fits else {},
+        leaves_pod=_ORPHAN in _names(metadata.get("finalizers")),
         ttl_s=_ttl_s(slim),
         restart_policy=_restart_policy(slim),
     )
@@ -267,6 +274,11 @@ def _restart_policy(slim: Json) -> RestartPolicy:
         return RestartPolicy(policy) if policy else RestartPolicy.ALWAYS
     except ValueError:
         return RestartPolicy.NEVER
+
+
+def _names(value: object) -> tuple[str, ...]:
+    """Return the texts among the first entries of a list."""
+    return tuple(item for item in islice(value, MAX_LIST) if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 def _ttl_s(slim: Json) -> int | None:
@@ -359,6 +371,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     return PodFacts(
         **_common(metadata),
         tenant=_tenant(metadata),
+        orphaned=_tenant(metadata) is not None and _controller(metadata, None) is None,
         node=_text(spec.get("nodeName")) or None,
         pin=None if waits else _pin(spec),
         phase=str(status.get("phase") or "Pending"),

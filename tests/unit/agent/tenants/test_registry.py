@@ -242,6 +242,28 @@ async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has
         client.close()
 
 
+@pytest.mark.promise("operator-one-run-at-a-time")
+@pytest.mark.parametrize("seen", [True, False], ids=["its row went in between", "that was not seen"])
+async def test_the_next_run_of_a_tenant_is_served_anew_and_drained_on_its_own(
+    tenants: TenantRegistry, seen: bool
+) -> None:
+    await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
+    observe(tenants)
+    assert status_of(tenants, "a").drained
+    if seen:
+        await tenants.apply([])
+    await tenants.apply([row("a", 400, 900)])
+    directory = tenants.directory("a")
+    assert directory is not None
+    assert "limit 900" in (directory / "limits").read_text()
+    assert not status_of(tenants, "a").drained
+    client = await Client.connect(directory)
+    await tenants.apply([row("a", 400, 900, state=TenantState.RELEASING)])
+    observe(tenants, Process(os.getpid(), GPU0, GI), owner="a")
+    assert not status_of(tenants, "a").drained, "the last run's end says nothing of this one's"
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [

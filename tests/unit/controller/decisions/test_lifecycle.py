@@ -302,6 +302,23 @@ def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over_and_its_shar
     assert step(going, None, wall=1e6) == Forget()
 
 
+@pytest.mark.promise("operator-orphan")
+def test_a_pod_that_was_left_alone_keeps_its_share_until_it_ends() -> None:
+    orphan = replace(pod(node="node-a", phase="Running"), orphaned=True)
+    assert step(None, orphan, reserved()) == Wait()
+    going = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["orphan"]}
+    left = sharepod(status={"podUID": "pod-1"}, metadata=going)
+    running = pod(node="node-a", phase="Running")
+    assert step(left, running, reserved()) == Wait(), "its controller is taken out before the SharePod goes"
+    assert step(None, running, reserved()) == DeletePod(running)
+    foreground = sharepod(metadata=going | {"finalizers": ["foregroundDeletion"]})
+    assert step(foreground, running, reserved()) == DeletePod(running)
+    assert step(None, orphan) == DeletePod(orphan), "without a share it ends"
+    assert step(None, replace(GATED, orphaned=True)) == DeletePod(replace(GATED, orphaned=True))
+    done = replace(orphan, phase="Succeeded")
+    assert step(None, done, reserved()) == BeginRelease("node-a")
+
+
 # Between two runs
 
 ENDED = {"podUID": "pod-1", "node": "node-a", "cause": "Drained", "retryAt": "1970-01-01T00:01:40Z", "attempts": 2}

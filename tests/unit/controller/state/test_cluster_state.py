@@ -272,13 +272,15 @@ def test_a_pod_of_another_controller_is_not_the_tenants_whatever_owner_it_names(
     assert pod_facts(bare).tenant is None
 
 
-def test_an_orphaned_pod_stays_its_tenants_so_that_it_is_ended() -> None:
+def test_an_orphaned_pod_stays_its_tenants() -> None:
     state = new_state()
     state.put_pod(pod_object())
     orphan = pod_object(version=2)
     del orphan["metadata"]["ownerReferences"]
     state.put_pod(orphan)
-    assert state.pod_of(TENANT) is not None
+    known = state.pod_of(TENANT)
+    assert known is not None
+    assert known.orphaned
     told: list[str] = []
     state.on_tenant_changed = told.append
     taken = pod_object(version=3)
