@@ -34,6 +34,8 @@ _TIMEOUT_S = 300
 _TEST_TIMEOUT_S = {"python": 20, LIST_OF_HOOK: 120}
 """How long one test may take, by list: a lost wake-up often shows as a wait without end. The first test of the hook
 builds it from the sources of its tree."""
+_PATIENCE = 6
+"""Times as long are the tests given without a fault: no test of theirs hangs, and all of them run in one go."""
 _PASSED, _FAILED = 0, 1
 """Exit statuses of pytest; any other means that it could not run the tests."""
 _PRELOADED = ("aiohttp", "hypothesis", "kopf", "kubernetes", "kubernetes_asyncio", "numpy", "prometheus_client",
@@ -117,7 +119,7 @@ class Tree:
                 return f"the file has the text {count} times instead of once: declare the fault again"
             path.write_text(before.replace(mutant.text, mutant.becomes), encoding="utf-8")
             self._mutant, self._before = mutant, before
-        self._deadline = time.monotonic() + _TIMEOUT_S
+        self._deadline = time.monotonic() + _TIMEOUT_S * (1 if mutant is not None else _PATIENCE)
         # Until the parent knows its child, and the child would not clean up for its parent, a signal waits.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._pid = os.fork()
@@ -173,7 +175,7 @@ class Tree:
             sys.dont_write_bytecode = True
             status = int(pytest.main(
                 ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning",
-                 "--timeout", str(self._test_timeout_s),
+                 "--timeout", str(self._test_timeout_s * (1 if self._mutant is not None else _PATIENCE)),
                  "--timeout-method", "thread",  # a signal's exception can be lost in a callback of an event loop
                  *tests]
             ))  # fmt: skip
