@@ -319,12 +319,17 @@ class Scheduler:
         return hold is not None and hold.phase in DISPLACED
 
     def waited_for(self) -> list[str]:
-        """Return the ids of the tenants that hold a GPU which another tenant waits for, or that yield one."""
+        """Return the ids of the tenants that hold a GPU which another tenant waits for, or that yield one: of those
+        that were metered from the start."""
         return [
             tenant.id
             for tenant in self._holds.tenants()
-            if any(other.runnable for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu])
-            or (tenant.hold is not None and tenant.hold.phase is HoldPhase.YIELDING)
+            if tenant.hold is not None
+            and tenant.hold.metering is Metering.METERED_FROM_START
+            and (
+                tenant.hold.phase is HoldPhase.YIELDING
+                or any(other.runnable for gpu in tenant.gpus for other in self._occupancy.tenants_on[gpu])
+            )
         ]
 
     def remaining_grant(self, now: int, tenant_id: str) -> TokenGrant | None:

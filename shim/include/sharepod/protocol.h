@@ -221,8 +221,8 @@ struct shp_refused {
 /* The hints page: a memfd that the agent maps writable and then seals (SHRINK, GROW, FUTURE_WRITE, SEAL); a client maps
  * it read-only. A stale hint costs time, never correctness. A child of fork does not inherit the mapping.
  *
- * `barred` is no hint: no launch begins under a grant with this id or a lower one. The agent sets it when it takes the
- * token from processes that cannot give it back, because they have no processor time. */
+ * `barred` is no hint: no launch begins under a metered grant with this id or a lower one. The agent sets it when it
+ * takes the token from processes that cannot give it back, because they have no processor time. */
 struct shp_hints {
     uint32_t magic; /* SHP_MAGIC */
     uint32_t version;

@@ -60,7 +60,7 @@ FAST struct slot_stream *gate_enter_fast(const struct gate *gate, struct slot *s
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
     struct slot_stream *entry = gate_remembered(slot, which);
     if (LIKELY((word & GATE_OPEN) && entry->gate_word == word && entry->stream == which.stream &&
-               (which.context == NULL || entry->context == which.context) && !gate_barred(gate)))
+               (which.context == NULL || entry->context == which.context) && !gate_barred(gate, word)))
         return entry;
     atomic_store_explicit(&slot->sequence, sequence, memory_order_release);
     return NULL;

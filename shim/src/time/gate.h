@@ -9,8 +9,8 @@
  * - G3 slot-before-word: a thread's store to its slot is seen before its load of the gate word. G1 rests on it. The
  *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
  * - G4 no-lost-wake-up: a thread that has noted its wait by gate_want is woken by the next opening.
- * - G5 barred: the agent can bar an opening, of which this thread knows nothing while it has no processor: a launch
- * that begins after that waits for the next opening. Each thread that was inside a launch leaves it.
+ * - G5 barred: the agent can bar a metered opening, of which this thread knows nothing while it has no processor: a
+ * launch that begins after that waits for the next opening. Each thread that was inside a launch leaves it.
  */
 #ifndef SHAREPOD_GATE_H
 #define SHAREPOD_GATE_H
@@ -86,8 +86,14 @@ struct gate {
 
 /* From any thread. */
 
-/* Return whether the agent has barred the opening (G5). For an open gate. */
-static inline bool gate_barred(const struct gate *gate) {
+/* Return whether the agent has barred the opening of that word (G5). For an open gate. */
+static inline bool gate_barred(const struct gate *gate, uint32_t word) {
+    return (word & GATE_METERED) != 0 &&
+           atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
+               atomic_load_explicit(&gate->grant, memory_order_relaxed);
+}
+/* Return whether the agent has barred the last opening. For the hook thread. */
+static inline bool gate_taken(const struct gate *gate) {
     return atomic_load_explicit((const _Atomic uint64_t *)gate->barred, memory_order_relaxed) >=
            atomic_load_explicit(&gate->grant, memory_order_relaxed);
 }

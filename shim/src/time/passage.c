@@ -115,7 +115,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
             atomic_fetch_add(&gate->shared_inside, 1);
         atomic_thread_fence(memory_order_seq_cst);
         uint32_t word = atomic_load(&gate->word), closing = atomic_load(&gate->next_closing);
-        bool open = word & GATE_OPEN, barred = open && gate_barred(gate);
+        bool open = word & GATE_OPEN, barred = open && gate_barred(gate, word);
         if (open && !barred) {
             struct slot_stream unslotted = {0},
                                *entry = slot ? gate_remembered(slot, gate_which(gate, stream, per_thread)) : &unslotted;

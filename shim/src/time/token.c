@@ -237,7 +237,7 @@ static uint64_t step_held(struct token *token, uint64_t now) {
         token->metered = true;
         gate_prolong(token->gate, true, token->deadline, token->grant_id);
     }
-    if (now >= token->deadline || gate_barred(token->gate)) {
+    if (now >= token->deadline || gate_taken(token->gate)) {
         close(token, now);
         return now;
     }
@@ -297,7 +297,8 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     /* A pause longer than STOPPED counts as STOPPED: threads had no CPU to leave their launches. */
     token->patience -= least(token->patience, least(now - token->last_step, STOPPED));
     token->last_step = now;
-    if (!gate_clear(token->gate) && token->patience > 0)
+    token->cleared = gate_clear(token->gate);
+    if (!token->cleared && token->patience > 0)
         return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
     token->drained_launches = gate_launches(token->gate);
     if (!token->without_driver)
@@ -332,7 +333,9 @@ static void finish(struct token *token, uint64_t now) {
         run_over(token, now);
         return;
     }
-    send_drained(token, token->grant_id, gate_finished(token->gate) - token->launches,
+    /* Who comes to the closed gate steps back and does not count; who is inside of a launch since before does. */
+    uint64_t launches = token->cleared ? gate_finished(token->gate) : gate_launches(token->gate);
+    send_drained(token, token->grant_id, launches - token->launches,
                  (waits ? SHP_DRAINED_WANT : 0) | (idle ? SHP_DRAINED_IDLE : 0));
     if (waits) {
         token->state = TOKEN_WANTED;
@@ -405,7 +408,7 @@ void token_beat(const struct token *token, uint64_t now) {
 
 /* Tell the agent, which has barred the gate, that this process runs again (T4). */
 static void return_if_barred(struct token *token, uint64_t now) {
-    if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_barred(token->gate))
+    if (token->returned || token->local || token->state < TOKEN_CLOSING || !gate_taken(token->gate))
         return;
     token->returned = true;
     token->expected = meter_expected_end(token->gate);

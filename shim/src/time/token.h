@@ -69,6 +69,7 @@ struct token {
     uint64_t expected;         /* when the drain is expected to end; 0: not known */
     uint64_t announce_at;      /* when DRAINING is sent; SYS_NEVER: not */
     uint64_t next_poll;        /* when it is looked whether the work has finished */
+    bool cleared;              /* all threads had left their launches; else the patience was over */
     uint64_t drained_launches; /* launches that the recorded events are behind */
     uint64_t next_ask;         /* when the token is asked for once more (T3) */
     bool asked;                /* it was */

@@ -7,7 +7,7 @@ compares.
 Guarantees that are checked:
 - From DRAINED (or WANT) to its next grant the driver accepts no launch of a process and has no work of it left.
 - From grant to DRAINED the driver accepts no more launches than the hook says.
-- Once a grant is barred, each thread launches at most once more: what it was inside of.
+- Once a metered grant is barred, each thread launches at most once more: what it was inside of.
 - Every process ends when it is to end.
 - No stream capture is broken, and no CUDA call fails.
 - The ledger of memory stays whole.
@@ -164,7 +164,7 @@ class WatchedAgent(ScriptedAgent):
         elif turn.held is not None and chance < 0.05:
             self.send(client, _renewed(turn.held, self._chance.choice([5, 20])))
             self.seen["renewals"] += 1
-        elif turn.held is not None and turn.barred is None and chance < 0.06:
+        elif turn.held is not None and turn.held.metered and turn.barred is None and chance < 0.06:
             self.hints.bar(turn.held.grant_id)
             turn.barred = self._counts.launches(turn)
             self.seen["bars"] += 1

@@ -208,6 +208,9 @@ def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant:
     tenant.loop("--kernel-us", "5000", "--event-every", "1000000")
     client = agent.client()
     agent.next_frame(client, Want)
+    agent.grant(client, 100, metered=True)  # in which the hook learns how long its kernels take
+    agent.next_frame(client, Drained, timeout=30)
+    agent.wait_asked(client, 2)
     grant = agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 400, "two seconds of work")
     agent.send(client, Grant(grant.grant_id, 60_000_000_000, 1, metered=True, renews=True))
