@@ -239,7 +239,7 @@ async def test_a_holder_without_processor_time_is_barred_and_passes_the_gpu_on_w
     assert barred == [], "a busy machine may do that to a thread"
     clock.now += 2 * MS
     await looks(tokens)
-    assert barred == [holder.grants()[0]]
+    assert set(barred) == {holder.grants()[0]}, "each look bars it again"
     assert waiter.grants() == [], "its work runs still"
     held = tokens.usage("a").held_ns
     clock.now += 20 * MS
@@ -263,7 +263,7 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
     tokens.want("b", waiter)
     clock.now += 6 * MS
     await looks(tokens)
-    assert barred == [holder.grants()[0]]
+    assert set(barred) == {holder.grants()[0]}, "each look bars it again"
     assert len(waiter.grants()) == 1
 
 

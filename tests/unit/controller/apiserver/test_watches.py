@@ -30,7 +30,7 @@ class World:
     def __init__(self, server: ApiServer) -> None:
         self.now = 1000.0
         self.server = server
-        self.client = Client(Configuration(host=server.url), read_timeout=20, write_timeout=20)
+        self.client = Client(Configuration(host=server.url), read_timeout=60, write_timeout=60)
         self.state = ClusterState(PODS, AgentLeases(20.0, lambda: self.now))
         self.leases: list[str] = []
         self.replaced = 0
