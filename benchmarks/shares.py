@@ -4,9 +4,9 @@ Every case runs its tenants' programs at once for a stated time, each launching 
 is read, not the program's: the time that a tenant's kernels occupied the GPU within the window over the window's
 length. `work_ratio` is what all got together over what one of them gets alone. Waits are from asking for the token to
 getting it, as the agent counts them. With kernels so long that one is more than a point of the window, measuring goes
-on until every share is and stays within a point: `window`. The cases `service` are those of share_latency.py. In the
-cases `pausing` one tenant works and
-thinks beside one with long kernels: `pausing_expected` is request x work / (work + pause), `pausing_idle` the part of
+on until every share is and stays within a point: `window`. The cases `service` are those of share_latency.py, the
+cases `arrival` those of share_arrival.py. In the cases `pausing` one tenant works and thinks beside one with long
+kernels: `pausing_expected` is request x work / (work + pause), `pausing_idle` the part of
 the time for which the GPU was kept idle for it. Prints tables and writes `build/results/shares.json`; a run of some of
 the cases replaces only their rows there.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hook.world.agent_node import Node, built, running, tenant, wait_for
 from results import RESULTS, Row, print_table, write
+from share_arrival import ARRIVALS, measure_arrival
 from share_latency import SERVICES, measure
 from sharepod import protocol
 from sharepod.agent.shares.histogram import WAIT_BOUNDS_S
@@ -297,8 +298,10 @@ def main() -> int:
     parser.add_argument("--work", action="append", choices=WORKS, help="only these kernels; may be repeated")
     parser.add_argument("--service", action="store_true", help="only a service beside a busy program")
     parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
+    parser.add_argument("--arrivals", action="store_true", help="only arrivals beside a backlog")
     arguments = parser.parse_args()
-    everything = not (arguments.work or arguments.mix or arguments.service or arguments.pauses)
+    some = arguments.work or arguments.mix or arguments.service or arguments.pauses or arguments.arrivals
+    everything = not some
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
@@ -308,6 +311,11 @@ def main() -> int:
         for service in SERVICES:
             fresh = measure(service, arguments.seconds)
             print_table(fresh, title=service.name)
+            rows += fresh
+    if arguments.arrivals or everything:
+        for arrival in ARRIVALS:
+            fresh = measure_arrival(arrival)
+            print_table(fresh, title=arrival.name)
             rows += fresh
     if arguments.pauses or everything:
         for pauses in PAUSING:

@@ -1,0 +1,79 @@
+"""Arrival beside a backlog: a tenant that ran alone with long kernels, and a newcomer that is owed its share at once.
+
+The first tenant launches without ever waiting for its work. The newcomer's process starts some seconds later.
+`right_after`: seconds from the newcomer's start until its share is within one point and one of the first tenant's
+kernels of its request, in each window of four seconds that begins later. `first_second`, `second_second`: its share of
+the first and of the second second.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hook.world.agent_node import Node, running, tenant, wait_for
+from results import Row
+
+STEP_S = 0.1
+WINDOW_S = 4.0
+WATCHED_S = 12.0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One case. `first_ms`, `newcomer_ms`: the tenants' kernels."""
+
+    first_request: float
+    first_ms: int
+    newcomer_ms: int
+    alone_s: float = 3.0
+
+    @property
+    def name(self) -> str:
+        """Return the name of the case."""
+        return f"arrival at {1 - self.first_request:g} beside {self.first_request:g}, {self.first_ms} ms"
+
+
+ARRIVALS = (Arrival(0.1, 5, 5), Arrival(0.1, 70, 5), Arrival(0.1, 250, 5), Arrival(0.5, 70, 5))
+
+
+def measure_arrival(arrival: Arrival) -> list[Row]:
+    """Measure one case."""
+    owed = 1 - arrival.first_request
+    rows = [tenant("first", arrival.first_request), tenant("newcomer", owed)]
+    with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
+        node.launch("first", "--kernel-us", f"{arrival.first_ms}000")
+        wait_for(lambda: node.devices().busy_ns("first") > 0, "device time of the first")
+        time.sleep(arrival.alone_s)
+        node.launch("newcomer", "--kernel-us", f"{arrival.newcomer_ms}000")
+        begin = time.monotonic()
+        track = [(0.0, 0.0)]
+        while track[-1][0] < WATCHED_S + WINDOW_S:
+            time.sleep(STEP_S)
+            track.append((time.monotonic() - begin, _busy_s(node, "newcomer")))
+    allowed = 0.01 + arrival.first_ms / 1e3 / WINDOW_S
+    wrong = [at for at, share in _windows(track, WINDOW_S) if abs(share - owed) > allowed]
+    by_second = [share for at, share in _windows(track, 1.0) if at % 1.0 < STEP_S]
+    return [
+        Row(arrival.name, "right_after", "s", round(max(wrong) + STEP_S if wrong else 0.0, 1)),
+        Row(arrival.name, "first_second", "fraction", round(by_second[0], 3)),
+        Row(arrival.name, "second_second", "fraction", round(by_second[1], 3)),
+    ]
+
+
+def _windows(track: list[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
+    """Return the share of each window of that length, with the begin of the window."""
+    found = []
+    for at, busy in track:
+        end = next(((later, total) for later, total in track if later >= at + length_s), None)
+        if end is not None:
+            found.append((at, (end[1] - busy) / (end[0] - at)))
+    return found
+
+
+def _busy_s(node: Node, label: str) -> float:
+    """Return the device time of a label in seconds; 0 while it has no process."""
+    state = node.devices()
+    return state.busy_ns(label) / 1e9 if any(client.label == label for client in state.clients) else 0.0
