@@ -1,7 +1,7 @@
 """Agent of one node: inventory, tenants, and what is known of both. A driver feeds it the ledger and reports its facts.
 
-`start` comes first, then the ledger that is on disk, so that hooks can connect, then `take_stock`. The driver is
-`cluster/` in mode `cluster` and `standalone.py` in mode `standalone`. Either one
+`start` and `take_stock` come first. The driver is `cluster/` in mode `cluster` and `standalone.py` in mode
+`standalone`. Either one
 - calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
   time; when the call returns, the rows are in force and their generation may be reported as observed;
 - reads `agent.facts()` and waits on `agent.changed` to report;
@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -37,6 +38,8 @@ log = structlog.get_logger(__name__)
 _COMPARE_AFTER_S = 0.05
 """Seconds until changed facts are compared: tenants' processes come and go in bursts, and one comparison builds the
 status of every tenant."""
+_FIRST_READING_S = 1.0
+"""Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,18 @@ class Agent:
     async def take_stock(self, *, needed: bool = True) -> None:
         """Read the inventory, and follow it from now on.
 
+        It comes before the tenants where that is possible: their clients are told what contexts take on the models.
+
         Args:
-            needed: Wait for the first reading, and raise `InventoryError` if there is none. If not, the agent serves
-                its tenants meanwhile, and `unhealthy` says what is wrong.
+            needed: Raise `InventoryError` if there is no first reading. If not, it is waited for a second at most; the
+                agent serves its tenants without it, and `unhealthy` says what is wrong.
         """
         if needed:
             await self._read()
+        else:
+            with contextlib.suppress(InventoryError, TimeoutError):
+                async with asyncio.timeout(_FIRST_READING_S):
+                    await self._read()
         self._polling = asyncio.create_task(self._poll(), name="inventory")
 
     async def close(self) -> None:

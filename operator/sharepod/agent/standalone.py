@@ -65,8 +65,8 @@ async def run(agent: Agent, again: asyncio.Event) -> None:
     path = agent.settings.tenants_file
     assert path is not None, "settings require it in this mode"
     stamp = _stamp(path)
-    await agent.tenants.apply(await asyncio.to_thread(load, path))
     await agent.take_stock()
+    await agent.tenants.apply(await asyncio.to_thread(load, path))
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(again.wait(), timeout=_INTERVAL_S)

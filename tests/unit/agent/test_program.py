@@ -23,7 +23,7 @@ from sharepod.agent.agent import Agent
 from sharepod.agent.devices.inventory import SimulatedInventory
 from sharepod.agent.telemetry import endpoints as metrics
 from sharepod.api.gpunode import Tenant, TenantState
-from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
+from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, until
 
 
 def write_inventory(directory: Path, *processes: dict[str, Any]) -> None:
@@ -373,8 +373,8 @@ async def test_a_second_agent_stands_by_and_serves_when_the_first_has_ended(
             listening = (tenant_directory(directory, "a") / "agent.sock").stat().st_ino
             assert [line for line in second.log if line["event"] == "tenant is served"] == []
             await first.end(number)
-            await second.says("inventory")
-            assert (tenant_directory(directory, "a") / "agent.sock").stat().st_ino != listening
+            await second.says("tenant is served")
+            await until(lambda: (tenant_directory(directory, "a") / "agent.sock").stat().st_ino != listening)
             client = await Client.connect(tenant_directory(directory, "a"))
             await client.granted()
             client.close()

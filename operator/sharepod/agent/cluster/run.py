@@ -4,7 +4,7 @@ Guarantees:
 - The kubelet can unpublish volumes from the start on, whatever the API server does.
 - Volumes are published only once the ledger is known.
 - While the API server is away, everything that runs goes on; each loop tries again by itself.
-- Tenants of the ledger that is on disk are served before the GPUs are read, and if they cannot be read.
+- Tenants of the ledger that is on disk are served also if the GPUs cannot be read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def run(agent: Agent) -> None:
     Raises:
         NoApiServerError: nothing says how to reach the API server.
         SocketError: the kubelet cannot be served.
-        InventoryError: there are neither tenants nor an inventory at the start.
+        InventoryError: there is neither a ledger on disk nor an inventory at the start.
         OSError: the state directory or the mounts cannot be read.
         TaskEndedError: one of the loops has failed.
     """
@@ -57,13 +57,12 @@ async def run(agent: Agent) -> None:
         await agent.tenants.apply(rows)
         await volumes.forget_all_but({row.id for row in rows})
 
+    checkpoint = settings.state_dir / "ledger.json"
     api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
     try:
-        ledger = LedgerWatch(
-            api, node=node, apply=apply, checkpoint=settings.state_dir / "ledger.json", on_change=agent.changed.set
-        )
+        ledger = LedgerWatch(api, node=node, apply=apply, checkpoint=checkpoint, on_change=agent.changed.set)
+        await agent.take_stock(needed=not checkpoint.exists())
         await ledger.restore()
-        await agent.take_stock(needed=not agent.tenants.rows())
         driver = Driver(
             node=node,
             version=agent_version(),

@@ -71,10 +71,10 @@ static bool receive(int socket, void *frame, size_t size, uint64_t deadline) {
     return got >= (long)sizeof(struct shp_header);
 }
 
-/* Send a frame. */
+/* Send a frame of the first version, in which everything is that is asked here. */
 static bool put(int socket, struct shp_header *frame, uint16_t type, uint32_t size, uint32_t seq) {
     *frame =
-        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MAX, .type = type, .size = size, .seq = seq};
+        (struct shp_header){.magic = SHP_MAGIC, .version = SHP_VERSION_MIN, .type = type, .size = size, .seq = seq};
     return sys_call(SYS_sendto, socket, (long)frame, size, MSG_NOSIGNAL | MSG_DONTWAIT, 0, 0) == (long)size;
 }
 
@@ -91,7 +91,7 @@ static bool converse(int socket, const uint8_t *uuid, uint64_t *limit, uint64_t 
     uint64_t deadline = sys_now() + PATIENCE;
     memset(&frame, 0, sizeof frame);
     frame.hello.version_min = SHP_VERSION_MIN;
-    frame.hello.version_max = SHP_VERSION_MAX;
+    frame.hello.version_max = SHP_VERSION_MIN;
     frame.hello.flags = SHP_HELLO_OBSERVES;
     if (!put(socket, &frame.header, SHP_HELLO, sizeof frame.hello, 0))
         return false;
