@@ -80,6 +80,8 @@ class Agent:
         """Tenant in whose pod a process runs. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
         """Whether another agent serves, and this one waits for its end. May be replaced before `start`."""
+        self.unfit: str | None = "it has not been checked yet whether this agent could serve"
+        """Reason that it could not serve, while it stands by; None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
         """Whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon)
@@ -102,6 +104,17 @@ class Agent:
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
         await self.tenants.start()
+
+    async def check(self) -> None:
+        """Find out whether this agent could serve: its hook and the driver can be read. Changes nothing else."""
+        try:
+            await asyncio.to_thread(self.settings.hook_file.read_bytes)
+            await self.inventory.read()
+        except (OSError, InventoryError) as error:
+            self.unfit = str(error)
+            log.error("this agent could not serve", error=self.unfit)
+        else:
+            self.unfit = None
 
     async def take_stock(self, *, needed: bool = True) -> None:
         """Read the inventory, and follow it from now on.

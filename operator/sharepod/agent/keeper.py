@@ -7,6 +7,7 @@ does one that is killed again and again, and the kubelet then waits before it st
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -37,9 +38,11 @@ def keep(agent: Callable[[], int]) -> int:
     gc.freeze()  # pages that no collection touches stay shared with the child
     killed: deque[float] = deque(maxlen=_MOST_KILLED)
     while True:
-        status = _one(agent)
+        status, told_to_end = _one(agent)
         if os.WIFEXITED(status):
             return os.WEXITSTATUS(status)
+        if told_to_end:  # before it listened to signals, or after
+            return 0
         number = os.WTERMSIG(status)
         killed.append(time.monotonic())
         if len(killed) == _MOST_KILLED and killed[-1] - killed[0] < _WITHIN_S:
@@ -48,8 +51,8 @@ def keep(agent: Callable[[], int]) -> int:
         log.error("agent was killed: starting it again", signal=signal.Signals(number).name)
 
 
-def _one(agent: Callable[[], int]) -> int:
-    """Run one child to its end; return its wait status."""
+def _one(agent: Callable[[], int]) -> tuple[int, bool]:
+    """Run one child to its end; return its wait status, and whether it was told to end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # none gets lost before there is a child to get it
     parent = os.getpid()
     child = os.fork()
@@ -61,16 +64,22 @@ def _one(agent: Callable[[], int]) -> int:
                 return os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             status = agent()
+        except BaseException:
+            log.exception("the agent has failed")
         finally:
             os._exit(status)
+    told_to_end = False
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        os.kill(child, number)
+        nonlocal told_to_end
+        told_to_end = told_to_end or number in (signal.SIGTERM, signal.SIGINT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
 
     handlers = {number: signal.signal(number, forward) for number in _FORWARDED}
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
-        return os.waitpid(child, 0)[1]
+        return os.waitpid(child, 0)[1], told_to_end
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

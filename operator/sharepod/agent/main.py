@@ -40,6 +40,9 @@ _SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that reads NVML or a file gives the interpreter to the event loop (Python's default: 5
 ms): a hand-off of a GPU waits no longer than this."""
 
+_CHECK_S = 10.0
+"""Seconds between two checks of an agent that stands by."""
+
 _PREREQUISITES = (InventoryError, StateDirError, TenantsFileError, OSError)
 
 
@@ -138,7 +141,13 @@ async def run(settings: AgentSettings) -> int:
 
 async def _drive(agent: Agent, succession: Succession, again: asyncio.Event) -> None:
     """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
-    await succession.turn()
+    if not succession.free():
+        checking = asyncio.create_task(_keep_checking(agent))
+        try:
+            await succession.turn()
+        finally:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
     await agent.start()
     log.info("this agent serves", state_dir=str(agent.settings.state_dir))
     if agent.settings.mode is AgentMode.STANDALONE:
@@ -147,6 +156,14 @@ async def _drive(agent: Agent, succession: Succession, again: asyncio.Event) -> 
     from sharepod.agent.cluster import run as cluster_run  # needs grpc and the API client; standalone does not
 
     await cluster_run.run(agent)
+
+
+async def _keep_checking(agent: Agent) -> None:
+    """Find out again and again whether the agent that stands by could serve, as `/healthz` says: where it could not,
+    the agent that serves is not to be ended."""
+    while True:
+        await agent.check()
+        await asyncio.sleep(_CHECK_S)
 
 
 def _raise_descriptor_limit() -> None:

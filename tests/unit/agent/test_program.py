@@ -369,7 +369,10 @@ async def test_a_second_agent_stands_by_and_serves_when_the_first_has_ended(
         await first.says("tenant is served")
         async with running(directory) as second:
             await second.says("standing by")
-            assert await second.get("/healthz") == (200, "stands by: another agent serves\n")
+            async with asyncio.timeout(20):
+                # It is being checked whether it could serve.
+                while await second.get("/healthz") != (200, "stands by: another agent serves\n"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
             listening = (tenant_directory(directory, "a") / "agent.sock").stat().st_ino
             assert [line for line in second.log if line["event"] == "tenant is served"] == []
             await first.end(number)
@@ -380,6 +383,51 @@ async def test_a_second_agent_stands_by_and_serves_when_the_first_has_ended(
             client.close()
             assert await second.get("/healthz") == (200, "ok\n")
             assert await second.end() == 0
+
+
+@pytest.mark.promise("install-unfit")
+@pytest.mark.parametrize("missing", ["HOOK_FILE", "INVENTORY_FILE"])
+async def test_an_agent_that_could_not_serve_is_not_ready_beside_one_that_serves(directory: Path, missing: str) -> None:
+    async with running(directory) as first:
+        await first.says("tenant is served")
+        async with running(directory, **{f"SHAREPOD_AGENT_{missing}": "/none"}) as second:
+            await second.says("this agent could not serve")
+            status, text = await second.get("/healthz")
+            assert status == 503
+            assert "another agent serves; this one could not: " in text
+            assert "/none" in text
+            assert await second.end() == 0
+        client = await Client.connect(tenant_directory(directory, "a"))
+        await client.granted()
+        client.close()
+
+
+_KEPT = """
+import sys, time
+from sharepod import logs
+from sharepod.agent import keeper
+from sharepod.agent.settings import AgentSettings
+logs.configure(AgentSettings().log_level, AgentSettings().log_format)
+def agent():
+    print("begun", file=sys.stderr, flush=True)
+    {body}
+sys.exit(keeper.keep(agent))
+"""
+
+
+@pytest.mark.promise("install-killed")
+async def test_a_keeper_that_is_told_to_end_before_its_agent_listens_ends(directory: Path) -> None:
+    keeper = await Program.start(directory, script=_KEPT.format(body="time.sleep(60)"))
+    await keeper.says("begun")
+    assert await keeper.end() == 0
+    assert len([line for line in keeper.log if "begun" in line["event"]]) == 1
+
+
+async def test_what_ends_a_kept_agent_is_told(directory: Path) -> None:
+    keeper = await Program.start(directory, script=_KEPT.format(body="raise RuntimeError('of no use')"))
+    assert await asyncio.wait_for(keeper.process.wait(), 20) == 1
+    await keeper._reading
+    assert "of no use" in json.dumps(keeper.log)
 
 
 @pytest.mark.promise("install-killed")

@@ -108,7 +108,8 @@ class PodResidue:
         self._proc = proc
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, tuple[frozenset[str], int]] = {}
+        """By tenant: its pods at the last scan, and how many of their processes there were."""
 
     def residue(self, tenant_id: str) -> str | None:
         """Return in words what is left of the tenant; None if nothing is. No I/O.
@@ -119,9 +120,12 @@ class PodResidue:
         if published:
             self._seen.pop(tenant_id, None)
             return f"its volume is still published at {published[0]}"
-        if not self._volumes.pods(tenant_id):
+        pods = self._volumes.pods(tenant_id)
+        if not pods:
             return None
-        seen = self._seen.get(tenant_id)
+        looked_for, seen = self._seen.get(tenant_id, (frozenset[str](), None))
+        if looked_for != pods:
+            seen = None  # the scan was for an earlier run
         if seen == 0:
             return None
         self._asked.add(tenant_id)
@@ -158,7 +162,7 @@ class PodResidue:
             return
         for tenant_id, uids_of_tenant in pods.items():
             if not self._volumes.published(tenant_id):
-                self._seen[tenant_id] = sum(counts.get(uid, 0) for uid in uids_of_tenant)
+                self._seen[tenant_id] = (uids_of_tenant, sum(counts.get(uid, 0) for uid in uids_of_tenant))
         for tenant_id in self._seen.keys() - self._volumes.tenants():
             del self._seen[tenant_id]
 

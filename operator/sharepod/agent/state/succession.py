@@ -55,9 +55,13 @@ class Succession:
         os.close(self._serving)
         os.close(self._next)
 
+    def free(self) -> bool:
+        """Return whether no other agent serves; this one does from then on."""
+        return _lock(self._serving)
+
     async def turn(self) -> None:
         """Wait until no other agent serves. Of several that wait, one is next, the others come after it."""
-        if _lock(self._serving):
+        if self.free():
             return
         self.stands_by = True
         began, told = asyncio.get_running_loop().time(), 0.0

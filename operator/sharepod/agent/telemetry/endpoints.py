@@ -40,6 +40,8 @@ async def serve(agent: Agent) -> http.HttpServer:
         return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_request: web.Request) -> web.Response:
+        if agent.stands_by() and agent.unfit is not None:
+            return web.Response(status=503, text=f"another agent serves; this one could not: {agent.unfit}\n")
         if agent.stands_by():
             return web.Response(text="stands by: another agent serves\n")
         reason = agent.unhealthy()

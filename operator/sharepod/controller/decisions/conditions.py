@@ -274,6 +274,9 @@ def _next_place(inputs: StatusInputs, last: Json | None) -> Stated:
         return _condition(CONDITION_PLACED, "False", "NamespaceTerminating", text)
     if inputs.blocked is not None:
         return _condition(CONDITION_PLACED, "False", "Waiting", _WAITS_FOR_POD)
+    if pod is not None and pod.deleting:
+        text = f"waits until the pod of its last run, {pod.name}, is gone: it is being deleted; see its finalizers"
+        return _condition(CONDITION_PLACED, "False", "PodTerminating", text)
     attempts, retry_at = (last or {}).get("attempts", 1), (last or {}).get("retryAt")
     text = f"is placed again at {retry_at}; runs in a row that did not last: {attempts}"
     return _condition(CONDITION_PLACED, "False", "BackOff", text)

@@ -260,6 +260,8 @@ Ending = Finish | EndRun
 
 _UNFINISHED = frozenset({EndReason.EVICTED, EndReason.POD_LOST, EndReason.RESERVATION_LOST})
 """Reasons of ends of which the work knew nothing."""
+_CLOCK_SKEW_S = 60.0
+"""Seconds by which two nodes' clocks may differ."""
 _ADVICE = (
     "; with restartPolicy Never nothing is run a second time: create the SharePod again, with OnFailure if it may be"
 )
@@ -319,8 +321,8 @@ def _between_runs(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
         return Wait()
     last = sharepod.status.last_end
     due = (seconds(last.retry_at) or 0.0) if last is not None else 0.0
-    left = min(due - snapshot.wall, ends.LONGEST_PAUSE_S)  # a clock that was set back delays no run for long
-    if left > 0:
+    left = due - snapshot.wall
+    if 0 < left <= ends.LONGEST_PAUSE_S + _CLOCK_SKEW_S:  # no pause is longer: a clock that was set back delays no run
         return Wait(snapshot.now + left)
     if snapshot.pod is not None:  # it has ended; its log was there to be read until now
         return Wait() if snapshot.pod.deleting else DeletePod(snapshot.pod)

@@ -85,8 +85,8 @@ class TenantMemo:
     """Number of times that its Pod was taken back, or its reservation refused by the API server."""
     not_before: float = 0.0
     """Earliest time at which the SharePod is placed again."""
-    release_generation: dict[str, int] = field(default_factory=dict)
-    """By node: the GPUNode's generation at which its row was Releasing, or a later one."""
+    release_generation: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By node whose row is Releasing: uid and generation of the GPUNode at which it was, or a later generation."""
     eviction: Eviction | None = None
     status_written: float | None = None
     """Time of the last write of the status."""

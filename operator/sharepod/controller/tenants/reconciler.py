@@ -283,7 +283,6 @@ class TenantReconciler:
             name, namespace = self._name(snapshot)
             text = f"gave away the share of {namespace}/{name} ({tenant}): {step.text}"
             self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
-        self._memos.of(tenant).release_generation.pop(step.node, None)
         self._ledger.remove(step.node, tenant)
 
     async def _evict(self, snapshot: TenantSnapshot, sharepod: SharePodFacts, memo: TenantMemo) -> None:

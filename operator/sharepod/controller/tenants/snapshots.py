@@ -80,11 +80,16 @@ class Snapshots:
     def _reserved(self, node: str, wanted: Reservation, tenant: str, memo: TenantMemo) -> ReservationSnapshot:
         gpunode = self._state.gpunodes.named(node)
         written = gpunode.rows.get(tenant) if gpunode is not None else None
+        if written is None or written.state is not TenantState.RELEASING:
+            memo.release_generation.pop(node, None)  # of an earlier run
         if gpunode is None or written is None:
             return ReservationSnapshot(node=node, wanted=wanted, written=None)
         drained = False
         if written.state is TenantState.RELEASING:
-            since = memo.release_generation.setdefault(node, gpunode.generation)
+            uid, since = memo.release_generation.get(node, ("", 0))
+            if uid != gpunode.uid:  # the first look at it, or the Node was registered anew
+                since = gpunode.generation
+                memo.release_generation[node] = (gpunode.uid, since)
             seen = gpunode.seen(tenant)
             drained = seen is not None and seen.drained and (gpunode.status.observed_generation or 0) >= since
         return ReservationSnapshot(

@@ -149,6 +149,21 @@ async def test_a_tenant_that_is_published_again_is_looked_for_again(
     proc.add(7, LAYOUTS["v2 cgroupfs"])
 
 
+async def test_a_scan_for_one_pod_says_nothing_of_the_next(volumes: Volumes, proc: Proc, tmp_path: Path) -> None:
+    residue = PodResidue(volumes, proc.root)
+    await volumes.publish(target=target(tmp_path, OTHER), tenant_id="tenant-a", source=tmp_path)
+    await volumes.unpublish(target(tmp_path, OTHER))
+    assert residue.residue("tenant-a") is not None
+    await residue.look()
+    assert residue.residue("tenant-a") is None
+    proc.add(7, LAYOUTS["v1 cgroupfs"])
+    await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
+    await volumes.unpublish(target(tmp_path))  # nobody asked while it was published
+    assert residue.residue("tenant-a") == "its pod's processes are being looked for"
+    await residue.look()
+    assert residue.residue("tenant-a") == "1 process of its pod still runs"
+
+
 async def test_looking_goes_on_by_itself_for_whom_was_asked_about(
     volumes: Volumes, proc: Proc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -372,8 +372,8 @@ def test_between_runs_the_pod_goes_first_then_the_share_then_time_passes() -> No
     assert step(between(), None, wall=100.0, namespace_ends=True) == Wait()
 
 
-def test_a_clock_that_was_set_back_delays_no_run_for_longer_than_the_longest_pause() -> None:
-    assert step(between(), None, wall=-1e9, now=7.0) == Wait(7.0 + 360)
+def test_a_clock_that_was_set_back_delays_no_run() -> None:
+    assert isinstance(step(between(), None, wall=-1e9, now=7.0), CreatePod)
 
 
 @pytest.mark.promise("operator-one-run-at-a-time")

@@ -83,6 +83,60 @@ async def test_a_drained_sharepod_runs_again_on_another_node_under_its_name(worl
     await world.until(lambda: bool(world.told("Drained")))
 
 
+async def ends_by_force(world: World, node: str) -> None:
+    """The Pod is deleted with no grace; its row becomes Releasing."""
+    world.delete("pods")
+    world.pod_gone()
+    for _ in range(3):
+        await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+
+
+async def runs_again(world: World, node: str) -> None:
+    """The next run is placed on the node, and runs."""
+    for _ in range(2):
+        await world.look()
+    await world.until(lambda: world.rows(node).get(world.tenant, {}).get("state") == "Reserved")
+    for _ in range(3):
+        await world.look()
+    world.pod_phase("Running", node=node, conditions=READY)
+    await world.look()
+
+
+@pytest.mark.promise("operator-comes-back")
+async def test_what_an_agent_said_of_one_run_releases_no_other(world: World) -> None:
+    cordon(world, "node-b")
+    await world.running(restartPolicy="Always")
+    node = node_of(world)
+    world.now += 3600
+    await ends_by_force(world, node)
+    await world.look()
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+    await runs_again(world, node)
+    world.now += 3600
+    await ends_by_force(world, node)  # the agent's reports do not reach the API server: the last one stands
+    for _ in range(4):
+        await world.look()
+    assert world.rows(node)[world.tenant]["state"] == "Releasing"
+    assert world.read("pods") is None
+
+
+@pytest.mark.promise("operator-comes-back")
+async def test_a_run_on_a_node_that_was_registered_anew_is_released_by_its_new_ledger(world: World) -> None:
+    cordon(world, "node-b")
+    await world.running(restartPolicy="Always")
+    node = node_of(world)
+    world.memo.release_generation[node] = ("uid of the former ledger", 1000)
+    await ends_by_force(world, node)
+    await world.look()
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+
+
 @pytest.mark.promise("operator-back-off")
 async def test_a_run_that_failed_is_followed_by_another_after_a_pause_that_outlives_the_operator(world: World) -> None:
     await world.running(restartPolicy="OnFailure")
