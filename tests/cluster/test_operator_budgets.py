@@ -40,10 +40,12 @@ def test_a_budget_over_three_sharepods_allows_one_eviction_at_a_time(
     before = world.sharepod(namespace, "a")["status"]["podUID"]
     world.agents.leave_behind(world.sharepod(namespace, "a")["metadata"]["uid"])
     pods = f"/api/v1/namespaces/{namespace}/pods"
+    world.api.patch(f"{pods}/a", {"metadata": {"finalizers": ["example.com/hold"]}})  # it takes its time to end
     world.api.create(f"{pods}/a/eviction", {**evict, "metadata": {"name": "a", "namespace": namespace}})
     with pytest.raises(ApiError) as refused:  # it is still away
         world.api.create(f"{pods}/b/eviction", {**evict, "metadata": {"name": "b", "namespace": namespace}})
     assert refused.value.code == 429
+    world.api.patch(f"{pods}/a", {"metadata": {"finalizers": None}})
     world.agents.end(world.sharepod(namespace, "a")["metadata"]["uid"])
     world.until(
         namespace,
