@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.operator_world import World, a_world, condition_of
+from cluster.operator_world import World, a_world, condition_of, wait
 from harness.api import Object
 
 NODES = "/api/v1/nodes"
@@ -64,8 +64,8 @@ def test_a_process_that_outlives_its_pod_keeps_the_next_run_waiting(world: World
     world.agents.leave_behind(made["metadata"]["uid"])
     world.api.delete(f"/api/v1/namespaces/{namespace}/pods/one", grace=0)
     world.condition(namespace, "one", "Placed", status="False", reason="Releasing")
+    wait(lambda: (world.row(node, "one") or {}).get("state") == "Releasing", what="a row that is released")
     assert world.pod(namespace, "one") is None
-    assert (world.row(node, "one") or {}).get("state") == "Releasing"
     world.agents.end(made["metadata"]["uid"])
     seen = runs_again(world, namespace, "one", seen)
     assert seen["status"]["lastEnd"]["cause"] == "Deleted"
