@@ -79,11 +79,11 @@ class Agent:
         self.owner_of: OwnerOf = lambda pid: None
         """Tenant in whose pod a process runs. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
-        """Whether another agent serves, and this one waits for its end. May be replaced before `start`."""
+        """Question whether another agent serves, and this one waits for its end. May be replaced before `start`."""
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
         """Reason that it could not serve, while it stands by; None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
-        """Whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
+        """Question whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
         self.tenants = TenantRegistry(settings, changed=self._compare_soon)
         self.plugin_pods: Mapping[str, PluginPod] = {}
         """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID."""

@@ -114,8 +114,8 @@ class Program:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, **changes: str) -> AsyncIterator[Program]:
-    program = await Program.start(directory, **changes)
+async def running(directory: Path, *, arguments: Sequence[str] = (), **changes: str) -> AsyncIterator[Program]:
+    program = await Program.start(directory, arguments=arguments, **changes)
     try:
         yield program
     finally:
@@ -432,8 +432,7 @@ async def test_what_ends_a_kept_agent_is_told(directory: Path) -> None:
 
 @pytest.mark.promise("install-killed")
 async def test_a_kept_agent_that_is_killed_is_there_again_and_one_that_ends_by_itself_is_not(directory: Path) -> None:
-    keeper = await Program.start(directory, arguments=["--keep"])
-    try:
+    async with running(directory, arguments=["--keep"]) as keeper:
         for times in range(1, 3):
             await keeper.says("tenant is served", times=times)
             os.kill(_child(keeper.process.pid), signal.SIGKILL)
@@ -443,23 +442,16 @@ async def test_a_kept_agent_that_is_killed_is_there_again_and_one_that_ends_by_i
         child = _child(keeper.process.pid)
         assert await keeper.end() == 0
         assert not _exists(child)
-    finally:
-        if keeper.process.returncode is None:
-            await keeper.end(signal.SIGKILL)
 
 
 @pytest.mark.promise("install-killed")
 async def test_a_keeper_gives_up_an_agent_that_is_killed_again_and_again(directory: Path) -> None:
-    keeper = await Program.start(directory, arguments=["--keep"])
-    try:
+    async with running(directory, arguments=["--keep"]) as keeper:
         for times in range(1, 6):
             await keeper.says("agent starts", times=times)
             os.kill(_child(keeper.process.pid), signal.SIGKILL)
         assert await asyncio.wait_for(keeper.process.wait(), 20) == 128 + signal.SIGKILL
         await keeper.says("again and again")
-    finally:
-        if keeper.process.returncode is None:
-            await keeper.end(signal.SIGKILL)
 
 
 async def test_an_agent_ends_with_its_keeper(directory: Path) -> None:

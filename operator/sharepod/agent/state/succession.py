@@ -60,9 +60,7 @@ class Succession:
         return _lock(self._serving)
 
     async def turn(self) -> None:
-        """Wait until no other agent serves. Of several that wait, one is next, the others come after it."""
-        if self.free():
-            return
+        """Stand by until no other agent serves. Of several that wait, one is next, the others come after it."""
         self.stands_by = True
         began, told = asyncio.get_running_loop().time(), 0.0
         log.info("another agent serves: standing by", state_dir=str(self._state_dir))
