@@ -81,14 +81,24 @@ class SchedulingLabels(Model):
     exclusion: str | None = None
 
 
+class ClaimReference(Model):
+    """ResourceClaim in the tenant's namespace."""
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    uid: Annotated[str, Field(min_length=1, max_length=64)]
+
+
 class Tenant(Model):
     """Reservation of one tenant: one row of the ledger. `podUID`: the Pod that the share was reserved for. `gpus`:
-    UUIDs. The shares and `memory` (bytes) are of each GPU."""
+    UUIDs. The shares and `memory` (bytes) are of each GPU. `claim`: the ResourceClaim by which the GPUs are attached;
+    without it they are attached by a CSI volume. A row of a claim that is not a SharePod's has the claim's UID as `id`
+    and names no Pod."""
 
     id: str
     namespace: str
-    pod_name: str
+    pod_name: str = ""
     pod_uid: Annotated[str | None, Field(alias="podUID", max_length=64)] = None
+    claim: ClaimReference | None = None
     state: TenantState = TenantState.RESERVED
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_GPUS)]
     request_milli: MilliField

@@ -154,7 +154,7 @@ class GpuAccount:
             faults.append(f"memory adds up to {size_up(held)} of {size_up(self.state.memory)}")
         if not faults:
             return None
-        tenants = ", ".join(sorted(f"{row.wanted.namespace}/{row.wanted.pod_name}" for row in self.rows.values()))
+        tenants = ", ".join(sorted(row.wanted.title for row in self.rows.values()))
         text = f"{self.name} is over-committed: {' and '.join(faults)}; tenants: {tenants}"
         return Overcommit(node=self.node, gpu=self.state.uuid, text=text)
 

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sharepod.api.bounds import clipped
-from sharepod.api.gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels, Tenant, TenantState
+from sharepod.api.gpunode import (
+    ClaimReference,
+    Latency,
+    MemoryIsolation,
+    Mode,
+    SchedulingLabels,
+    Tenant,
+    TenantState,
+)
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 
@@ -145,7 +153,8 @@ class NodeState:
 class Reservation:
     """Reservation of one tenant, a row of a node's ledger: the share of each of `gpus`. `memory`: bytes on each.
 
-    `pod_uid`: the Pod that the share is for; None in rows of an operator that created Pods after their rows.
+    `pod_uid`: the Pod that the share is for; None in rows of an operator that created Pods after their rows, and in
+    those of claims. `claim`: the ResourceClaim that the GPUs are attached by.
 
     `owner` (the uid of what made the SharePod, such as a ReplicaSet) and `needs` (what its pod takes of the node,
     counted until the pod itself is) are not written to the ledger and do not make two reservations differ.
@@ -159,6 +168,7 @@ class Reservation:
     limit_milli: Milli
     memory: Bytes
     pod_uid: str | None = None
+    claim: ClaimReference | None = None
     mode: Mode = Mode.SHARED
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
     latency: Latency = Latency.NORMAL
@@ -167,6 +177,11 @@ class Reservation:
     owner: str | None = field(default=None, compare=False)
     needs: Resources = field(default=Resources(), compare=False)
 
+    @property
+    def title(self) -> str:
+        """Namespace and name of its SharePod or claim, for messages."""
+        return f"{self.namespace}/{self.pod_name or (self.claim.name if self.claim is not None else self.tenant)}"
+
     def row(self) -> Tenant:
         """Return the row as it is written into `spec.tenants` of the GPUNode."""
         return Tenant(
@@ -174,6 +189,7 @@ class Reservation:
             namespace=self.namespace,
             pod_name=self.pod_name,
             pod_uid=self.pod_uid,
+            claim=self.claim,
             state=TenantState.RELEASING if self.releasing else TenantState.RESERVED,
             gpus=self.gpus,
             request_milli=self.request_milli,
@@ -193,6 +209,7 @@ class Reservation:
             namespace=row.namespace,
             pod_name=row.pod_name,
             pod_uid=row.pod_uid,
+            claim=row.claim,
             gpus=tuple(GpuUuid(uuid) for uuid in row.gpus),
             request_milli=Milli(row.request_milli),
             limit_milli=Milli(row.limit_milli),
@@ -212,8 +229,9 @@ class PlacementRequest:
     """Request of a SharePod for a place.
 
     `created`: its creationTimestamp as the API server writes it, RFC 3339 in UTC, so that the order of texts is the
-    order of time. `pod_uid`: its Pod; None where a place is only looked for. `avoid`: nodes not to use this time, each
-    with the reason in words that fit after "the node" ("was refused by kube-scheduler: ...").
+    order of time. `pod_uid`: its Pod; None where a place is only looked for, and for a claim. `claim`: the
+    ResourceClaim that the GPUs are to be attached by. `avoid`: nodes not to use this time, each with the reason in
+    words that fit after "the node" ("was refused by kube-scheduler: ...").
     """
 
     tenant: TenantId
@@ -225,6 +243,7 @@ class PlacementRequest:
     owner: str | None = None
     priority: int = 0
     created: str = ""
+    claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -241,8 +260,9 @@ class Assignment:
         return Reservation(
             tenant=request.tenant,
             namespace=request.namespace,
-            pod_name=request.name,
+            pod_name="" if request.claim is not None and request.pod_uid is None else request.name,
             pod_uid=request.pod_uid,
+            claim=request.claim,
             gpus=self.gpus,
             request_milli=request.gpu.request_milli,
             limit_milli=request.gpu.limit_milli,

@@ -273,6 +273,14 @@ def test_an_unreadable_row_stays_as_it_is_in_force_and_unknown_fields_are_skippe
     assert isinstance(read[0], Tenant)
 
 
+def test_a_row_of_a_claim_is_read_with_the_claims_name_and_uid() -> None:
+    row = {**gpunode(1, "a")["spec"]["tenants"][0], "claim": {"name": "share", "uid": "a"}}
+    (read,), unreadable = ledger.read_rows([row], ())
+    assert not unreadable
+    assert read.claim is not None
+    assert (read.claim.name, read.claim.uid) == ("share", "a")
+
+
 async def test_a_gpunode_deleted_while_its_ledger_is_put_in_force_stays_absent(tmp_path: Path) -> None:
     applying, go_on = asyncio.Event(), asyncio.Event()
     moves: asyncio.Queue[None] = asyncio.Queue()

@@ -1,0 +1,44 @@
+"""Rows of the ledger and the reservations they are made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sharepod.api.gpunode import ClaimReference, SchedulingLabels, Tenant
+from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
+from sharepod.placement.state.types import Reservation
+
+OF_A_CLAIM = Reservation(
+    tenant=TenantId("claim-uid"),
+    namespace="team-a",
+    pod_name="",
+    gpus=(GpuUuid("GPU-0"),),
+    request_milli=Milli(400),
+    limit_milli=Milli(1000),
+    memory=Bytes(1 << 32),
+    claim=ClaimReference(name="share", uid="claim-uid"),
+    labels=SchedulingLabels(exclusion="a"),
+)
+
+
+def test_a_row_of_a_claim_names_the_claim_and_no_pod() -> None:
+    written = OF_A_CLAIM.row().dump()
+    assert (written["id"], written["claim"]) == ("claim-uid", {"name": "share", "uid": "claim-uid"})
+    assert "podUID" not in written
+    assert Reservation.of_row(Tenant.model_validate(written)) == OF_A_CLAIM
+
+
+def test_a_row_without_a_claim_is_written_as_it_was_before_there_were_claims() -> None:
+    of_a_sharepod = replace(OF_A_CLAIM, pod_name="one", pod_uid="pod-uid", claim=None)
+    assert "claim" not in of_a_sharepod.row().dump()
+
+
+def test_a_row_that_names_no_pod_can_be_read() -> None:
+    written = OF_A_CLAIM.row().dump()
+    del written["podName"]
+    assert Tenant.model_validate(written).pod_name == ""
+
+
+def test_messages_name_the_claim_where_there_is_no_pod() -> None:
+    assert OF_A_CLAIM.title == "team-a/share"
+    assert replace(OF_A_CLAIM, pod_name="one").title == "team-a/one"
