@@ -225,6 +225,20 @@ class Usage(Model):
     shown: str = ""
 
 
+CONDITION_PLACED = "Placed"
+CONDITION_ENFORCED = "Enforced"
+CONDITION_GPU_HEALTHY = "GPUHealthy"
+"""Present once one of the SharePod's GPUs has failed."""
+CONDITION_POD_READY = "PodReady"
+CONDITION_RESIZED = "Resized"
+CONDITION_READY = "Ready"
+"""The one condition to wait for: True while the SharePod's Pod is ready, and once it has succeeded."""
+CONDITION_RECONCILING = "Reconciling"
+"""Present, and True, while the SharePod is on its way and needs nothing of its owner."""
+CONDITION_STALLED = "Stalled"
+"""Present, and True, while nothing goes on before somebody has changed something."""
+
+
 class LastEnd(Model):
     """End of the last run that was, or will be, followed by another. `attempts`: runs in a row that did not last.
     `restarts`: of its containers and Pods, until then. `retryAt`: when the next run may begin."""
@@ -242,7 +256,8 @@ class LastEnd(Model):
 class SharePodStatus(Model):
     """Status of a SharePod, written by the operator alone."""
 
-    phase: Phase = Phase.PENDING
+    phase: Annotated[str, Field(max_length=64)] = Phase.PENDING
+    """A `Phase`, or one of a newer operator. It is shown, and nothing is decided by it."""
     node: str | None = None
     gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
     gpu_indexes: str | None = None
@@ -272,20 +287,23 @@ class SharePodStatus(Model):
     observed_generation: int | None = None
 
     @property
+    def ended(self) -> bool:
+        """True once the SharePod has ended for good: `endTime` says so.
+
+        A status without condition Ready was written before there was an `endTime`: its phase says so.
+        """
+        return self.end_time is not None or (self._ready is None and self.phase in (Phase.SUCCEEDED, Phase.FAILED))
+
+    @property
+    def succeeded(self) -> bool:
+        """True if a SharePod that has ended has succeeded."""
+        return self._ready.status == "True" if self._ready is not None else self.phase == Phase.SUCCEEDED
+
+    @property
+    def _ready(self) -> Condition | None:
+        return next((item for item in self.conditions if item.type == CONDITION_READY), None)
+
+    @property
     def former_pod(self) -> str | None:
         """Uid of the Pod of the last run that has ended; None if none has, or none is followed by another."""
         return self.last_end.pod_uid if self.last_end is not None else None
-
-
-CONDITION_PLACED = "Placed"
-CONDITION_ENFORCED = "Enforced"
-CONDITION_GPU_HEALTHY = "GPUHealthy"
-"""Present once one of the SharePod's GPUs has failed."""
-CONDITION_POD_READY = "PodReady"
-CONDITION_RESIZED = "Resized"
-CONDITION_READY = "Ready"
-"""The one condition to wait for: True while the SharePod's Pod is ready, and once it has succeeded."""
-CONDITION_RECONCILING = "Reconciling"
-"""Present, and True, while the SharePod is on its way and needs nothing of its owner."""
-CONDITION_STALLED = "Stalled"
-"""Present, and True, while nothing goes on before somebody has changed something."""

@@ -42,6 +42,8 @@ class World:
 
     def __init__(self, server: ApiServer, **settings: Any) -> None:
         self.now = 1000.0
+        self.clock_set = 0.0
+        """Seconds by which somebody has set the time of day forward."""
         self.server = server
         self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
         self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5)
@@ -91,8 +93,8 @@ class World:
         return self.now
 
     def wall(self) -> float:
-        """The time of day, which goes with the clock: `now` seconds after the year began."""
-        return 1767225600.0 + self.now
+        """The time of day, which goes with the clock: `now` seconds after the year began, and as it was set."""
+        return 1767225600.0 + self.now + self.clock_set
 
     # The operator's turns
 

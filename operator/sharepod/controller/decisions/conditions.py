@@ -134,7 +134,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if finish is not None:
         return _condition(kind, "False", finish.reason, finish.message)
     former = _former(was, kind)
-    if was.phase in (Phase.SUCCEEDED, Phase.FAILED):
+    if was.ended:
         return former
     if pod is None:
         if inputs.blocked is not None:
@@ -168,11 +168,7 @@ def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
     """Return the condition Enforced: whether the hook is there."""
     row, pod, seen = inputs.row, inputs.snapshot.pod, inputs.seen
     if row is None or pod is None or pod.node is None:
-        return (
-            _former(was, CONDITION_ENFORCED)
-            if pod is not None or was.phase in (Phase.SUCCEEDED, Phase.FAILED)
-            else None
-        )
+        return _former(was, CONDITION_ENFORCED) if pod is not None or was.ended else None
     if row.mode is Mode.EXCLUSIVE:
         return _condition(CONDITION_ENFORCED, "True", "Exclusive", "no other tenant uses its GPUs")
     findings = seen.findings if seen is not None else ()

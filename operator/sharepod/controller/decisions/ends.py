@@ -161,14 +161,19 @@ def pause_s(cause: EndCause, attempts: int) -> float:
 
 
 def end_of(pod: PodFacts) -> RunEnd:
-    """Return how a Pod in a terminal phase ended."""
+    """Return how a Pod in a terminal phase ended.
+
+    A Pod whose deletion was asked for before it ended was deleted, whatever its containers made of SIGTERM: as Jobs
+    count it.
+    """
+    deleted = pod.deleting and (pod.restarts or not pod.ended_first)
+    if pod.phase == "Succeeded" and not deleted:
+        return RunEnd(EndCause.COMPLETED, EndReason.COMPLETED, "all containers ended with exit code 0")
     if pod.disrupted and (pod.deleting or pod.phase == "Failed"):
         return RunEnd(disruption_cause(pod), EndReason.EVICTED, pod.disrupted)
     if pod.reason == EndReason.EVICTED:
         return RunEnd(EndCause.EVICTED, EndReason.EVICTED, pod.message or "the kubelet evicted the pod")
-    if pod.phase == "Succeeded" and not (pod.deleting and pod.restarts):
-        return RunEnd(EndCause.COMPLETED, EndReason.COMPLETED, "all containers ended with exit code 0")
-    if pod.deleting:
+    if deleted:
         return RunEnd(EndCause.DELETED, EndReason.POD_LOST, "the pod was deleted before it had ended")
     cause = _BY_KUBELET.get(pod.reason, EndCause.REJECTED) if pod.reason else EndCause.CONTAINER_FAILED
     return RunEnd(cause, _condition_reason(pod.reason), pod.message or "a container failed")

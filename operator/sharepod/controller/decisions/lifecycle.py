@@ -90,6 +90,9 @@ class TenantSnapshot:
     """When kube-scheduler was first seen to refuse its Pod."""
     unstarted_since: float | None = None
     """When its Pod was first seen with a share and without a container that was started."""
+    ended_since: float | None = None
+    """When it ended, if it has and its status tells: read from the time of day once, so that a clock that is set
+    delays nothing."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
     now: float = 0.0
@@ -294,11 +297,10 @@ def _end(snapshot: TenantSnapshot) -> Step:
     if step is not None:
         return step
     sharepod = snapshot.sharepod
-    if sharepod is not None and not sharepod.deleting and sharepod.ttl_s is not None:
-        ended = seconds(sharepod.status.end_time)
-        if ended is not None:
-            left = min(ended - snapshot.wall, 0.0) + sharepod.ttl_s
-            return Wait(snapshot.now + left) if left > 0 else DeleteSharePod()
+    ttl_s = sharepod.ttl_s if sharepod is not None and not sharepod.deleting else None
+    if ttl_s is not None and snapshot.ended_since is not None:
+        due = snapshot.ended_since + ttl_s
+        return Wait(due) if snapshot.now < due else DeleteSharePod()
     return Forget() if snapshot.pod is None else Wait()
 
 

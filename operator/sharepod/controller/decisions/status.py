@@ -56,9 +56,11 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         phase = finish.phase
     elif between:
         phase = Phase.PENDING
+    elif sharepod.ended:
+        phase = Phase.SUCCEEDED if was.succeeded else Phase.FAILED
     else:
-        phase = was.phase if sharepod.ended else _phase(pod, row)
-    over = phase in (Phase.SUCCEEDED, Phase.FAILED)
+        phase = _phase(pod, row)
+    over = sharepod.ended or isinstance(finish, Finish)
     gpus = _gpus(was, row, inputs.gpus or ()) if row is not None else [gpu.dump() for gpu in was.gpus] if over else []
     last = _last_end(was, inputs, finish)
     stated = between_runs(inputs, last) if between else of_run(sharepod, inputs, gpus, finish)
@@ -76,7 +78,7 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "podName": pod.name if pod is not None else was.pod_name if over else None,
         "podUID": None if between else pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
         "startTime": None if between else _start_time(was, pod),
-        "endTime": inputs.now if isinstance(finish, Finish) else was.end_time if over else None,
+        "endTime": (was.end_time if sharepod.ended and was.end_time else inputs.now) if over else None,
         "restarts": _restarts(was, pod, between=between, last=last),
         "lastEnd": last,
         "granted": granted(row) if row is not None else was.granted.dump() if over and was.granted else None,

@@ -36,7 +36,6 @@ from sharepod.api.sharepod import (
     MAX_TTL_S,
     TTL,
     GpuRequest,
-    LastEnd,
     Phase,
     RestartPolicy,
     SharePodStatus,
@@ -48,6 +47,7 @@ from sharepod.placement.state.types import PodNeeds, Resources, Taint
 from .entries import Entries, entries, with_lists
 from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
 from .pod_summary import ready_containers, summary
+from .timestamps import seconds
 
 Json = Mapping[str, Any]
 
@@ -57,6 +57,9 @@ OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 _UNKNOWN = Resources(1 << 62, 1 << 62)
 """Resources of a Node that cannot be read: it is no reason to say that a SharePod will never fit."""
 _TERMINAL = ("Succeeded", "Failed")
+_DECIDE = ("podUID", "podName", "node", "endTime")
+"""Texts of a SharePod's status that are read whatever else is in it, beside `lastEnd` and, where there is no endTime,
+the phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +97,8 @@ class SharePodFacts(ObjectFacts):
 
     @property
     def ended(self) -> bool:
-        """True if its phase is terminal."""
-        return self.status.phase in (Phase.SUCCEEDED, Phase.FAILED)
+        """True if it has ended for good."""
+        return self.status.ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,8 @@ class PodFacts(ObjectFacts):
     """Times that its containers were restarted."""
     begun: bool
     """One of its containers has been started."""
+    ended_first: bool
+    """All of its containers had ended before anybody asked for its deletion, or nobody has."""
     containers: str
     """Ready containers and all: `1/2`."""
     summary: str
@@ -391,6 +396,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         summary=summary(metadata, spec, status),
         address=clipped(str(status.get("podIP") or "")),
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
+        ended_first=_ended_first(metadata, containers),
         scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
         needs=_resources(spec),
         priority=_whole(spec.get("priority")),
@@ -525,24 +531,29 @@ def _maps(value: object) -> Iterator[Json]:
 
 
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
-    """Read a status. What cannot be read of it is passed over, but for what decides whether work runs again.
+    """Read a status, field by field where it was written by a newer operator, or by somebody else.
 
-    `fits`: it is not `beyond` what is read.
+    What cannot be read of it is passed over, but for what decides whether work runs again: the Pods of this run and of
+    the last one, and that the SharePod has ended. `fits`: it is not `beyond` what is read.
     """
-    if fits:
-        try:
-            return SharePodStatus.model_validate(raw, extra="ignore")
-        except Exception:  # noqa: S110 - written by a newer version of this operator, or by somebody else
-            pass
-    known: dict[str, Any] = {
-        key: raw[key] for key in ("phase", "podUID", "podName", "node") if isinstance(raw.get(key), str)
-    }
+    decides: dict[str, Any] = {key: raw[key] for key in _DECIDE if isinstance(raw.get(key), str)}
+    if raw.get("endTime") is not None:
+        decides.setdefault("endTime", "")
+    elif raw.get("phase") in tuple(Phase):
+        decides["phase"] = raw["phase"]
     former = _object(raw.get("lastEnd")).get("podUID")
-    last_end = LastEnd(pod_uid=former) if isinstance(former, str) and len(former) <= MAX_LABEL else None
-    try:
-        return SharePodStatus.model_validate(known).model_copy(update={"last_end": last_end})
-    except ValidationError:
-        return SharePodStatus(pod_uid=known.get("podUID") or None, last_end=last_end)
+    if isinstance(former, str) and len(former) <= MAX_LABEL:
+        decides["lastEnd"] = {"podUID": former}
+    readable = raw
+    for _ in range(2 if fits else 0):
+        try:
+            return SharePodStatus.model_validate(readable, extra="ignore")
+        except ValidationError as error:
+            unread = {item["loc"][0] for item in error.errors(include_url=False, include_input=False) if item["loc"]}
+            readable = {key: value for key, value in raw.items() if key not in unread} | decides
+        except Exception:
+            break
+    return SharePodStatus.model_validate(decides)
 
 
 def _pin(spec: Json) -> str | None:
@@ -564,6 +575,25 @@ def _begun(container: Json) -> bool:
     return bool(state.get("running") or state.get("terminated") or _whole(container.get("restartCount")))
 
 
+def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
+    """Return whether a Pod's containers had all ended before its deletion was asked for; of the same second: not.
+
+    A deletionTimestamp is the time at which the grace period ends.
+    """
+    if not metadata.get("deletionTimestamp"):
+        return True
+    gone = seconds(str(metadata["deletionTimestamp"]))
+    ended = [seconds(str((_ended_state(container)).get("finishedAt") or "")) for container in containers]
+    if gone is None or not ended:
+        return False
+    asked = gone - _whole(metadata.get("deletionGracePeriodSeconds"))
+    return all(time is not None and time < asked for time in ended)
+
+
+def _ended_state(container: Json) -> Json:
+    return (container.get("state") or {}).get("terminated") or {}
+
+
 def _waiting(containers: Sequence[Json]) -> str:
     for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -576,7 +606,7 @@ def _message(status: Json, containers: Sequence[Json]) -> str:
     if status.get("message"):
         return str(status["message"])
     for container in containers:
-        ended = (container.get("state") or {}).get("terminated") or {}
+        ended = _ended_state(container)
         if ended.get("exitCode"):
             said = f": {ended['message']}" if ended.get("message") else ""
             how = f"exit code {ended['exitCode']} ({ended.get('reason')})"

@@ -79,6 +79,8 @@ class TenantMemo:
     """Uid of its Pod, and since when kube-scheduler is seen to refuse it."""
     unstarted: tuple[str, float] | None = None
     """Uid of its Pod, and since when it is seen with a share and without a container that was started."""
+    ended: tuple[str, float] | None = None
+    """The SharePod's endTime, and when that was on this process's clock."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Nodes that kube-scheduler refused: why, and until when to stay away."""
     failures: int = 0

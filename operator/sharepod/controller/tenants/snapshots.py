@@ -11,8 +11,9 @@ from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSn
 from sharepod.controller.decisions.resizing import resize_wish
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import PodFacts
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
+from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 
 LOOK_AGAIN_S = 1.0
@@ -51,6 +52,7 @@ class Snapshots:
             memo.unstarted = None
         elif memo.unstarted is None or memo.unstarted[0] != pod.uid:
             memo.unstarted = (pod.uid, now)
+        wall = self._wall()
         return TenantSnapshot(
             sharepod=sharepod,
             pod=pod,
@@ -59,9 +61,10 @@ class Snapshots:
             returned=frozenset(memo.returned),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
             unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,
+            ended_since=_ended_since(sharepod, memo, now, wall),
             blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
             now=now,
-            wall=self._wall(),
+            wall=wall,
             bind_timeout=self._settings.bind_timeout,
             start_timeout=self._settings.start_timeout,
             namespace_ends=sharepod is not None and sharepod.namespace in self._state.ending_namespaces,
@@ -124,6 +127,19 @@ def asks_for_another_share(state: ClusterState, snapshot: TenantSnapshot, memo: 
     wish = resize_wish(snapshot, gpunode, memo.memory_settled)
     memo.memory_settled = wish.memory_settled
     return wish.wanted
+
+
+def _ended_since(sharepod: SharePodFacts | None, memo: TenantMemo, now: float, wall: float) -> float | None:
+    """Return when a SharePod ended, in monotonic seconds; None if it has not, or its status does not tell.
+
+    The time of day counts at the first look only, and an end that it puts into the future is as of that look.
+    """
+    end_time = sharepod.status.end_time if sharepod is not None else None
+    if end_time is None or (ended := seconds(end_time)) is None:
+        memo.ended = None
+    elif memo.ended is None or memo.ended[0] != end_time:
+        memo.ended = (end_time, now - max(0.0, wall - ended))
+    return memo.ended[1] if memo.ended is not None else None
 
 
 def _as_evicted(pod: PodFacts | None, memo: TenantMemo) -> PodFacts | None:

@@ -16,8 +16,9 @@ from sharepod.controller.decisions.ends import (
     pause_s,
     sequel,
 )
+from sharepod.controller.state.facts import pod_facts
 from sharepod.kube import Json
-from unit.controller.objects import pod
+from unit.controller.objects import pod, pod_object
 
 ALWAYS, ON_FAILURE, NEVER = RestartPolicy.ALWAYS, RestartPolicy.ON_FAILURE, RestartPolicy.NEVER
 
@@ -50,7 +51,8 @@ def test_what_follows_is_the_table(cause: EndCause) -> None:
         ({"phase": "Failed", "status": {"reason": "UnexpectedAdmissionError"}}, EndCause.REJECTED),
         ({"phase": "Failed"}, EndCause.CONTAINER_FAILED),
         ({"phase": "Succeeded"}, EndCause.COMPLETED),
-        ({"phase": "Succeeded", "deleting": True, "restart": "OnFailure"}, EndCause.COMPLETED),
+        ({"phase": "Succeeded", "deleting": True, "restart": "OnFailure"}, EndCause.DELETED),
+        ({"phase": "Succeeded", "deleting": True, "conditions": disruption("EvictionByEvictionAPI")}, EndCause.DRAINED),
         ({"phase": "Succeeded", "deleting": True, "restart": "Always"}, EndCause.DELETED),
         ({"phase": "Failed", "deleting": True}, EndCause.DELETED),
     ],
@@ -67,6 +69,32 @@ def test_a_pod_that_is_gone_was_deleted_unless_its_node_is_gone_too() -> None:
     assert end_of_lost(SharePodStatus(), None, node_gone=True).cause is EndCause.NODE_LOST
     drained = pod(node="node-a", phase="Running", conditions=disruption("EvictionByEvictionAPI"))
     assert end_of_lost(SharePodStatus(), drained, node_gone=False).cause is EndCause.DRAINED
+
+
+@pytest.mark.promise("operator-deleted-first")
+@pytest.mark.parametrize(
+    ("finished", "exit_code", "cause"),
+    [
+        (["00:00:29", "00:00:20"], 0, EndCause.COMPLETED),
+        (["00:00:29", "00:00:20"], 3, EndCause.CONTAINER_FAILED),
+        (["00:00:30", "00:00:20"], 0, EndCause.DELETED),
+        (["00:00:45", "00:00:20"], 0, EndCause.DELETED),
+        (["00:00:45", "00:00:20"], 3, EndCause.DELETED),
+        (["", "00:00:20"], 0, EndCause.DELETED),
+        ([], 0, EndCause.DELETED),
+    ],
+)
+def test_a_pod_that_was_deleted_before_it_had_ended_was_deleted_whatever_sigterm_made_of_it(
+    finished: list[str], exit_code: int, cause: EndCause
+) -> None:
+    states = [
+        {"terminated": {"exitCode": exit_code, "finishedAt": time and f"2026-01-01T{time}Z"}} for time in finished
+    ]
+    phase = "Failed" if exit_code else "Succeeded"
+    raw = pod_object(node="node-a", phase=phase, deleting=True, restart="OnFailure")
+    raw["status"]["containerStatuses"] = [{"name": "main", "state": state} for state in states]
+    raw["metadata"] |= {"deletionTimestamp": "2026-01-01T00:01:00Z", "deletionGracePeriodSeconds": 30}
+    assert end_of(pod_facts(raw)).cause is cause
 
 
 @pytest.mark.promise("operator-back-off")

@@ -184,7 +184,7 @@ def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
         (pod(phase="Failed", node="node-a", status={"reason": "OutOfcpu"}), Phase.FAILED, "OutOfcpu"),
         (pod(phase="Failed", node="node-a", conditions=[EVICTION], deleting=True), Phase.FAILED, "Evicted"),
         (pod(phase="Failed", node="node-a", deleting=True), Phase.FAILED, "PodLost"),
-        (pod(phase="Succeeded", node="node-a", deleting=True), Phase.SUCCEEDED, "Completed"),
+        (pod(phase="Succeeded", node="node-a", deleting=True), Phase.FAILED, "PodLost"),
         # A server that ends with 0 when it is told to stop has not done its work.
         (pod(phase="Succeeded", node="node-a", deleting=True, restart="Always"), Phase.FAILED, "PodLost"),
     ],
@@ -291,15 +291,16 @@ def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over_and_its_shar
     own = sharepod(status=over, spec={"ttlSecondsAfterFinished": 60})
     done = pod(node="node-a", phase="Succeeded")
     for its_pod in (None, done):
-        assert step(own, its_pod, wall=120.0, now=7.0) == Wait(47.0)
-        assert step(own, its_pod, wall=160.0) == DeleteSharePod()
-        assert step(own, its_pod, reserved(releasing=True), wall=1e6) == Wait(), "its share goes first"
-    assert step(sharepod(status=over), done, wall=1e6) == Wait(), "without the field it stays"
-    assert step(sharepod(spec={"ttlSecondsAfterFinished": 0}), None, wall=1e6) == CreatePod()
+        assert step(own, its_pod, ended_since=7.0, now=20.0) == Wait(67.0)
+        assert step(own, its_pod, ended_since=7.0, now=67.0) == DeleteSharePod()
+        assert step(own, its_pod, reserved(releasing=True), ended_since=7.0, now=1e6) == Wait(), "its share goes first"
+        assert step(own, its_pod, now=1e6) != DeleteSharePod(), "nobody knows when it ended"
+    assert step(sharepod(status=over), done, ended_since=7.0, now=1e6) == Wait(), "without the field it stays"
+    assert step(sharepod(spec={"ttlSecondsAfterFinished": 0}), None, now=1e6) == CreatePod()
     going = sharepod(
         status=over, spec={"ttlSecondsAfterFinished": 0}, metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}
     )
-    assert step(going, None, wall=1e6) == Forget()
+    assert step(going, None, ended_since=7.0, now=1e6) == Forget()
 
 
 @pytest.mark.promise("operator-orphan")

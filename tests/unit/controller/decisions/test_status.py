@@ -132,6 +132,16 @@ def test_why_it_waits_is_what_placement_said() -> None:
     assert next(item.message for item in status.conditions if item.type == "Placed") == refusal.message
 
 
+def test_what_has_ended_stays_so_whatever_its_phase_says_and_gets_an_end_time_if_it_has_none() -> None:
+    former = {"phase": "Failed", "podUID": "p", "conditions": [{"type": "PodReady", "status": "False", "reason": "R"}]}
+    for before in (former, {**former, "phase": "Resting", "endTime": "2026-01-01T00:00:00Z"}):
+        own = sharepod(status=before)
+        once = compose(own, inputs(own))
+        assert (once.phase, once.end_time, once.ended) == ("Failed", "2026-01-01T00:00:00Z", True)
+        again = sharepod(status=once.dump())
+        assert compose(again, replace(inputs(again), now="2027-01-01T00:00:00Z")) == once
+
+
 def test_a_terminal_phase_stays_with_what_it_had() -> None:
     running = pod(node="node-a", phase="Running")
     own = again(compose(sharepod(), placed(sharepod(), running)))

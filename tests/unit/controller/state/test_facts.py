@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sharepod.api.sharepod import Phase
 from sharepod.controller.state.facts import (
     gpunode_facts,
     node_facts,
@@ -48,6 +49,29 @@ def test_what_decides_whether_work_runs_again_is_read_from_a_status_that_cannot_
         assert found.ended
         assert found.status.pod_uid == "p"
     assert sharepod(status={"phase": "Baffled", "podUID": "p"}).status.pod_uid == "p"
+    many_runs = {"podUID": "p", "cause": "Drained", "attempts": 10**9}
+    for status in ({"endTime": "2027"}, {"endTime": 7}, {"endTime": {}}, {"endTime": "2027", "lastEnd": many_runs}):
+        for unread in unreadable:
+            assert sharepod(status={"phase": "Resting", **status, **unread}).ended, (status, unread)
+    between = sharepod(status={"lastEnd": {"podUID": "p", "cause": "Drained", "attempts": "many"}, "replicas": 7})
+    assert (between.status.former_pod, between.ended) == ("p", False)
+
+
+@pytest.mark.promise("operator-phase-shown")
+@pytest.mark.parametrize("phase", [*Phase, "Resting", "", 7])
+def test_the_phase_is_shown_and_decides_nothing(phase: object) -> None:
+    ready = {"type": "Ready", "status": "False", "reason": "Waiting"}
+    assert not sharepod(status={"phase": phase, "podUID": "p", "conditions": [ready]}).ended
+    assert sharepod(status={"phase": phase, "endTime": "2026-01-01T00:00:00Z", "conditions": [ready]}).ended
+    assert sharepod(status={"phase": phase, "endTime": "2026-01-01T00:00:00Z"}).ended
+
+
+def test_a_status_of_before_there_was_an_end_time_has_ended_by_its_phase() -> None:
+    former = [{"type": "PodReady", "status": "False", "reason": "Evicted"}]
+    for phase in Phase:
+        found = sharepod(status={"phase": phase, "podUID": "p", "conditions": former})
+        assert found.ended == (phase in ("Succeeded", "Failed"))
+        assert not found.ended or found.status.succeeded == (phase == "Succeeded")
 
 
 def test_a_pod_with_lists_beyond_what_is_looked_at_is_still_read() -> None:

@@ -243,6 +243,32 @@ async def test_a_sharepod_that_has_ended_is_deleted_when_its_time_is_over(world:
     assert world.read("sharepods") is None
 
 
+@pytest.mark.promise("operator-ttl")
+@pytest.mark.parametrize(("set_s", "restarted", "left_s"), [(-7200, False, 60), (7200, False, 60), (-7200, True, 60)])
+async def test_a_clock_that_is_set_keeps_a_sharepod_that_has_ended_no_longer(
+    world: World, set_s: float, restarted: bool, left_s: float
+) -> None:
+    await world.running(ttlSecondsAfterFinished=60)
+    node = node_of(world)
+    world.pod_phase("Succeeded", node=node)
+    await world.look()
+    await world.look()
+    await world.until(lambda: world.rows(node)[world.tenant]["state"] == "Releasing")
+    world.report({"id": world.tenant, "drained": True}, node=node)
+    await world.look()
+    await world.until(lambda: world.tenant not in world.rows(node))
+    world.clock_set = set_s
+    if restarted:
+        world.memos.clear()
+    await world.look()
+    world.now += left_s - 1
+    await world.look()
+    assert world.read("sharepods") is not None
+    world.now += 1
+    await world.look()
+    assert world.read("sharepods") is None
+
+
 @pytest.mark.promise("operator-not-started")
 async def test_a_pod_whose_image_cannot_be_pulled_gives_its_share_back_and_says_so(world: World) -> None:
     await world.placed(restartPolicy="Always")
