@@ -22,7 +22,7 @@ from reference.pods_without_gpus import find_node
 from reference.usable_capacity import Definition
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import WHOLE_GPU, Bytes, GpuUuid, Milli, TenantId
-from sharepod.placement.binpack.demand import DemandClass, MemoryShare, class_of
+from sharepod.placement.binpack.demand import DemandClass, MemoryShare
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
 from sharepod.placement.engine import Engine
 from sharepod.placement.state.cluster import Cluster
@@ -113,8 +113,7 @@ class MemoryBlind(SharePod):
     memory is worth is the difference."""
 
     def learn(self, request: PlacementRequest) -> None:
-        known = class_of(request)
-        self.engine.packing.demand.count(None if known is None else replace(known, memory=MemoryShare.IN_PROPORTION))
+        self.engine.packing.arrived(replace(request, gpu=replace(request.gpu, memory=None)))
 
 
 class _TracePolicy:

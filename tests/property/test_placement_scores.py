@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from property.test_placement_packing import histories
-from reference.usable_capacity import Definition
+from reference.usable_capacity import Definition, Ints
 from sharepod.placement.binpack.columns import Columns
 from sharepod.placement.binpack.demand import memory_milli
 from sharepod.placement.binpack.request_classes import RequestClass, request_key
@@ -20,18 +20,39 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
     row = slice(node, node + 1)
     size = columns.size[row].copy()
     size[size >= definition.usable.sizes] = 0
-    before = definition.gpus(columns.time[row], columns.memory[row], size).sum(axis=1)
-    time, memory = columns.time[row].copy(), columns.memory[row].copy()
+    before = definition.gpus(columns.time[row], columns.memory[row], size, columns.worth[row]).sum(axis=1)
+    time, memory, worth = columns.time[row].copy(), columns.memory[row].copy(), columns.worth[row].copy()
+    shares, to_label = columns.label_shares, 0.0
     for gpu in gpus:
         takes = memory_milli(wanted.memory, wanted.milli, columns.sizes[columns.size[node, gpu]])
         time[0, gpu] = max(time[0, gpu] - wanted.milli, 0)
         memory[0, gpu] = max(memory[0, gpu] - takes, 0)
-    after = definition.gpus(time, memory, size).sum(axis=1)
+        at = slice(gpu, gpu + 1)
+        if wanted.exclusion is not None and columns.tenants[node, gpu]:
+            full = [definition.gpus(*of)[..., -1] for of in _before_and_after(columns, node, at, time, memory, size)]
+            to_label += float((full[1] - full[0])[0, 0]) * (1.0 - float(worth[0, gpu]))
+        if not columns.tenants[node, gpu]:
+            worth[0, gpu] = shares.open_to(wanted.exclusion)
+        labels = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
+        worth[0, gpu] *= shares.not_kept_off(labels, interactive=wanted.interactive)
+    after = definition.gpus(time, memory, size, worth).sum(axis=1)
     model = columns.node_model[row].clip(max=definition.usable.models)
     cpu = columns.cpu[row]
     left = cpu - wanted.needs.resources.cpu_milli
     gained = definition.value(after, left, model) - definition.value(before, cpu, model)
-    return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1]))
+    return float(gained[0] + HOLE_WEIGHT * (after[0, -1] - before[0, -1] + to_label))
+
+
+def _before_and_after(
+    columns: Columns, node: int, gpu: slice, time: Ints, memory: Ints, size: Ints
+) -> tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]:
+    """One GPU as it is, and with the request on it: time, memory and size, of shape (1, 1)."""
+    row = slice(node, node + 1)
+    return (columns.time[row, gpu], columns.memory[row, gpu], size[:, gpu]), (
+        time[:, gpu],
+        memory[:, gpu],
+        size[:, gpu],
+    )
 
 
 def check_scores(cluster: ClusterWithEngine, request: PlacementRequest) -> None:

@@ -1,8 +1,9 @@
 """Usable capacity by its definition, in NumPy: what the product's C is compared with, and what FGD counts with.
 
-Shapes: `time`, `memory` (thousandths free) and `size` (a number for each capacity of GPU memory) are of GPUs; `cpu` and
-`model` (a number for each GPU model) of nodes. Of each GPU there is a vector: how many of each shape fit, the time that
-counts where one fits, and last its value as a hole. Those of a node's GPUs add up, and `value` is of the sum.
+Shapes: `time`, `memory` (thousandths free), `size` (a number for each capacity of GPU memory) and `worth` (part of all
+arrivals that may join a GPU's tenants) are of GPUs; `cpu` and `model` (a number for each GPU model) of nodes. Of each
+GPU there is a vector: how many of each shape fit, the time that counts where one fits, and last its value as a hole.
+Those of a node's GPUs add up, and `value` is of the sum.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from sharepod.api.units import WHOLE_GPU
+from sharepod.placement.binpack.columns import OPEN_AT
 from sharepod.placement.binpack.usable_capacity import UsableCapacity
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -37,8 +39,17 @@ class Definition:
         result: Floats = np.concatenate((fits * self.usable.parts, suited, holes[..., None]), axis=-1)
         return result
 
-    def gpus(self, time: Ints, memory: Ints, size: Ints) -> Floats:
-        """The vectors of GPUs: shape of `time` + (2 shapes + 1,)."""
+    def gpus(self, time: Ints, memory: Ints, size: Ints, worth: Floats | None = None) -> Floats:
+        """The vectors of GPUs: shape of `time` + (2 shapes + 1,). Without `worth` everybody may join everybody."""
+        vectors = self._open_to_all(time, memory, size)
+        if worth is None:
+            return vectors
+        part = np.broadcast_to(worth[..., None], vectors.shape).copy()
+        part[..., : self._shapes] = part[..., : self._shapes] >= OPEN_AT
+        result: Floats = vectors * part
+        return result
+
+    def _open_to_all(self, time: Ints, memory: Ints, size: Ints) -> Floats:
         if self._memory_fits is None:
             result: Floats = self._in_proportion[np.minimum(time, memory)]
             return result

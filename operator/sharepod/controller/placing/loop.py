@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import structlog
@@ -116,6 +116,7 @@ class PlacementLoop:
         self._kick = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._cycles = 0
+        self._renewal: Iterator[None] | None = None
 
     def want_place(self, tenant: str) -> None:
         """Queue a SharePod for a place."""
@@ -206,9 +207,7 @@ class PlacementLoop:
                 self._place(waiting, request, refused)
         cycle.end_of("place")
         # 4. Renew the shadow prices, if demand has moved.
-        if self.engine.packing.due:
-            await asyncio.sleep(0)
-            self.engine.packing.renew()
+        await self._renew()
         cycle.end_of("renew")
         # 5. Reserve GPUs for the head of the line, if it has waited long enough.
         self._reserve_for_head()
@@ -222,6 +221,20 @@ class PlacementLoop:
             self._later(again)
         log.debug("placement pass", cycle=cycle.number, queued=len(queue), phases_ms=cycle.phases_ms)
         return True
+
+    async def _renew(self) -> None:
+        """Renew the weights slice by slice. Others have a turn between two slices, and one that comes to be placed is
+        placed before the rest of them."""
+        if self._renewal is None and self.engine.packing.due:
+            self._renewal = self.engine.packing.renewal()
+        while self._renewal is not None:
+            await asyncio.sleep(0)
+            try:
+                next(self._renewal)
+            except StopIteration:
+                self._renewal = None
+            if self._kick.is_set():
+                return
 
     def _in_order(self) -> list[tuple[tuple[int, str, str, str], _Waiting, PlacementRequest]]:
         """Return the SharePods to try now, in queue order; those refused at this version already are left out."""

@@ -19,21 +19,31 @@ import numpy.typing as npt
 
 from sharepod.api.objects import MAX_TENANTS
 from sharepod.api.units import WHOLE_GPU
-from sharepod.placement.state.accounts import NodeAccount
+from sharepod.placement.state.accounts import GpuAccount, NodeAccount
 from sharepod.placement.state.types import LabelKey, NodeState
+
+from .label_demand import LabelShares
 
 NO_TENANT, NO_EXCLUSION = 0, 1
 """Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Combinations of labels
 are numbered from 2 on, as they appear."""
 
-_MAX_EXCLUSIONS = 1 << 16
-"""Combinations of exclusion labels after which they are numbered again: `signature` has 16 bits for one."""
+OPEN_AT = 0.5
+"""Worth from which on a GPU counts as room for copies of requests: most arrivals can use it. As in scores.c."""
+
+_MAX_COMBINATIONS = 1 << 16
+"""Combinations of labels after which they are numbered again: `signature` has 16 bits for one."""
+
+_Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], bool]
+"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and whether it is full of interactive tenants."""
+_EMPTY: _Combination = (frozenset(), frozenset(), False)
+_PLAIN: _Combination = (frozenset((None,)), frozenset(), False)
 
 _NO_GPUS: dict[tuple[int, int], None] = {}
 
 
 class Columns:
-    """Columns of all nodes and GPUs.
+    """Columns of all nodes and GPUs. `version` grows with each change, `started_over` where all arrays are new.
 
     Node columns:
     - `room`: free thousandths of a core and free bytes for one more pod, of shape (nodes, 2); -1: the node takes none.
@@ -48,6 +58,7 @@ class Columns:
     - `share_in_proportion`: as `share`, no more than free memory in proportion to time allows.
     - `bytes`: free memory. `time`, `memory`: free thousandths, from 0 to 1000.
     - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: how many.
+    - `labels`: number of the combination of its tenants' labels. `worth`: part of all arrivals that may join them.
     - `signature`: equal for GPUs that scores cannot tell apart; -1: the GPU takes no share, 0: there is no GPU.
     """
 
@@ -55,9 +66,12 @@ class Columns:
         self._accounts = accounts
         self._dirty: dict[str, None] = {}
         self._exclusions: dict[frozenset[LabelKey | None], int] = {}
+        self.label_shares = LabelShares()
+        self._number_combinations()
         self._models: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self.version = 0
+        self.started_over = 0
         self._rebuild = True
         self._allocate([], 1)
 
@@ -74,6 +88,36 @@ class Columns:
     def exclusion_number(self, key: LabelKey) -> int:
         """Return the number of GPUs all of whose tenants have this exclusion label; -1: there are none."""
         return self._exclusions.get(frozenset((key,)), -1)
+
+    def worth_by(self, shares: LabelShares) -> npt.NDArray[np.float32]:
+        """Return what the column `worth` would be by these shares of labels."""
+        worth_of = [_worth(shares, combination) for combination in self._combinations]
+        return np.array(worth_of, dtype=np.float32)[self.labels]
+
+    def weigh_labels(self, shares: LabelShares) -> None:
+        """Take these shares of labels from now on."""
+        self.label_shares = shares
+        self._worth_of = [_worth(shares, combination) for combination in self._combinations]
+        self.worth[:] = self.worth_by(shares)
+
+    def _number_combinations(self) -> None:
+        """Begin with the two that everybody has: a `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
+        self._combinations: dict[_Combination, int] = {_EMPTY: 0, _PLAIN: 1}
+        self._worth_of = [_worth(self.label_shares, combination) for combination in self._combinations]
+
+    def _combination_number(self, gpu: GpuAccount) -> int:
+        """Return the number of the combination of labels on a GPU."""
+        if not gpu.tenants:
+            combination = _EMPTY
+        elif gpu.anti_affinity or gpu.interactive_full or len(gpu.exclusions) != 1 or None not in gpu.exclusions:
+            combination = frozenset(gpu.exclusions), frozenset(gpu.anti_affinity), gpu.interactive_full
+        else:
+            combination = _PLAIN
+        number = self._combinations.get(combination)
+        if number is None:
+            number = self._combinations[combination] = len(self._combinations)
+            self._worth_of.append(_worth(self.label_shares, combination))
+        return number
 
     def touch(self, name: str) -> None:
         """Record that something about this node has changed."""
@@ -93,7 +137,7 @@ class Columns:
                 self._rebuild = True
                 break
             changed.append(node)
-        if self._rebuild or len(self._exclusions) > _MAX_EXCLUSIONS:
+        if self._rebuild or len(self._combinations) > _MAX_COMBINATIONS:
             self._start_over()
             return None
         self._dirty.clear()
@@ -106,9 +150,11 @@ class Columns:
         self._dirty.clear()
         self._rebuild = False
         self._exclusions.clear()
+        self._number_combinations()
         names = sorted(self._accounts)
         self._allocate(names, max((len(self._accounts[name].gpus) for name in names), default=1))
         self.version += 1
+        self.started_over += 1
         for node in range(len(names)):
             self._read(node)
 
@@ -128,6 +174,8 @@ class Columns:
         self.model = np.zeros(gpus, dtype=np.int64)
         self.exclusion = np.zeros(gpus, dtype=np.int64)
         self.tenants = np.zeros(gpus, dtype=np.int64)
+        self.labels = np.zeros(gpus, dtype=np.int64)
+        self.worth = np.ones(gpus, dtype=np.float32)
         self.signature = np.zeros(gpus, dtype=np.int64)
         self.cpu = np.zeros(count, dtype=np.float32)
         self.room = np.full((count, 2), -1, dtype=np.int64)
@@ -179,8 +227,8 @@ class Columns:
 
     def _read_gpus(self, node: int, account: NodeAccount) -> None:
         models, sizes, exclusions = self._models, self._sizes, self._exclusions
-        shares, in_proportion, free_bytes, time, memory, size, model, exclusion_of, tenants, signatures = (
-            [] for _ in range(10)
+        shares, in_proportion, free_bytes, time, memory, size, model, exclusion_of, tenants, labels, signatures = (
+            [] for _ in range(11)
         )
         for position, gpu in enumerate(account.gpus):
             state = gpu.state
@@ -198,7 +246,8 @@ class Columns:
             free_memory = max(amount, 0) * WHOLE_GPU // state.memory if state.memory else 0
             most = max(-1, -(-(amount + 1) * WHOLE_GPU // state.memory) - 1) if state.memory else WHOLE_GPU
             free_time = milli if milli > 0 else 0
-            signature = (((((exclusion << 16) | of_model) << 10) | of_size) << 20) | (free_memory << 10) | free_time
+            combination = self._combination_number(gpu)
+            signature = (((((combination << 16) | of_model) << 10) | of_size) << 20) | (free_memory << 10) | free_time
             if milli < 0:
                 signature = -1
             shares.append(milli)
@@ -210,6 +259,7 @@ class Columns:
             model.append(of_model)
             exclusion_of.append(exclusion)
             tenants.append(gpu.tenants)
+            labels.append(combination)
             signatures.append(signature)
             if gpu.interactive_full:
                 self.interactive_full[node, position] = None
@@ -229,11 +279,18 @@ class Columns:
             (self.model, model),
             (self.exclusion, exclusion_of),
             (self.tenants, tenants),
+            (self.labels, labels),
             (self.signature, signatures),
         ):
             column[node, :count] = values
+        self.worth[node, :count] = [self._worth_of[number] for number in labels]
         self.node_model[node] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
         self.node_signature[node] = hash((int(self.node_model[node]), int(self.cpu[node]), *sorted(signatures)))
+
+
+def _worth(shares: LabelShares, combination: _Combination) -> float:
+    exclusions, anti_affinity, full = combination
+    return shares.worth(exclusions, anti_affinity, full=full)
 
 
 _NOTHING: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)

@@ -16,6 +16,8 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.units import WHOLE_GPU, Bytes
 from sharepod.placement.state.types import PlacementRequest
 
+from .label_demand import LabelDemand, LabelShares
+
 HALF_LIFE = 10_000
 """Arrivals after which one counts half. A changed workload outweighs the old one within two half-lives."""
 
@@ -89,13 +91,14 @@ def class_of(request: PlacementRequest) -> DemandClass | None:
 
 
 class Demand:
-    """Weighted count of arrivals by class. `arrivals`: how many there were, ever."""
+    """Weighted count of arrivals by class. `arrivals`: how many there were, ever. `labels`: the same by label."""
 
     def __init__(self) -> None:
         self._weights: dict[DemandClass, float] = {}
         self._total = 0.0
         self._unit = 1.0  # the weight of the next arrival, which grows instead of all others shrinking
         self._next_renewal = _FIRST_RENEWAL
+        self.labels = LabelDemand()
         self.arrivals = 0
 
     @property
@@ -103,16 +106,20 @@ class Demand:
         """True once enough has arrived since the last `shares` to ask again."""
         return self.arrivals >= self._next_renewal
 
-    def count(self, what: DemandClass | None) -> None:
-        """Count one arrival; None: a pod that takes no GPU time."""
+    def count(self, request: PlacementRequest | None) -> None:
+        """Count one arrival; None: a pod that takes no GPU."""
+        what = None if request is None else class_of(request)
         self.arrivals += 1
         self._unit *= _GROWTH
         self._total += self._unit
+        if request is not None:
+            self.labels.count(request, self._unit)
         if what is not None:
             self._weights[what] = self._weights.get(what, 0.0) + self._unit
         if self._unit > _RESCALE_AT:
             self._total /= self._unit
             self._weights = {known: weight / self._unit for known, weight in self._weights.items()}
+            self.labels.rescale(self._unit)
             self._unit = 1.0
 
     def shares(self) -> dict[DemandClass, float]:
@@ -122,4 +129,11 @@ class Demand:
         if len(self._weights) > _MAX_CLASSES:
             kept = sorted(self._weights, key=lambda known: (-self._weights[known], known))[:_MAX_CLASSES]
             self._weights = {known: self._weights[known] for known in kept}
-        return {known: self._weights[known] / self._total for known in sorted(self._weights)}
+        ordered = sorted(
+            self._weights, key=lambda known: (known.count, known.milli, known.memory, known.cpu, known.models)
+        )
+        return {known: self._weights[known] / self._total for known in ordered}
+
+    def label_shares(self) -> LabelShares:
+        """Return the shares of all arrivals by label."""
+        return self.labels.shares(self._total)

@@ -11,8 +11,8 @@ the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961), kept fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from .demand import DemandClass, memory_milli
 
 Floats = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.integer[Any]]
+_T = TypeVar("_T")
+Slices = Generator[None, None, _T]
+"""Work in slices of at most some milliseconds; it returns its result after the last."""
 
 _MAX_SIZES = 64
 """Request sizes that have a price, the commonest; another counts as the next smaller one that has a price."""
@@ -33,6 +36,8 @@ _ROUNDS = range(40, 150)
 """Rounds of one estimate: prices move little after the last."""
 _WORK = 2_000_000
 """Holes times sizes times rounds of one estimate, within `_ROUNDS`: about 30 ms."""
+_SLICE = 200_000
+"""The same of one slice: about 3 ms."""
 _COMMON = 0.95
 """Part of all arrivals whose classes count for the value of memory, the commonest."""
 
@@ -43,8 +48,8 @@ class ShadowPrices:
     def __init__(self) -> None:
         self._prices: dict[int, float] = {}
 
-    def hole_values(self, shares: Mapping[DemandClass, float], free: Ints) -> Floats:
-        """Find the prices, and return the value of holes of 0 to 1000 thousandths, of shape (1001,).
+    def hole_values(self, shares: Mapping[DemandClass, float], free: Ints) -> Slices[Floats]:
+        """Find the prices in slices, and return the value of holes of 0 to 1000 thousandths, of shape (1001,).
 
         Args:
             shares: of all arrivals, by class.
@@ -66,7 +71,7 @@ class ShadowPrices:
         step = int(np.gcd.reduce(milli))
         holes = np.bincount(free - free % step, minlength=WHOLE_GPU + 1).astype(np.float64)
         price = np.array([self._prices.get(size, 0.0) for size in kept])
-        self._settle(milli, step, coming, holes, price, value)
+        yield from self._settle(milli, step, coming, holes, price, value)
         self._prices = dict(zip(kept, price.tolist(), strict=True))
         return value
 
@@ -91,7 +96,7 @@ class ShadowPrices:
         return value
 
     @staticmethod
-    def _settle(milli: Ints, step: int, coming: Floats, holes: Floats, price: Floats, value: Floats) -> None:
+    def _settle(milli: Ints, step: int, coming: Floats, holes: Floats, price: Floats, value: Floats) -> Slices[None]:
         sizes = len(milli)
         stock = _ffi.new("shp_cutting_stock *")
         stock.sizes, stock.step = sizes, step
@@ -108,4 +113,8 @@ class ShadowPrices:
         for name, of_array in kept.items():
             setattr(stock, name, of_array)
         steps = (WHOLE_GPU // step + 1) * sizes
-        _lib.shp_settle_prices(stock, min(max(_WORK // steps, _ROUNDS.start), _ROUNDS.stop))
+        rounds = min(max(_WORK // steps, _ROUNDS.start), _ROUNDS.stop)
+        at_once = max(_SLICE // steps, 1)
+        for first in range(0, rounds, at_once):
+            _lib.shp_settle_prices(stock, first, min(first + at_once, rounds), rounds)
+            yield

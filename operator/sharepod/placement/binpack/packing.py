@@ -17,19 +17,19 @@ import numpy as np
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import PlacementRequest
 
-from .columns import Columns
-from .demand import Demand, class_of
-from .hole_prices import ShadowPrices
+from .columns import OPEN_AT, Columns
+from .demand import Demand
+from .hole_prices import ShadowPrices, Slices
 from .request_classes import RequestClass, request_key
 from .scores import NO_PLACE, ClassScores, Scorer
 from .usable_capacity import UsableCapacity
 
 _MAX_CLASSES = 4096
 """Request classes whose scores are kept. All are dropped when there are more."""
-_SAMPLE = 4096
-"""Nodes of which `renew` estimates the room of the cluster; of more nodes, every n-th."""
-_RENEWAL_WORK = 20_000_000
-"""GPUs times demand shapes that a renewal scores: about 20 ms."""
+_SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
+"""Nodes, and nodes times demand shapes, of which a renewal estimates the room of the cluster; of more, every n-th."""
+_RENEWAL_WORK, _AT_ONCE = 20_000_000, 5_000_000
+"""GPUs times demand shapes that a renewal scores: about 20 ms; and of one request class, in one slice."""
 
 
 class Packing:
@@ -52,7 +52,7 @@ class Packing:
 
     def arrived(self, request: PlacementRequest) -> None:
         """Count a request that was not there before. It counts once, placed or not."""
-        self.demand.count(class_of(request))
+        self.demand.count(request)
 
     @property
     def ready(self) -> bool:
@@ -66,30 +66,66 @@ class Packing:
 
     def renew(self) -> None:
         """Learn the weights from what arrived. Takes milliseconds on a thousand nodes: not for a decision's path."""
+        for _ in self.renewal():
+            pass
+
+    def renewal(self) -> Slices[None]:
+        """Renew in slices of at most some 5 ms, between which anything may change and be decided.
+
+        Decisions go by the former weights until a slice puts the new ones in force. One renewal at a time.
+        """
         self.settle()
         columns = self.columns
-        shares = self.demand.shares()
+        shares, labels = self.demand.shares(), self.demand.label_shares()
         if not shares:
             return
-        # 1. Shadow prices, and with them the value of holes.
-        by_time = self._prices.hole_values(shares, np.maximum(columns.share, 0)[columns.share > 0])
-        by_memory = np.array([self._prices.memory_values(shares, size) for size in columns.sizes or [0]])
-        usable = UsableCapacity(
-            shares, models=columns.models, sizes=columns.sizes, hole_by_time=by_time, hole_by_memory=by_memory
-        )
-        # 2. Scarcity: the room for each class, on a sample of the nodes.
-        self._scorer.weigh(usable)
-        step = max(1, len(columns.names) // _SAMPLE)
-        model = np.minimum(columns.node_model[::step], usable.models)
-        room = usable.room(usable.copies(self._scorer.sums[::step], columns.cpu[::step]), model) * step
+        yield
+        began, started_over = columns.version, columns.started_over
+        # 1. Shadow prices, and with them the value of holes, of those GPUs that most arrivals can use.
+        worth = columns.worth_by(labels)
+        models, sizes = columns.models, columns.sizes
         idle = float(np.maximum(columns.share, 0).sum())
-        usable.weigh_by_scarcity(room, max(idle, 1.0))
-        # 3. Scores with the new weights, of the classes first that were decided last.
-        self._scorer.weigh(usable)
+        by_time = yield from self._prices.hole_values(shares, columns.share[(columns.share > 0) & (worth >= OPEN_AT)])
+        by_memory = []
+        for size in sizes or [0]:
+            by_memory.append(self._prices.memory_values(shares, size))
+            yield
+        usable = UsableCapacity(
+            shares, models=models, sizes=sizes, hole_by_time=by_time, hole_by_memory=np.array(by_memory)
+        )
+        yield
+        if columns.started_over == started_over:
+            weighing = self._scorer.weighing(usable, worth)
+            # 2. Scarcity: the room for each class, on a sample of the nodes.
+            nodes = len(columns.names)
+            step = max(1, -(-nodes * max(len(usable.shapes), 1) // _SAMPLE), nodes // _SAMPLE_NODES)
+            sample = np.arange(0, nodes, step, dtype=np.int64)
+            room = usable.no_room()
+            for summed in weighing.slices(sample):
+                copies = usable.copies(weighing.sums[summed], columns.cpu[summed])
+                usable.add_room(room, copies, np.minimum(columns.node_model[summed], usable.models))
+                yield
+            usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
+            # 3. Sums with the new weights.
+            weighing.reweigh()
+            for _ in weighing.slices(np.arange(nodes, dtype=np.int64)):
+                yield
+        # 4. In force, with what has changed meanwhile.
+        self.settle()
         self.usable = usable
+        columns.weigh_labels(labels)
+        if columns.started_over != started_over:
+            self._scorer.bind(usable)
+        else:
+            self._scorer.take(weighing)
+            self._scorer.sum_gpus(np.flatnonzero(columns.changed_at > began).astype(np.int64))
+        # 5. Scores with the new weights, of the classes first that were decided last.
         work = _RENEWAL_WORK
-        for scores in sorted(self._scores.values(), key=lambda scores: -scores.seen):
-            work = self._scorer.renew(scores, work)
+        for key, scores in sorted(self._scores.items(), key=lambda item: -item[1].seen):
+            yield
+            self.settle()
+            if self._scores.get(key) is scores:  # not where all arrays were made anew
+                work -= _AT_ONCE - self._scorer.renew(scores, _AT_ONCE)
             if work < 0:
                 break
 
@@ -98,7 +134,7 @@ class Packing:
         changed = self.columns.settle()
         if changed is None:
             self._scores.clear()
-            self._scorer.bind()
+            self._scorer.bind(self.usable or UsableCapacity({}, models=(), sizes=()))
         else:
             self._scorer.sum_gpus(changed)
 

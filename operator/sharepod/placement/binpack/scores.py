@@ -9,6 +9,7 @@ Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ _WORK = 30_000
 """GPUs times demand shapes that a decision scores where much has changed, and as many again where the weights have.
 Bounds the time of a decision."""
 
+_SUMMED_AT_ONCE = 1_000_000
+"""GPUs times demand shapes that one slice adds up: some 2 ms."""
+
 _GPU_COLUMNS = (
     "share",
     "share_in_proportion",
@@ -46,6 +50,7 @@ _GPU_COLUMNS = (
     "model",
     "exclusion",
     "tenants",
+    "worth",
     "signature",
 )
 _NODE_COLUMNS = ("room", "changed_at", "node_signature", "node_model")
@@ -125,6 +130,10 @@ class ClassScores:
             self._point("node_mask", mask)
         number = _ANY_EXCLUSION if wanted.exclusion is None else columns.exclusion_number(wanted.exclusion)
         c_request.exclusion = number
+        shares = columns.label_shares
+        c_request.first_worth = shares.open_to(wanted.exclusion)
+        kept_off = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
+        c_request.leaves = shares.not_kept_off(kept_off, interactive=wanted.interactive)
         if (wanted.anti_affinity is not None or wanted.interactive) and not wanted.whole:
             blocked = columns.anti_affinity.get(wanted.anti_affinity, {}) if wanted.anti_affinity is not None else {}
             self._block(columns, (*blocked, *(columns.interactive_full if wanted.interactive else ())))
@@ -147,76 +156,112 @@ class ClassScores:
             self._blocked = gpus
 
 
+class Weighing:
+    """Columns weighed by one estimate of the demand: the tables, and the sums over the GPUs of each node.
+
+    Args:
+        number: of the weights, from 1 on.
+        usable: the tables.
+        c_columns: the columns as C reads them, of `nodes` nodes.
+        worth: of the GPUs, which the sums are made with.
+
+    `sums`: over the GPUs of each node, of shape (nodes, 2 shapes + 1).
+    """
+
+    def __init__(self, number: int, usable: UsableCapacity, c_columns: Any, nodes: int, worth: Array) -> None:
+        self.usable = usable
+        self.c_columns = c_columns
+        self._kept: list[Any] = []
+        _keep(self._kept, c_columns, "worth", worth)
+        self.c_capacity = capacity = _ffi.new("shp_capacity *")
+        capacity.number = number
+        self._shapes = -(-len(usable.shapes) // _LANES) * _LANES
+        capacity.shapes, capacity.models, capacity.sizes = self._shapes, usable.models, usable.sizes
+        capacity.mix, capacity.hole_weight, capacity.round_to = usable.mix, HOLE_WEIGHT, ROUND_TO
+        for name in _TABLES:
+            _keep(self._kept, capacity, name, self._filled_up(getattr(usable, name)))
+        if usable.per_memory is not None:
+            _keep(self._kept, capacity, "per_memory", self._filled_up(usable.per_memory))
+            _keep(self._kept, capacity, "hole_by_memory", usable.hole_by_memory)
+        _keep(self._kept, capacity, "hole_by_time", usable.hole_by_time)
+        self.sums = np.zeros((nodes, 2 * self._shapes + 1), dtype=np.float32)
+        _keep(self._kept, capacity, "sums", self.sums)
+        _keep(self._kept, capacity, "value", np.zeros(nodes, dtype=np.float32))
+        self._scratch = np.zeros(max(3 * self._shapes, 1), dtype=np.float32)
+        self.for_scratch = pointer(self._scratch)
+
+    def _filled_up(self, table: Array) -> Array:
+        """Fill a table up to a multiple of `_LANES`, with shapes of which none fits."""
+        filled = np.zeros((*table.shape[:-1], self._shapes), dtype=np.float32)
+        filled[..., : table.shape[-1]] = table
+        return filled
+
+    def reweigh(self) -> None:
+        """Take over the changed weights of the tables. What `sum_gpus` was called for before is outdated."""
+        _keep(self._kept, self.c_capacity, "weights", self._filled_up(self.usable.weights))
+
+    def sum_gpus(self, nodes: Array) -> None:
+        """Add up the GPUs of these nodes."""
+        if nodes.size:
+            _lib.shp_sum_gpus(self.c_columns, self.c_capacity, pointer(nodes), nodes.size, self.for_scratch)
+
+    def slices(self, nodes: Array) -> Iterator[Array]:
+        """Add up the GPUs of these nodes in slices. Yields the nodes of each."""
+        gpus = max(int(self.c_columns.width) * max(self._shapes, 1), 1)
+        at_once = max(_SUMMED_AT_ONCE // gpus, 1)
+        for first in range(0, nodes.size, at_once):
+            some = nodes[first : first + at_once]
+            self.sum_gpus(some)
+            yield some
+
+
+def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
+    kept.append((array, pointer(array)))
+    setattr(owner, name, kept[-1][1])
+
+
 class Scorer:
-    """Scores request classes over the columns. Call `bind` after the columns were started over, `weigh` with new
+    """Scores request classes over the columns. Call `bind` after the columns were started over, `take` with new
     weights."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._masks = NodeMasks(columns)
-        self._c_columns: Any = None
-        self._c_capacity: Any = None
         self._number = 0
         self._kept: list[Any] = []
-        self._tables: list[Any] = []
-        self.weigh(UsableCapacity({}, models=(), sizes=()))
-        self.bind()
+        self.bind(UsableCapacity({}, models=(), sizes=()))
 
-    def bind(self) -> None:
-        """Point C to the columns' new arrays."""
+    def bind(self, usable: UsableCapacity) -> None:
+        """Point C to the columns' new arrays, and take these weights."""
         columns, c_columns = self._columns, _ffi.new("shp_columns *")
         self._masks.forget()
         c_columns.nodes, c_columns.width = len(columns.names), columns.width
         self._kept = []
         for name in (*_GPU_COLUMNS, *_NODE_COLUMNS):
-            self._keep(self._kept, c_columns, name, getattr(columns, name))
-        self._keep(self._kept, c_columns, "cpu", columns.cpu)
+            _keep(self._kept, c_columns, name, getattr(columns, name))
+        _keep(self._kept, c_columns, "cpu", columns.cpu)
         self._gpus = np.zeros(columns.width, dtype=np.int64)
         self._for_gpus = pointer(self._gpus)
         self._c_columns = c_columns
-        self._sum_all()
+        weighing = self.weighing(usable, columns.worth)
+        weighing.sum_gpus(np.arange(len(columns.names), dtype=np.int64))
+        self.take(weighing)
 
-    def weigh(self, usable: UsableCapacity) -> None:
-        """Take these weights from now on. Scores made before are outdated."""
+    def weighing(self, usable: UsableCapacity, worth: Array) -> Weighing:
+        """Begin to weigh the columns anew, beside the weights in force. `worth`: of the GPUs, as it is to be."""
         self._number += 1
-        capacity = _ffi.new("shp_capacity *")
-        capacity.number = self._number
-        shapes = len(usable.shapes)
-        self._shapes = -(-shapes // _LANES) * _LANES
-        capacity.shapes, capacity.models, capacity.sizes = self._shapes, usable.models, usable.sizes
-        capacity.mix, capacity.hole_weight, capacity.round_to = usable.mix, HOLE_WEIGHT, ROUND_TO
-        self._tables = []
-        for name in _TABLES:
-            self._keep(self._tables, capacity, name, self._filled_up(getattr(usable, name), shapes))
-        if usable.per_memory is not None:
-            self._keep(self._tables, capacity, "per_memory", self._filled_up(usable.per_memory, shapes))
-            self._keep(self._tables, capacity, "hole_by_memory", usable.hole_by_memory)
-        self._keep(self._tables, capacity, "hole_by_time", usable.hole_by_time)
-        self._scratch = np.zeros(max(3 * self._shapes, 1), dtype=np.float32)
-        self._for_scratch = pointer(self._scratch)
-        self._c_capacity = capacity
-        if self._c_columns is not None:
-            self._sum_all()
+        columns = _ffi.new("shp_columns *", self._c_columns[0])
+        return Weighing(self._number, usable, columns, len(self._columns.names), worth)
 
-    def _filled_up(self, table: Array, shapes: int) -> Array:
-        """Fill a table up to a multiple of `_LANES`, with shapes of which none fits."""
-        filled = np.zeros((*table.shape[:-1], self._shapes), dtype=np.float32)
-        filled[..., :shapes] = table
-        return filled
-
-    def _sum_all(self) -> None:
-        nodes = len(self._columns.names)
-        self.sums = np.zeros((nodes, 2 * self._shapes + 1), dtype=np.float32)
-        self.value = np.zeros(nodes, dtype=np.float32)
-        self._state: list[Any] = []
-        self._keep(self._state, self._c_capacity, "sums", self.sums)
-        self._keep(self._state, self._c_capacity, "value", self.value)
-        self.sum_gpus(np.arange(nodes, dtype=np.int64))
+    def take(self, weighing: Weighing) -> None:
+        """Take these weights from now on. Scores made before are outdated."""
+        self._weighing = weighing
+        self._c_capacity, self._for_scratch = weighing.c_capacity, weighing.for_scratch
+        weighing.c_columns = self._c_columns
 
     def sum_gpus(self, nodes: Array) -> None:
-        """Add up the GPUs of these nodes, whose columns have changed, into `sums` and `value`."""
-        if nodes.size:
-            _lib.shp_sum_gpus(self._c_columns, self._c_capacity, pointer(nodes), nodes.size, self._for_scratch)
+        """Add up the GPUs of these nodes, whose columns have changed."""
+        self._weighing.sum_gpus(nodes)
 
     def update(self, scores: ClassScores) -> None:
         """Take in what has changed on the nodes."""
@@ -262,8 +307,3 @@ class Scorer:
         """Return the positions of the GPUs of one node that pass; none where they are fewer than asked."""
         found = _lib.shp_passing(self._c_columns, scores.c_request, node, self._for_gpus)
         return list(self._for_gpus[0:found])
-
-    @staticmethod
-    def _keep(kept: list[Any], owner: Any, name: str, array: Array) -> None:
-        kept.append((array, pointer(array)))
-        setattr(owner, name, kept[-1][1])

@@ -66,9 +66,10 @@ class UsableCapacity:
         self.classes = list(shares)
         self.shares = np.array([shares[known] for known in self.classes], dtype=np.float64)
         self.models, self.sizes = len(models), len(sizes)
-        self.shapes = list(dict.fromkeys(_shape(known) for known in self.classes))
+        shape_of = [_shape(known) for known in self.classes]
+        self.shapes = list(dict.fromkeys(shape_of))
         number = {shape: index for index, shape in enumerate(self.shapes)}
-        self._shape_of = np.array([number[_shape(known)] for known in self.classes], dtype=np.intp)
+        self._shape_of = np.array([number[shape] for shape in shape_of], dtype=np.intp)
         self.cpu = np.array([max(shape.cpu, 1) for shape in self.shapes], dtype=np.float32)
         taken = np.array([shape.count * shape.milli for shape in self.shapes], dtype=np.float32)
         self.by_copies = ((1.0 - mix) * taken).astype(np.float32)
@@ -124,13 +125,20 @@ class UsableCapacity:
         result: Floats = np.floor(np.maximum(copies, 0.0, out=copies), out=copies)
         return result
 
-    def room(self, copies: Floats, model: Ints) -> Floats:
-        """Add up the `copies` of nodes, whose models these are, over the nodes that each class takes. Of (classes,)."""
-        of_model = np.zeros((len(self._fits), len(self.shapes)))
-        np.add.at(of_model, model, copies)
-        result: Floats = (of_model[:, self._shape_of] * self._fits).sum(axis=0)
+    def no_room(self) -> Floats:
+        """Return copies that fit, by model and shape: none yet, of (models + 1, shapes)."""
+        return np.zeros((len(self._fits), len(self.shapes)))
+
+    def add_room(self, room: Floats, copies: Floats, model: Ints) -> None:
+        """Add the `copies` of nodes, whose models these are, to `room`."""
+        for number in np.unique(model):
+            room[number] += copies[model == number].sum(axis=0, dtype=np.float64)
+
+    def room_of_classes(self, room: Floats) -> Floats:
+        """Add up `room` over the models that each class takes. Of (classes,)."""
+        result: Floats = (room[:, self._shape_of] * self._fits).sum(axis=0)
         return result
 
 
 def _shape(known: DemandClass) -> DemandClass:
-    return replace(known, models=())
+    return replace(known, models=()) if known.models else known

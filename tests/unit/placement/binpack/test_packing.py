@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from sharepod.api.units import TenantId
-from sharepod.placement.binpack.demand import HALF_LIFE, Demand, class_of
+from sharepod.placement.binpack.demand import HALF_LIFE, Demand
 from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.types import PlacementRequest, PodNeeds, Resources
 from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, node, put
@@ -66,21 +66,19 @@ def test_memory_that_nobodys_time_fits_beside_is_used_up_first() -> None:
 
 def test_a_changed_workload_outweighs_the_old_one_within_two_half_lives() -> None:
     demand = Demand()
-    old, new = class_of(ask("old", 300)), class_of(ask("new", 700))
-    assert old is not None
-    assert new is not None
-    for known in (old, new):
+    old, new = ask("old", 300), ask("new", 700)
+    for request in (old, new):
         for _ in range(2 * HALF_LIFE):
-            demand.count(known)
-    shares = demand.shares()
-    assert shares[new] > 3 * shares[old]
+            demand.count(request)
+    shares = {known.milli: share for known, share in demand.shares().items()}
+    assert shares[700] > 3 * shares[300]
 
 
 def test_what_is_learned_takes_a_bounded_amount_of_memory() -> None:
     demand = Demand()
     for number in range(3000):
         request = ask("t", 1 + number % 1000, pod=PodNeeds(resources=Resources(number)))
-        demand.count(class_of(request))
+        demand.count(request)
         if demand.due:
             demand.shares()
     assert len(demand.shares()) <= 1024
@@ -137,3 +135,34 @@ def test_where_more_has_changed_than_one_decision_scores_a_place_is_found_all_th
 
 def fits(gpu: GpuAccount, request: PlacementRequest) -> bool:
     return gpu.free_milli >= request.gpu.request_milli and gpu.free_memory >= (request.gpu.memory or 0)
+
+
+@pytest.mark.promise("placement-slices")
+@pytest.mark.parametrize("disturb", ["nothing", "decisions", "nodes"])
+def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(disturb: str) -> None:
+    cluster = cluster_of(*(node(f"node-{number}", 4) for number in range(6)))
+    packing, rng = cluster.engine.packing, random.Random(5)
+    kinds = [ask("t", rng.choice([100, 300, 600, 900]), pod=PodNeeds(resources=Resources(n * 500))) for n in range(40)]
+    labelled = ask("x", 300, exclusion="x")
+    learn(cluster, kinds[:20])
+    put(cluster, replace(labelled, tenant=TenantId("first")))
+    for request in [*kinds, labelled]:
+        packing.arrived(request)
+        cluster.engine.find(request)
+    slices = 0
+    for step, _ in enumerate(packing.renewal()):
+        slices = step + 1
+        if disturb == "decisions":
+            put(cluster, ask(f"new-{step}", 10 + step, exclusion="x" if step % 3 else None))
+        elif disturb == "nodes" and step % 3 == 1:
+            cluster.remove_node(f"node-{step // 3}")
+            cluster.upsert_node(node(f"new-{step}", 8))
+    assert slices >= 6
+    packing.settle()
+    kept = packing._scorer._weighing.sums.copy()
+    answers = [cluster.engine.find(request) for request in [*kinds, labelled]]
+    assert packing.usable is not None
+    packing._scorer.bind(packing.usable)
+    assert (kept == packing._scorer._weighing.sums).all()
+    packing._scores.clear()
+    assert [cluster.engine.find(request) for request in [*kinds, labelled]] == answers

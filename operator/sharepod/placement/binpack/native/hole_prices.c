@@ -68,12 +68,14 @@ static void move_prices(const shp_cutting_stock *stock, double speed) {
     }
 }
 
-void shp_settle_prices(const shp_cutting_stock *stock, int64_t rounds) {
-    for (int64_t round = 0; round < rounds; round++) {
+void shp_settle_prices(const shp_cutting_stock *stock, int64_t from, int64_t until, int64_t rounds) {
+    for (int64_t round = from; round < until; round++) {
         fill_holes(stock);
         count_wanted(stock);
         move_prices(stock, round < rounds / 2 ? FAST : FINE);
     }
+    if (until < rounds)
+        return;
     fill_holes(stock);
     for (int64_t free = 0; free <= WHOLE_GPU; free++)
         stock->value[free] = stock->value[free - free % stock->step];

@@ -31,7 +31,8 @@ typedef struct {
  * take `takes` (at least one) thousandths each and bring `gain`. */
 void shp_fill_memory(int64_t shapes, const int64_t *takes, const double *gain, double *value);
 
-/* Move the prices for this many rounds to where the holes want as many requests of each size as will arrive. */
-void shp_settle_prices(const shp_cutting_stock *stock, int64_t rounds);
+/* Move the prices to where the holes want as many requests of each size as will arrive: the rounds `from` to `until` of
+ * `rounds`. The last call, whose `until` is `rounds`, leaves the `value` of holes. */
+void shp_settle_prices(const shp_cutting_stock *stock, int64_t from, int64_t until, int64_t rounds);
 
 #endif

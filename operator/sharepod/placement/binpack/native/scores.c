@@ -78,13 +78,17 @@ static inline float lanes_of(floats parts) {
 
 /* --- Usable capacity ----------------------------------------------------------------------------------------- */
 
-/* One GPU: what is free of it, what its time counts where a shape fits (`suited`), and its value as a hole. */
+static const float OPEN_AT = 0.5F; /* as in columns.py */
+
+/* One GPU: what is free of it, what its time counts where a shape fits (`suited`), and its value as a hole, both by the
+ * part of the arrivals that may join its tenants; whether copies of requests count on it (`open`: 1 or 0). */
 struct gpu {
     float time;
     float memory;
     const float *per_memory;
     float suited;
     float hole;
+    float open;
 };
 
 /* Copies that fit into these thousandths. Halves keep a quotient of whole numbers off the next one: it is exact. */
@@ -102,7 +106,7 @@ static float hole_of(const shp_capacity *capacity, int64_t time, int64_t memory,
                                     : by_time;
 }
 
-static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size) {
+static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t memory, int64_t size, float worth) {
     if (!capacity->per_memory) /* all memory is in proportion: the lesser says it all */
         time = memory = at_most(time, memory);
     if (size >= capacity->sizes)
@@ -110,8 +114,9 @@ static struct gpu gpu_with(const shp_capacity *capacity, int64_t time, int64_t m
     return (struct gpu){.time = (float)time,
                         .memory = (float)memory,
                         .per_memory = capacity->per_memory ? capacity->per_memory + size * capacity->shapes : 0,
-                        .suited = capacity->mix * (float)time,
-                        .hole = hole_of(capacity, time, memory, size)};
+                        .suited = capacity->mix * (float)time * worth,
+                        .hole = hole_of(capacity, time, memory, size) * worth,
+                        .open = worth >= OPEN_AT ? 1.0F : 0.0F};
 }
 
 /* Add `sign` times one GPU. */
@@ -121,7 +126,7 @@ VECTORS static void add_gpu(struct node_sums *to, const shp_capacity *capacity, 
     const floats time = and_a_half(gpu.time), memory = and_a_half(gpu.memory), suited = all_of(gpu.suited);
     for (int64_t at = 0; at < capacity->shapes; at += LANES) {
         floats fits = lesser(fitting(time, per_time + at), fitting(memory, per_memory + at));
-        *(floats *)(to->fits + at) += sign * (fits * load(capacity->parts + at));
+        *(floats *)(to->fits + at) += sign * gpu.open * (fits * load(capacity->parts + at));
         *(floats *)(to->suited + at) += sign * where(fits >= 1.0F, suited);
     }
     to->hole_values += sign * gpu.hole;
@@ -159,6 +164,11 @@ static struct node_sums sums_in(float *scratch, int64_t shapes) {
         .fits = scratch, .suited = scratch + shapes, .by_cpu = scratch + 2 * shapes, .hole_values = 0.0F};
 }
 
+/* A GPU as it is. */
+static struct gpu gpu_at(const shp_columns *columns, const shp_capacity *capacity, int64_t at) {
+    return gpu_with(capacity, columns->time[at], columns->memory[at], columns->size[at], columns->worth[at]);
+}
+
 void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, const int64_t *nodes, int64_t count,
                   float *scratch) {
     int64_t shapes = capacity->shapes;
@@ -168,8 +178,7 @@ void shp_sum_gpus(const shp_columns *columns, const shp_capacity *capacity, cons
         struct node_sums sums = {.fits = of_node, .suited = of_node + shapes, .by_cpu = scratch, .hole_values = 0.0F};
         memset(of_node, 0, (size_t)(2 * shapes + 1) * sizeof *of_node);
         for (int64_t at = node * columns->width; at < (node + 1) * columns->width; at++)
-            add_gpu(&sums, capacity, gpu_with(capacity, columns->time[at], columns->memory[at], columns->size[at]),
-                    1.0F);
+            add_gpu(&sums, capacity, gpu_at(columns, capacity, at), 1.0F);
         of_node[2 * shapes] = sums.hole_values;
         copies_by_cpu(sums.by_cpu, capacity, columns->cpu[node]);
         capacity->value[node] = value_of(capacity, &sums, known_model(columns, capacity, node));
@@ -185,16 +194,27 @@ static void start_from(struct node_sums *sums, const shp_capacity *capacity, int
     sums->hole_values = 0.0F;
 }
 
-/* A GPU as it is, and as it would be with the request on it. */
-static struct gpu gpu_at(const shp_columns *columns, const shp_capacity *capacity, int64_t at) {
-    return gpu_with(capacity, columns->time[at], columns->memory[at], columns->size[at]);
-}
-
+/* A GPU as it would be with the request on it. */
 static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                             int64_t at) {
     int64_t size = columns->size[at];
     return gpu_with(capacity, at_least(0, columns->time[at] - request->milli),
-                    at_least(0, columns->memory[at] - request->takes[size]), size);
+                    at_least(0, columns->memory[at] - request->takes[size]), size,
+                    (columns->tenants[at] ? columns->worth[at] : request->first_worth) * request->leaves);
+}
+
+/* Loss as a hole to those who share the request's exclusion label, where the GPU has that label: all of it, so that
+ * among the GPUs of one label the order is that of GPUs without labels. Beyond what counts for everybody. */
+static float loss_to_label(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
+                           int64_t at) {
+    if (!request->exclusion || columns->exclusion[at] != request->exclusion)
+        return 0.0F;
+    int64_t size = columns->size[at], time = columns->time[at], memory = columns->memory[at];
+    float before = gpu_with(capacity, time, memory, size, 1.0F).hole;
+    float after =
+        gpu_with(capacity, at_least(0, time - request->milli), at_least(0, memory - request->takes[size]), size, 1.0F)
+            .hole;
+    return (after - before) * (1.0F - columns->worth[at]);
 }
 
 static float gain(const shp_columns *columns, const shp_capacity *capacity, const struct node_sums *sums,
@@ -226,7 +246,8 @@ VECTORS static float value_moved(const shp_capacity *capacity, const struct move
             fit_before = lesser(fit_before, fitting(memory_before, before.per_memory + at));
             fit_after = lesser(fit_after, fitting(memory_after, after.per_memory + at));
         }
-        floats fits = load(move->sums + at) + (fit_after - fit_before) * load(capacity->parts + at);
+        floats fits =
+            load(move->sums + at) + (fit_after * after.open - fit_before * before.open) * load(capacity->parts + at);
         floats suited = load(move->sums + capacity->shapes + at) + where(fit_after >= 1.0F, suited_after) -
                         where(fit_before >= 1.0F, suited_before);
         total +=
@@ -244,7 +265,7 @@ static float gain_at(const shp_columns *columns, const shp_capacity *capacity, c
                         .before = gpu_at(columns, capacity, at),
                         .after = gpu_after(columns, capacity, request, at)};
     return value_moved(capacity, &move) - capacity->value[node] +
-           (move.after.hole - move.before.hole) * capacity->hole_weight;
+           (move.after.hole - move.before.hole + loss_to_label(columns, capacity, request, at)) * capacity->hole_weight;
 }
 
 static int64_t rounded(const shp_capacity *capacity, float raw) {
@@ -300,6 +321,7 @@ static struct scored score_node(const shp_columns *columns, const shp_capacity *
         int64_t at = node * columns->width + gpus[number];
         add_gpu(sums, capacity, gpu_after(columns, capacity, request, at), 1.0F);
         add_gpu(sums, capacity, gpu_at(columns, capacity, at), -1.0F);
+        sums->hole_values += loss_to_label(columns, capacity, request, at);
     }
     return (struct scored){.score = rounded(capacity, gain(columns, capacity, sums, node)),
                            .tried = 2 * request->count + 1};

@@ -1,0 +1,102 @@
+"""Label demand: how many of the arrivals a GPU can still take, given the labels of its tenants.
+
+A GPU whose tenants have an exclusion label takes that label alone, so what is left of it is worth what that label's
+demand is of all demand. One whose tenants have none takes everybody but those with a label; one with an anti-affinity
+label everybody but that label; one that is full of interactive tenants everybody but those.
+
+Guarantees:
+- An arrival counts half once `HALF_LIFE` others have come after it, as in `demand.py`.
+- At most `_MAX_LABELS` labels of each sort are kept from one renewal to the next.
+- Without labels every GPU is worth 1: nothing changes for a cluster that does not use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sharepod.api.gpunode import Latency, Mode
+from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
+
+_MAX_LABELS = 4096
+"""Labels of one sort that are kept, the rarest are dropped first: a dropped label's demand counts as none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelShares:
+    """Shares of all arrivals: by exclusion label, by anti-affinity label, and of latency Interactive."""
+
+    exclusion: Mapping[LabelKey, float] = field(default_factory=dict)
+    anti_affinity: Mapping[LabelKey, float] = field(default_factory=dict)
+    interactive: float = 0.0
+
+    def open_to(self, exclusion: LabelKey | None) -> float:
+        """Return the part of all arrivals that may join tenants with this exclusion label; None: with none."""
+        if exclusion is not None:
+            return min(self.exclusion.get(exclusion, 0.0), 1.0)
+        return max(1.0 - sum(self.exclusion.values()), 0.0)
+
+    def not_kept_off(self, anti_affinity: Iterable[LabelKey], *, interactive: bool) -> float:
+        """Return the part of all arrivals that these anti-affinity labels do not keep off, nor `interactive`: that the
+        GPU takes no further interactive tenant."""
+        part = 1.0 - self.interactive if interactive else 1.0
+        for label in anti_affinity:
+            part *= 1.0 - self.anti_affinity.get(label, 0.0)
+        return max(part, 0.0)
+
+    def worth(self, exclusions: Iterable[LabelKey | None], anti_affinity: Iterable[LabelKey], *, full: bool) -> float:
+        """Return the part of all arrivals that a GPU with tenants of these labels may take.
+
+        Args:
+            exclusions: the exclusion labels of its tenants, None for tenants without one; empty: no tenants.
+            anti_affinity: the anti-affinity labels of its tenants.
+            full: it takes no further interactive tenant.
+        """
+        labels = list(exclusions)
+        if len(labels) > 1:
+            return 0.0  # a ledger that was read may mix them: nobody may join
+        part = self.not_kept_off(anti_affinity, interactive=full)
+        return part * self.open_to(labels[0]) if labels else part
+
+
+class LabelDemand:
+    """Weighted count of arrivals by label."""
+
+    def __init__(self) -> None:
+        self._exclusion: dict[LabelKey, float] = {}
+        self._anti_affinity: dict[LabelKey, float] = {}
+        self._interactive = 0.0
+
+    def count(self, request: PlacementRequest, weight: float) -> None:
+        """Count one arrival with this weight."""
+        gpu = request.gpu
+        exclusion = label_key(request.namespace, gpu.labels.exclusion)
+        if exclusion is not None and gpu.mode is not Mode.EXCLUSIVE:
+            self._exclusion[exclusion] = self._exclusion.get(exclusion, 0.0) + weight
+        anti_affinity = label_key(request.namespace, gpu.labels.anti_affinity)
+        if anti_affinity is not None:
+            self._anti_affinity[anti_affinity] = self._anti_affinity.get(anti_affinity, 0.0) + weight
+        if gpu.latency is Latency.INTERACTIVE:
+            self._interactive += weight
+
+    def rescale(self, unit: float) -> None:
+        """Divide all weights by `unit`."""
+        self._exclusion = {label: weight / unit for label, weight in self._exclusion.items()}
+        self._anti_affinity = {label: weight / unit for label, weight in self._anti_affinity.items()}
+        self._interactive /= unit
+
+    def shares(self, total: float) -> LabelShares:
+        """Return the shares of all arrivals, whose weights add up to `total`."""
+        self._exclusion, self._anti_affinity = _commonest(self._exclusion), _commonest(self._anti_affinity)
+        return LabelShares(
+            {label: weight / total for label, weight in self._exclusion.items()},
+            {label: weight / total for label, weight in self._anti_affinity.items()},
+            self._interactive / total,
+        )
+
+
+def _commonest(weights: dict[LabelKey, float]) -> dict[LabelKey, float]:
+    if len(weights) <= _MAX_LABELS:
+        return weights
+    kept = sorted(weights, key=lambda label: (-weights[label], label))[:_MAX_LABELS]
+    return {label: weights[label] for label in kept}

@@ -1,0 +1,117 @@
+"""Binpack and labels: what is left of a GPU under a label is worth what that label's demand is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from sharepod.api.gpunode import Latency
+from sharepod.placement.binpack.label_demand import LabelDemand, LabelShares
+from sharepod.placement.state.types import PlacementRequest
+from unit.placement.world import ClusterWithEngine, ask, cluster_of, node, put
+
+
+def learned(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> ClusterWithEngine:
+    for _ in range(100):
+        for request in requests:
+            cluster.engine.packing.arrived(request)
+    cluster.engine.packing.renew()
+    return cluster
+
+
+def gpus_of(cluster: ClusterWithEngine, requests: Sequence[PlacementRequest]) -> dict[str, str]:
+    """Place these requests in turn: the GPU of each, by tenant."""
+    found: dict[str, str] = {}
+    for request in requests:
+        answer = cluster.engine.find(request)
+        if answer is not None:
+            cluster.engine.reserve(request, answer)
+            found[str(request.tenant)] = answer.gpus[0]
+    return found
+
+
+@pytest.mark.promise("placement-labels")
+@pytest.mark.parametrize("order", list(itertools.permutations(("x1", "x2", "u1", "u2"))), ids="-".join)
+def test_the_second_of_a_label_joins_the_first_in_every_order(order: tuple[str, ...]) -> None:
+    cluster = cluster_of(node("node-a", 2), node("node-b", 1))
+    plain, labelled = ask("u", 600), ask("x", 400, exclusion="x")
+    learned(cluster, [plain, ask("v", 400), plain, ask("w", 300), labelled])
+    sizes = {"x1": (400, "x"), "x2": (400, "x"), "u1": (600, None), "u2": (600, None)}
+    where = gpus_of(cluster, [ask(name, sizes[name][0], exclusion=sizes[name][1]) for name in order])
+    assert len(where) == 4
+    assert where["x1"] == where["x2"]
+
+
+@pytest.mark.promise("placement-labels")
+def test_sixteen_labels_of_two_take_sixteen_gpus() -> None:
+    cluster = cluster_of(*(node(f"node-{number:02}", 8) for number in range(8)))
+    labelled = [ask(f"x{n}-{copy}", 400, exclusion=f"label-{n}") for copy in range(2) for n in range(16)]
+    learned(cluster, [ask("half", 500)] * 4 + labelled[:16])
+    where = gpus_of(cluster, labelled)
+    assert len(where) == 32
+    assert len(set(where.values())) == 16
+    others = gpus_of(cluster, [ask(f"u{number}", 500) for number in range(120)])
+    assert len(others) == 96
+
+
+def test_a_label_that_half_of_all_have_is_packed_as_if_it_were_none() -> None:
+    cluster = cluster_of(node("node-a", 1), node("node-b", 1), node("node-c", 1))
+    put(cluster, ask("first", 600, exclusion="x", uuids=["GPU-node-b-0"]))
+    put(cluster, ask("second", 300, exclusion="x", uuids=["GPU-node-c-0"]))
+    learned(cluster, [ask("x", 400, exclusion="x"), ask("u", 400)])
+    assert gpus_of(cluster, [ask("third", 400, exclusion="x")]) == {"third": "GPU-node-b-0"}
+
+
+def test_one_without_a_label_joins_its_like_and_leaves_empty_gpus_to_labels() -> None:
+    cluster = cluster_of(node("node-a", 1), node("node-b", 1))
+    put(cluster, ask("first", 300, uuids=["GPU-node-b-0"]))
+    learned(cluster, [ask("u", 300), ask("x", 900, exclusion="x")])
+    assert gpus_of(cluster, [ask("u", 300)]) == {"u": "GPU-node-b-0"}
+
+
+def test_gpus_that_keep_a_label_off_go_to_those_without_it() -> None:
+    """Two GPUs with as much room: the plain request takes the one that the label's next member cannot use."""
+    cluster = cluster_of(node("node-a", 1), node("node-b", 1))
+    put(cluster, ask("plain", 500, uuids=["GPU-node-a-0"]))
+    put(cluster, ask("member", 500, anti_affinity="apart", uuids=["GPU-node-b-0"]))
+    learned(cluster, [ask("u", 500), ask("v", 500, anti_affinity="apart")])
+    where = gpus_of(cluster, [ask("u", 500), ask("v", 500, anti_affinity="apart")])
+    assert where == {"u": "GPU-node-b-0", "v": "GPU-node-a-0"}
+
+
+def test_gpus_full_of_interactive_tenants_go_to_others() -> None:
+    def interactive(name: str, *uuids: str) -> PlacementRequest:
+        request = ask(name, 500, uuids=uuids)
+        return replace(request, gpu=replace(request.gpu, latency=Latency.INTERACTIVE))
+
+    cluster = cluster_of(node("node-a", 1), node("node-b", 1))
+    put(cluster, ask("plain", 500, uuids=["GPU-node-a-0"]))
+    put(cluster, interactive("first", "GPU-node-b-0"))
+    learned(cluster, [ask("u", 500), interactive("v")])
+    assert gpus_of(cluster, [ask("u", 500), interactive("v")]) == {"u": "GPU-node-b-0", "v": "GPU-node-a-0"}
+
+
+def test_worth_of_a_gpu_by_the_labels_of_its_tenants() -> None:
+    x, y = ("team", "x"), ("team", "y")
+    shares = LabelShares({x: 0.25, y: 0.25}, {x: 0.5}, 0.125)
+    assert shares.worth((), (), full=False) == 1.0
+    assert shares.worth((None,), (), full=False) == 0.5
+    assert shares.worth((x,), (), full=False) == 0.25
+    assert shares.worth((("other", "x"),), (), full=False) == 0.0
+    assert shares.worth((x, None), (), full=False) == 0.0, "nobody may join a GPU that a ledger mixes"
+    assert shares.worth((None,), (x, y), full=False) == 0.25
+    assert shares.worth((None,), (), full=True) == 0.5 * 0.875
+
+
+def test_rare_labels_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.placement.binpack.label_demand._MAX_LABELS", 2)
+    demand = LabelDemand()
+    for label, weight in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
+        demand.count(ask(label, 100, exclusion=label, anti_affinity=label), weight)
+    shares = demand.shares(6.0)
+    assert shares.exclusion == {("team", "b"): 0.5, ("team", "c"): 2.0 / 6.0}
+    assert shares.anti_affinity == shares.exclusion
+    demand.rescale(2.0)
+    assert demand.shares(3.0) == shares
