@@ -12,6 +12,7 @@ import datetime
 import random
 
 from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.api.objects import TAKEN_BACK
 from sharepod.controller.decisions import lifecycle, status
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
@@ -40,7 +41,9 @@ class LifeWorld:
         self.out_of_service = dict.fromkeys(NODES, False)
         self.gpu_failed = dict.fromkeys(NODES, False)
         self.lost: PodFacts | None = None
-        self.returned: set[str] = set()
+        self.refuses = False
+        """kube-scheduler finds no room for the Pod."""
+        self.unbound_since: float | None = None
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.overridden: set[str] = set()
@@ -61,7 +64,7 @@ class LifeWorld:
             pod=pod_facts(self.pod) if self.pod is not None else None,
             reserved=reserved,
             lost=self.lost,
-            returned=frozenset(self.returned),
+            unbound_since=self.unbound_since,
             now=self.now,
             wall=self.now,
             gpu_failed=self.pod is not None and any(self.gpu_failed[node] for node in self.rows),
@@ -90,8 +93,10 @@ class LifeWorld:
                 self._replace_pod(gated=False, pin=node)
             case lifecycle.DeletePod():
                 self.delete_pod()
-            case lifecycle.ClearPodUid():
-                self.status.pop("podUID", None)
+            case lifecycle.TakeBackPod():
+                self._take_back(dies=crash and self.chance.random() < 0.5)
+            case lifecycle.LetPodGo():
+                self._let_go()
             case lifecycle.BeginRelease(node=node):
                 self.rows[node] = self.rows[node].model_copy(update={"state": TenantState.RELEASING})
             case lifecycle.RemoveRow(node=node):
@@ -126,7 +131,7 @@ class LifeWorld:
 
     def crash(self) -> None:
         """The operator dies; its successor knows what the API server knows."""
-        self.lost, self.returned = None, set()
+        self.lost, self.unbound_since = None, None
 
     def _create(self) -> None:
         if self.pod is not None:
@@ -134,7 +139,7 @@ class LifeWorld:
         if self.rows:
             self.problems.append("a Pod beside a share of the last run")
         self._pods += 1
-        self.lost = None
+        self.lost, self.unbound_since = None, None
         self.pod = pod_object(uid=f"pod-{self._pods}", gated=True, restart=self.policy)
 
     def _place(self) -> None:
@@ -143,6 +148,19 @@ class LifeWorld:
         able = [node for node in able if not self.gpu_failed[node]]
         if able:
             self.rows[self.chance.choice(able)] = row(pod_uid=self.pod["metadata"]["uid"])
+
+    def _take_back(self, *, dies: bool) -> None:
+        """Mark the Pod, then delete it; with `dies` only the first."""
+        assert self.pod is not None
+        self._replace_pod(finalizers=[TAKEN_BACK])
+        if not dies:
+            self._replace_pod(deleting=True)
+
+    def _let_go(self) -> None:
+        assert self.pod is not None
+        self._replace_pod(finalizers=())
+        if pod_facts(self.pod).deleting and pod_facts(self.pod).node is None:
+            self._pod_gone()
 
     def _remove(self, node: str) -> None:
         item = self.rows.pop(node)
@@ -170,6 +188,7 @@ class LifeWorld:
             "deleting": known.deleting,
             "conditions": conditions,
             "restart": self.policy,
+            "finalizers": known.finalizers,
         }
         self.pod = pod_object(**values | fields, version=known.version + 1)  # type: ignore[arg-type]
 
@@ -188,10 +207,19 @@ class LifeWorld:
         known = pod_facts(self.pod)
         if known.node is None:
             if known.deleting:
-                self._pod_gone()
+                if not known.finalizers:
+                    self._pod_gone()
+            elif self.refuses and not known.gates:
+                if known.unschedulable:
+                    return
+                refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+                self._replace_pod(conditions=[refused])
+                self.unbound_since = self.now
             elif not known.gates and known.pin and self.there[known.pin] and not self.out_of_service[known.pin]:
-                self._replace_pod(node=known.pin)
+                self._replace_pod(node=known.pin, conditions=[])
             return
+        if known.finalizers:
+            return  # its object stays until the operator lets it go
         if not self.there[known.node] or (self.out_of_service[known.node] and known.deleting):
             self._pod_gone()
             return
@@ -228,10 +256,21 @@ class LifeWorld:
         if self.pod is not None and not self.pod["metadata"].get("deletionTimestamp"):
             known = pod_facts(self.pod)
             if known.waits_for_share or known.node is None:
-                self._pod_gone()
+                if known.finalizers:
+                    self._replace_pod(deleting=True)
+                else:
+                    self._pod_gone()
                 return
             shown = [{"type": "DisruptionTarget", "status": "True", "reason": disrupted}] if disrupted else []
             self._replace_pod(deleting=True, conditions=shown)
+
+    def refuse(self) -> None:
+        """kube-scheduler finds no room for the Pod from now on, as another pod has come before it."""
+        self.refuses = True
+
+    def bind(self) -> None:
+        """kube-scheduler finds room again."""
+        self.refuses = False
 
     def drain(self) -> None:
         """`kubectl drain`."""
@@ -239,8 +278,16 @@ class LifeWorld:
 
     def force_delete(self) -> None:
         """`kubectl delete pod --force`: the object goes, the process may live."""
-        if self.pod is not None:
+        if self.pod is not None and not pod_facts(self.pod).finalizers:
             self._pod_gone()
+
+    def complete(self) -> None:
+        """All containers end with exit code 0; a Pod of Always goes on."""
+        if self.pod is not None and pod_facts(self.pod).phase == "Running" and self.policy != "Always":
+            known = pod_facts(self.pod)
+            if known.node is not None and self.reachable[known.node]:
+                self.processes.pop(known.uid, None)
+                self._replace_pod(phase="Succeeded")
 
     def fail(self, reason: str = "") -> None:
         """The Pod fails, or its kubelet evicts it."""
@@ -308,6 +355,7 @@ class LifeWorld:
     def heal(self) -> None:
         """All is well again."""
         self.join()
+        self.bind()
         self.there = dict.fromkeys(NODES, True)
         self.out_of_service = dict.fromkeys(NODES, False)
         self.gpu_failed = dict.fromkeys(NODES, False)

@@ -14,7 +14,7 @@ _OPERATOR = ("look", "look", "look", "look_and_crash", "crash", "go_on", "go_on"
 _OTHERS = ("play", "play", "wait", "heal", "join")
 _FAULTS = (
     "drain", "delete_pod", "force_delete", "fail", "evict_by_kubelet", "lose_row", "cut", "cut", "taint", "remove_node",
-    "fail_gpu",
+    "fail_gpu", "complete", "refuse", "refuse", "bind",
 )  # fmt: skip
 _HAPPENINGS = st.sampled_from(_OPERATOR) | st.sampled_from(_OTHERS) | st.sampled_from(_FAULTS)
 
@@ -56,11 +56,35 @@ def test_a_life_keeps_its_promises(policy: str, seed: int, begun: bool, happenin
     phase = world.status["phase"]
     if policy == "Never":
         assert len(world.runs) <= 1, "no work of Never runs twice"
-        assert phase in ("Running", "Failed")
+        assert phase in ("Running", "Succeeded", "Failed")
+    elif policy == "OnFailure" and "complete" in happenings and phase == "Succeeded":
+        assert world.status["endTime"]
     else:
         assert phase == "Running", world.status
         assert world.pod is not None
         assert world.processes == {world.pod["metadata"]["uid"]: next(iter(world.rows))}
+
+
+@pytest.mark.promise("operator-taken-back-crash")
+@settings(max_examples=300)
+@given(
+    st.integers(0, 1 << 16),
+    st.lists(st.sampled_from((*_OPERATOR, "look_and_crash", "play", "wait", "wait", "bind")), max_size=40),
+)
+def test_a_pod_that_was_taken_back_is_no_run_whenever_the_operator_dies(seed: int, happenings: list[str]) -> None:
+    world = LifeWorld("Never", seed)
+    world.refuse()
+    settle(world)
+    for happening in happenings:
+        if happening == "look_and_crash":
+            world.look(crash=True)
+        else:
+            getattr(world, happening)()
+        assert not world.problems
+    world.heal()
+    settle(world)
+    assert not world.problems
+    assert (world.status["phase"], len(world.runs)) == ("Running", 1)
 
 
 @pytest.mark.promise("operator-back-off")

@@ -25,6 +25,10 @@ it, so it identifies the tenant, unless the Pod's controller is another object."
 SHARE_GATE = f"{GROUP}/share"
 """Scheduling gate of a Pod that waits for its share. Admission lets only the operator remove it."""
 
+TAKEN_BACK = f"{GROUP}/taken-back"
+"""Finalizer of a Pod that the operator takes back before it was bound: the Pod stays, never to be bound, until that is
+on record."""
+
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 """Annotation of a Pod that the operator created: the UUIDs of its GPUs, comma-separated; `NO_GPUS` until it has a
 share. The kubelet copies it into each container's environment. Admission lets only the operator change it."""

@@ -30,6 +30,7 @@ from .objects import (
     PRELOAD_FILE,
     PRELOAD_PATH,
     SHARE_GATE,
+    TAKEN_BACK,
     TENANT_LABEL,
     VOLUME_MOUNT_PATH,
     VOLUME_NAME,
@@ -123,6 +124,28 @@ def open_gate(
         {"op": "remove", "path": gate},
         {"op": "add", "path": "/spec/affinity", "value": spec["affinity"]},
         {"op": "add", "path": f"/metadata/annotations/{GPUS_ANNOTATION.replace('/', '~1')}", "value": ",".join(uuids)},
+    ]
+
+
+def mark_taken_back(uid: str, version: int, finalizers: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the JSON Patch that keeps a Pod, once it is deleted, until `let_go`; refused for any other version of it.
+
+    `finalizers`: those that the Pod has.
+    """
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": str(version)},
+        {"op": "add", "path": "/metadata/finalizers", "value": [*finalizers, TAKEN_BACK]},
+    ]
+
+
+def let_go(uid: str, finalizers: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the JSON Patch that undoes `mark_taken_back`; refused if the finalizers are no longer those."""
+    kept = [finalizer for finalizer in finalizers if finalizer != TAKEN_BACK]
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "test", "path": "/metadata/finalizers", "value": list(finalizers)},
+        {"op": "replace", "path": "/metadata/finalizers", "value": kept},
     ]
 
 

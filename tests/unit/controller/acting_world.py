@@ -46,7 +46,9 @@ class World:
         """Seconds by which somebody has set the time of day forward."""
         self.server = server
         self.settings = OperatorSettings(namespace="system", identity="operator", **settings)
-        self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5)
+        self.writes_left: int | None = None
+        """Writes after which the operator dies; None: it lives."""
+        self.client = Client(Configuration(host=server.url), read_timeout=5, write_timeout=5, may_write=self._writes)
         self.state = ClusterState(PODS, AgentLeases(self.settings.agent_duration, self._clock))
         self.memos = TenantMemos()
         self.events = Events(self.client, "operator", self._clock)
@@ -91,6 +93,17 @@ class World:
 
     def _clock(self) -> float:
         return self.now
+
+    def _writes(self) -> bool:
+        """Count a write; return whether the operator still lives to make it."""
+        if self.writes_left is not None:
+            self.writes_left -= 1
+        return self.writes_left is None or self.writes_left >= 0
+
+    @property
+    def died(self) -> bool:
+        """True once the operator wanted to make one write more than it lived for."""
+        return self.writes_left is not None and self.writes_left < 0
 
     def wall(self) -> float:
         """The time of day, which goes with the clock: `now` seconds after the year began, and as it was set."""
@@ -285,17 +298,25 @@ class World:
 
 
 @asynccontextmanager
+async def acting(server: ApiServer, after: World | None = None, **settings: Any) -> AsyncIterator[World]:
+    """An operator that acts on an API server; its loops end with it. `after`: the one that it succeeds."""
+    world = World(server, **settings)
+    if after is not None:
+        world.now, world.clock_set, world.tenant = after.now, after.clock_set, after.tenant
+    loops = [asyncio.create_task(work.run()) for work in (world.ledger, world.loop, world.events)]
+    try:
+        yield world
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        world.tenants.queue.clear()
+        world.nodes.queue.clear()
+        await world.client.close()
+
+
+@asynccontextmanager
 async def acting_world(**settings: Any) -> AsyncIterator[World]:
-    """An operator that acts; its loops end with it."""
-    async with api_server() as server:
-        world = World(server, **settings)
-        loops = [asyncio.create_task(work.run()) for work in (world.ledger, world.loop, world.events)]
-        try:
-            yield world
-        finally:
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-            world.tenants.queue.clear()
-            world.nodes.queue.clear()
-            await world.client.close()
+    """An operator that acts on an API server of its own."""
+    async with api_server() as server, acting(server, **settings) as world:
+        yield world

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sharepod.api.gpunode import Tenant, TenantState
@@ -51,6 +52,7 @@ def pod_object(
     gated: bool = False,
     priority: int = 0,
     name: str = "one",
+    finalizers: Sequence[str] = (),
 ) -> Json:
     """A Pod of a SharePod. `gated`: it waits for its share, so it has no pin."""
     terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [pin]}]}]
@@ -63,6 +65,8 @@ def pod_object(
         "labels": {TENANT_LABEL: owner},
         "ownerReferences": [{"kind": "SharePod", "uid": owner, "controller": True}],
     }
+    if finalizers:
+        metadata["finalizers"] = list(finalizers)
     if deleting:
         metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     return {

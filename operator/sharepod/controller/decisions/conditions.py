@@ -25,7 +25,7 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 from sharepod.api.units import format_fraction
-from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down
@@ -145,10 +145,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if pod.disrupted:
         return _condition(kind, "False", EndReason.EVICTED, pod.disrupted)
     if pod.deleting:
-        text = "the pod is being deleted; its share is kept until it is gone"
-        if inputs.unreachable is not None:
-            text = unreachable(inputs.unreachable)
-        return _condition(kind, "False", "PodDeleting", text)
+        return _pod_going(pod, inputs)
     if pod.waits_for_share:
         text = "the pod waits for its share; kube-scheduler sees it once it has one"
         if pod.foreign_gates:
@@ -162,6 +159,17 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if pod.ready:
         return _condition(kind, "True", "Ready")
     return _condition(kind, "False", "ContainersNotReady", pod.waiting)
+
+
+def _pod_going(pod: PodFacts, inputs: StatusInputs) -> Stated:
+    """Return the condition PodReady of a SharePod whose Pod is being deleted."""
+    if pod.taken_back:
+        text = "the pod was taken back before it ran, and goes; the SharePod is placed again"
+        return _condition(CONDITION_POD_READY, "False", "PodTakenBack", text)
+    text = "the pod is being deleted; its share is kept until it is gone"
+    if inputs.unreachable is not None:
+        text = unreachable(inputs.unreachable)
+    return _condition(CONDITION_POD_READY, "False", "PodDeleting", text)
 
 
 def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:

@@ -17,7 +17,8 @@ Guarantees, whatever order things happen in:
 - L4 no share is given away under a process: a row is removed only when its agent has confirmed that nothing is left,
   when that is overridden (the Node is gone, its out-of-service taint, force-release), or when no Pod of the tenant was
   ever bound to that node.
-- L5 a Pod is taken back only while it is not bound.
+- L5 a Pod is taken back only while it is not bound, and goes only once nothing is on record by which it may have run:
+  an operator that dies meanwhile leaves no run that was lost.
 - L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate, and not in a
   namespace that is being deleted.
 """
@@ -84,8 +85,6 @@ class TenantSnapshot:
     reserved: tuple[ReservationSnapshot, ...]
     lost: PodFacts | None = None
     """Its Pod as last seen, if it is gone."""
-    returned: frozenset[str] = frozenset()
-    """Uids of Pods that this process took back before they were bound."""
     unbound_since: float | None = None
     """When kube-scheduler was first seen to refuse its Pod."""
     unstarted_since: float | None = None
@@ -117,7 +116,7 @@ class TenantSnapshot:
         if self.pod is not None:
             return self.pod.uid == last.pod_uid
         begun = [self.sharepod.status.pod_uid]
-        if self.lost is not None and self.lost.node is not None and self.lost.uid not in self.returned:
+        if self.lost is not None and self.lost.node is not None:
             begun.append(self.lost.uid)
         begun += [item.written.pod_uid for item in self.reserved if item.written is not None and not item.releasing]
         return all(uid in (None, last.pod_uid) for uid in begun)
@@ -180,6 +179,13 @@ class DeleteSharePod:
 @dataclass(frozen=True, slots=True)
 class ClearPodUid:
     """Empty `status.podUID`: that Pod was taken back, and another may be created."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetPodGo:
+    """Let a Pod go that was, or was to be, taken back."""
+
+    pod: PodFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +256,7 @@ Step = (
     | DeleteSharePod
     | TakeBackPod
     | ClearPodUid
+    | LetPodGo
     | Finish
     | EndRun
     | Unreserve
@@ -275,7 +282,11 @@ def decide(snapshot: TenantSnapshot) -> Step:
     """Return the next step for a tenant."""
     if snapshot.unreadable_row:  # L3
         return Wait()
-    sharepod = snapshot.sharepod
+    sharepod, pod = snapshot.sharepod, snapshot.pod
+    if pod is not None and pod.marked and pod.node is not None:  # it was bound before it could be taken back
+        return LetPodGo(pod)
+    if pod is not None and pod.taken_back:
+        return _taken_back(snapshot, sharepod, pod)
     if sharepod is None or sharepod.deleting or sharepod.ended:
         return _end(snapshot)
     if snapshot.between_runs:
@@ -287,6 +298,21 @@ def decide(snapshot: TenantSnapshot) -> Step:
     if not sharepod.readable:  # L3
         return Wait()
     return _without_pod(snapshot, sharepod)
+
+
+def _taken_back(snapshot: TenantSnapshot, sharepod: SharePodFacts | None, pod: PodFacts) -> Step:
+    """Return the next step while a Pod is there that was taken back: its row goes, then its record, then the Pod."""
+    if sharepod is None or sharepod.deleting or sharepod.ended or snapshot.between_runs:
+        return LetPodGo(pod)
+    waits = False
+    for reserved in snapshot.reserved:
+        if not reserved.releasing:
+            waits = True
+            if (step := _drop(reserved, sharepod.status.former_pod)) is not None:
+                return step
+    if waits or not sharepod.readable:
+        return Wait()
+    return ClearPodUid() if sharepod.status.pod_uid == pod.uid else LetPodGo(pod)
 
 
 def _end(snapshot: TenantSnapshot) -> Step:
@@ -471,14 +497,12 @@ def _without_pod(snapshot: TenantSnapshot, sharepod: SharePodFacts) -> Step:
         if of_former and (step := _drop(reserved, former)) is not None:
             return step
     if sharepod.status.pod_uid is not None:
-        if sharepod.status.pod_uid in snapshot.returned:
-            return ClearPodUid()
         return _lost(snapshot, sharepod, sharepod.status.pod_uid)
-    if snapshot.lost is not None and snapshot.lost.node is not None and snapshot.lost.uid not in snapshot.returned:
+    if snapshot.lost is not None and snapshot.lost.node is not None:
         return _lost(snapshot, sharepod, snapshot.lost.uid)  # it was bound, and is gone before `podUID` was written
     for reserved in snapshot.reserved:
         on_record = reserved.written.pod_uid if reserved.written is not None and not reserved.releasing else None
-        if on_record not in (None, former) and on_record not in snapshot.returned:
+        if on_record not in (None, former):
             return _lost(snapshot, sharepod, on_record)  # its gate may have been opened
     for reserved in _kept_first(snapshot.reserved):
         if (step := _drop(reserved, former)) is not None:

@@ -74,9 +74,9 @@ def compose(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None
         "summary": _summary(phase, pod, row, stated),
         "readyContainers": pod.containers if pod is not None else was.ready_containers if over else None,
         "podIP": (pod.address or None) if pod is not None and not pod.ended else None,
-        "replicas": 0 if between or over or pod is None or pod.waits_for_share else 1,
+        "replicas": 0 if between or over or pod is None or pod.waits_for_share or pod.taken_back else 1,
         "podName": pod.name if pod is not None else was.pod_name if over else None,
-        "podUID": None if between else pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid,
+        "podUID": _pod_uid(was, pod, between=between),
         "startTime": None if between else _start_time(was, pod),
         "endTime": (was.end_time if sharepod.ended and was.end_time else inputs.now) if over else None,
         "restarts": _restarts(was, pod, between=between, last=last),
@@ -109,6 +109,13 @@ def _summary(phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Seq
     if placed is not None and placed.status != "True" and placed.reason != "Waiting":
         return placed.reason
     return pod_ready.reason if pod is None and pod_ready is not None and pod_ready.reason != "NoPod" else "Pending"
+
+
+def _pod_uid(was: SharePodStatus, pod: PodFacts | None, *, between: bool) -> str | None:
+    """Return the Pod of the present run; None between two runs, and of a Pod that was taken back."""
+    if between or (pod is not None and pod.taken_back):
+        return None
+    return pod.uid if pod is not None and not pod.waits_for_share else was.pod_uid
 
 
 def _start_time(was: SharePodStatus, pod: PodFacts | None) -> str | None:
@@ -174,7 +181,7 @@ def major(sharepod: SharePodFacts, inputs: StatusInputs, finish: Ending | None =
     `observedGeneration` alone."""
     pod = inputs.snapshot.pod
     return (
-        (pod.name, pod.uid, pod.phase, pod.waits_for_share, pod.started) if pod is not None else None,
+        (pod.name, pod.uid, pod.phase, pod.waits_for_share, pod.taken_back, pod.started) if pod is not None else None,
         inputs.snapshot.between_runs,
         inputs.node,
         inputs.row,

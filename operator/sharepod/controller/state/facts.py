@@ -28,6 +28,7 @@ from sharepod.api.objects import (
     MAX_TENANTS,
     POOL_LABEL,
     SHARE_GATE,
+    TAKEN_BACK,
     TENANT_LABEL,
     Condition,
 )
@@ -138,6 +139,7 @@ class PodFacts(ObjectFacts):
     """Times that its containers were restarted."""
     begun: bool
     """One of its containers has been started."""
+    finalizers: tuple[str, ...]
     ended_first: bool
     """All of its containers had ended before anybody asked for its deletion, or nobody has."""
     containers: str
@@ -165,6 +167,16 @@ class PodFacts(ObjectFacts):
     def waits_for_share(self) -> bool:
         """True while the operator has not opened its gate: it never ran."""
         return SHARE_GATE in self.gates and self.node is None
+
+    @property
+    def marked(self) -> bool:
+        """True from when the operator began to take it back, until it is let go."""
+        return TAKEN_BACK in self.finalizers
+
+    @property
+    def taken_back(self) -> bool:
+        """True if the operator has taken it back: it was never bound, and never will be."""
+        return self.marked and self.deleting and self.node is None
 
     @property
     def foreign_gates(self) -> tuple[str, ...]:
@@ -396,6 +408,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         summary=summary(metadata, spec, status),
         address=clipped(str(status.get("podIP") or "")),
         begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
+        finalizers=_names(metadata.get("finalizers")),
         ended_first=_ended_first(metadata, containers),
         scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
         needs=_resources(spec),

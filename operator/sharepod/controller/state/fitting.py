@@ -90,7 +90,7 @@ _TERMS = fields(
 )
 _STATE = fields(
     waiting=fields(reason=text, message=text),
-    terminated=fields(reason=text, message=text, exitCode=whole),
+    terminated=fields(reason=text, message=text, exitCode=whole, finishedAt=text),
 )
 _STATUSES = listed(fields(name=text, state=_STATE, restartCount=whole))
 CONDITIONS: Shape = listed(fields(type=text, status=text, reason=text, message=text))
@@ -103,6 +103,8 @@ METADATA: Shape = fields(
     generation=whole,
     creationTimestamp=text,
     deletionTimestamp=text,
+    deletionGracePeriodSeconds=whole,
+    finalizers=listed(text),
     labels=texts,
     annotations=texts,
     ownerReferences=listed(fields(kind=text, uid=text, name=text, controller=flag)),

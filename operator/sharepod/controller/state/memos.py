@@ -1,8 +1,7 @@
 """Volatile memory of each tenant between two looks at it: backoffs, reasons to show, what was announced.
 
 Guarantees:
-- Forgetting a memo harms nothing: after a restart all of it is found out again or taken the safe way (a Pod that was
-  taken back just before the restart counts as one that was lost).
+- Forgetting a memo harms nothing: after a restart all of it is found out again or taken the safe way.
 - What must not be forgotten is not here but in the API server.
 """
 
@@ -71,8 +70,6 @@ class TenantMemo:
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
     """Reason that its Pod cannot be created for now; None if it can."""
-    returned: set[str] = field(default_factory=set)
-    """Uids of its Pods that were taken back unbound."""
     deleted: tuple[str, float] | None = None
     """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None
@@ -122,7 +119,5 @@ class TenantMemos:
         self._memos.pop(tenant, None)
 
     def clear(self) -> None:
-        """Drop all but which Pods were taken back: nothing else tells those from Pods that ran and are gone."""
-        self._memos = {
-            tenant: TenantMemo(returned=memo.returned) for tenant, memo in self._memos.items() if memo.returned
-        }
+        """Drop all of them."""
+        self._memos = {}

@@ -6,13 +6,16 @@ Guarantees:
 - Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
   again.
 - Every delete names the uid.
-- A delete that takes a Pod back names the version at which it was not bound.
+- A Pod that is taken back is marked, then deleted, each at a version at which it was not bound, and stays until
+  `let_go`.
 """
 
 from __future__ import annotations
 
+import contextlib
+
 from sharepod.api.gpunode import Tenant
-from sharepod.api.pod import PodSettings, build_pod, open_gate
+from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
@@ -151,17 +154,27 @@ class PodControl:
             memo.deleted = (pod.uid, now)
         return None
 
-    async def take_back(self, pod: PodFacts, memo: TenantMemo) -> bool:
+    async def take_back(self, pod: PodFacts) -> bool:
         """Delete a Pod that is not bound. Return False if this version of it is no longer the last, or it is gone."""
         try:
-            await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid, resource_version=str(pod.version))
-        except (ConflictError, NotFoundError):
+            version = str(pod.version)
+            if not pod.marked:
+                marks = mark_taken_back(pod.uid, pod.version, pod.finalizers)
+                marked = await self._client.patch_json(PODS, pod.name, marks, pod.namespace)
+                version = marked["metadata"]["resourceVersion"]
+            await self._client.delete(PODS, pod.name, pod.namespace, uid=pod.uid, resource_version=version)
+        except (InvalidError, ConflictError, NotFoundError):
             await self._refresh(pod)
             return False
-        memo.returned.add(pod.uid)
         metrics.PODS_TAKEN_BACK.inc()
         await self._refresh(pod)
         return True
+
+    async def let_go(self, pod: PodFacts) -> None:
+        """Take the mark of a Pod away: one that was taken back goes."""
+        with contextlib.suppress(InvalidError, ConflictError, NotFoundError):
+            await self._client.patch_json(PODS, pod.name, let_go(pod.uid, pod.finalizers), pod.namespace)
+        await self._refresh(pod)
 
     async def _refresh(self, pod: PodFacts) -> None:
         """Read a Pod live into the cluster state."""
@@ -199,4 +212,4 @@ class PodControl:
         if pod.tenant != tenant:
             return True
         self._state.put_pod(raw, sure=True)
-        return (pod.node or pod.pin) != node
+        return (pod.node or pod.pin) != node or pod.taken_back

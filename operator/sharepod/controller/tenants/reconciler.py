@@ -204,6 +204,9 @@ class TenantReconciler:
             case TakeBackPod():
                 await self._take_back(snapshot, memo, step)
                 self.queue.add(tenant)
+            case lifecycle.LetPodGo(pod=pod):
+                await self._pod_control.let_go(pod)
+                self.queue.add(tenant)
             case lifecycle.Unreserve(node=node):
                 self._state.unreserve(node, tenant)
                 self.queue.add(tenant)
@@ -261,7 +264,7 @@ class TenantReconciler:
 
     async def _take_back(self, snapshot: TenantSnapshot, memo: TenantMemo, step: TakeBackPod) -> None:
         pod = step.pod
-        if not await self._pod_control.take_back(pod, memo):
+        if not await self._pod_control.take_back(pod):
             return
         until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
         if step.unseen:

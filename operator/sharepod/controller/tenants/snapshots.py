@@ -58,7 +58,6 @@ class Snapshots:
             pod=pod,
             reserved=reserved,
             lost=_as_evicted(self._state.lost_pods.get(tenant), memo),
-            returned=frozenset(memo.returned),
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
             unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,
             ended_since=_ended_since(sharepod, memo, now, wall),

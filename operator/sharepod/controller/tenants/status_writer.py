@@ -83,7 +83,8 @@ class StatusWriter:
             self._events.warning(KIND, sharepod, "Invalid", "Place", str(sharepod.error))
             return False
         inputs = self._inputs(snapshot, memo)
-        cleared = sharepod.status.pod_uid in memo.returned
+        pod = snapshot.pod
+        cleared = pod is not None and pod.taken_back and sharepod.status.pod_uid == pod.uid
         now = self._clock()
         if status.usage_moved(sharepod.status.usage, inputs.seen, inputs.row):
             due = now if memo.usage_written is None else memo.usage_written + self._settings.usage_interval
@@ -99,9 +100,6 @@ class StatusWriter:
             self._later(sharepod, memo, now)
             return False
         wanted = status.compose(sharepod, inputs, finish)
-        if cleared:
-            wanted.pop("podUID", None)
-            wanted.pop("podName", None)
         changes = status.difference(sharepod.raw_status, wanted)
         if not changes:
             memo.shown = looked_at

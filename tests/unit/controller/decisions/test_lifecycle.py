@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharepod.api.gpunode import TenantState
-from sharepod.api.objects import Condition
+from sharepod.api.objects import TAKEN_BACK, Condition
 from sharepod.api.sharepod import Phase
 from sharepod.controller.decisions.lifecycle import (
     BeginRelease,
@@ -20,6 +20,7 @@ from sharepod.controller.decisions.lifecycle import (
     EndRun,
     Finish,
     Forget,
+    LetPodGo,
     OpenGate,
     Place,
     RemovalReason,
@@ -163,13 +164,33 @@ def test_a_bound_pod_is_never_taken_back() -> None:
 
 @pytest.mark.promise("operator-no-second-run")
 def test_one_taken_back_by_us_is_placed_again_and_one_lost_is_not() -> None:
-    taken_back = frozenset({"pod-1"})
-    assert step(made(), None, reserved(pod_uid="pod-1"), returned=taken_back) == ClearPodUid()
-    assert step(sharepod(), None, reserved(pod_uid="pod-1"), returned=taken_back) == RemoveRow("node-a", NEVER_BOUND)
-    assert step(sharepod(), None, returned=taken_back) == CreatePod()
+    taken_back = pod(deleting=True, finalizers=[TAKEN_BACK])
+    assert step(made(), taken_back, reserved(pod_uid="pod-1")) == RemoveRow("node-a", NEVER_BOUND)
+    assert step(made(), taken_back, reserved(written=False)) == Unreserve("node-a")
+    assert step(made(), taken_back) == ClearPodUid()
+    assert step(made(), taken_back, reserved(releasing=True)) == ClearPodUid(), "a row that ends is no record of a run"
+    assert step(sharepod(), taken_back) == LetPodGo(taken_back)
+    assert step(sharepod(), None, lost=taken_back) == CreatePod()
     lost = step(made(), None, reserved())
     assert isinstance(lost, Finish)
     assert (lost.phase, lost.reason) == (Phase.FAILED, "PodLost")
+
+
+def test_a_pod_that_is_marked_and_was_bound_after_all_runs_and_is_let_go() -> None:
+    bound = pod(node="node-a", finalizers=["a", TAKEN_BACK])
+    for own in (made(), made(phase="Failed"), None):
+        assert step(own, bound, reserved()) == LetPodGo(bound)
+    marked = pod(conditions=[REFUSED], finalizers=[TAKEN_BACK])
+    assert step(made(), marked, reserved(), unbound_since=10.0, now=20.0) == Wait(70.0)
+    assert step(made(), marked, reserved(), unbound_since=10.0, now=70.0) == TakeBackPod(marked, "0/3 nodes")
+
+
+def test_a_pod_that_was_taken_back_keeps_no_sharepod_from_ending() -> None:
+    taken_back = pod(deleting=True, finalizers=[TAKEN_BACK])
+    going = sharepod(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"})
+    over = sharepod(status={"endTime": "2026-01-01T00:00:00Z"})
+    for own in (None, going, over):
+        assert step(own, taken_back, reserved()) == LetPodGo(taken_back)
 
 
 # Ends
@@ -449,21 +470,29 @@ _SHAREPODS = st.none() | st.builds(
     st.sampled_from([None, "pod-0", "pod-1"]),
 )
 _VIEWS = st.builds(
-    lambda own, its_pod, reservations, returned, unbound, now: TenantSnapshot(
+    lambda own, its_pod, reservations, unbound, now: TenantSnapshot(
         sharepod=own,
         pod=its_pod,
         reserved=tuple(reservations),
-        returned=frozenset({"pod-1"}) if returned else frozenset(),
         unbound_since=unbound,
         now=now,
     ),
     _SHAREPODS,
     _PODS,
     _HELD,
-    st.booleans(),
     st.none() | st.floats(0, 100),
     st.floats(0, 200),
 )
+
+
+@settings(max_examples=500, deadline=None)
+@given(_VIEWS)
+def test_a_pod_that_was_taken_back_is_let_go_once_nothing_says_that_it_ran(view: TenantSnapshot) -> None:
+    snapshot = replace(view, pod=pod(deleting=True, finalizers=[TAKEN_BACK]))
+    found, own = decide(snapshot), snapshot.sharepod
+    if isinstance(found, LetPodGo) and own is not None and not (own.deleting or own.ended or snapshot.between_runs):
+        assert own.status.pod_uid != found.pod.uid
+        assert all(item.releasing for item in snapshot.reserved)
 
 
 @settings(max_examples=2000, deadline=None)
@@ -511,8 +540,8 @@ def test_promises_that_hold_in_every_situation(snapshot: TenantSnapshot) -> None
         gated = its_pod is not None and its_pod.waits_for_share and not its_pod.deleting
         on_record = {item.written.pod_uid for item in snapshot.reserved if item.written and not item.releasing}
         on_record.add(own.status.pod_uid if own is not None else None)
-        no_pod = its_pod is None and on_record <= {None, *snapshot.returned}
-        never_bound = alive and (gated or no_pod)
+        no_pod = its_pod is None and on_record <= {None}
+        never_bound = alive and (gated or no_pod or (its_pod is not None and its_pod.taken_back))
         assert confirmed or item.forced or elsewhere or never_bound
         if its_pod is not None and its_pod.node == found.node and not its_pod.ended:
             assert item.forced

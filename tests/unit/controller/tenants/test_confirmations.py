@@ -151,12 +151,3 @@ async def test_a_node_that_lost_its_label_with_tenants_gets_advice() -> None:
         (CONDITION_AGENT_ALIVE, "False", "PoolLabelGone")
     ]
     assert "Put the label back" in said[0]["message"]
-
-
-def test_a_lease_lost_and_regained_does_not_make_a_pod_that_was_taken_back_a_lost_one() -> None:
-    memos = TenantMemos()
-    memos.of(TENANT).returned.add("pod-1")
-    memos.of(TENANT).failures = 2
-    memos.clear()
-    assert memos.of(TENANT).returned == {"pod-1"}
-    assert memos.of(TENANT).failures == 0

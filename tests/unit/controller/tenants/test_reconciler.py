@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from doubles.apiserver.errors import Refused, not_found
 from doubles.apiserver.kinds import Kind
-from sharepod.controller.apiserver.client import GPUNODES
+from sharepod.api.objects import TAKEN_BACK
+from sharepod.controller.apiserver.client import GPUNODES, NotLeadingError
 from sharepod.kube import ForbiddenError, Json, UnavailableError
-from unit.controller.acting_world import NAMESPACE, World, acting_world
+from unit.controller.acting_world import NAMESPACE, World, acting, acting_world
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit"}
 
@@ -485,7 +488,8 @@ async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(worl
     assert world.rows() == {}
 
 
-async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
+async def refused(world: World) -> tuple[str, str]:
+    """A Pod that kube-scheduler has refused for long enough; its uid and node."""
     for name in ("node-a", "node-b"):
         world.node(name)
     await world.placed()
@@ -500,22 +504,53 @@ async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewh
     world.now += world.settings.bind_timeout
     world.renew("node-a")
     world.renew("node-b")
+    return uid, here
+
+
+async def test_a_pod_that_kube_scheduler_refuses_is_taken_back_and_placed_elsewhere(world: World) -> None:
+    uid, here = await refused(world)
     await world.look()
-    assert world.read("pods") is None
+    assert (world.read("pods") or {})["metadata"]["finalizers"] == [TAKEN_BACK]
     assert world.looks_again(0)
-    assert world.memo.returned == {uid}
     assert here in world.memo.avoid
     await world.until(lambda: bool(world.told("PodTakenBack")))
-    await world.look()
-    assert "podUID" not in world.status()
+    assert world.condition("PodReady")["reason"] == "PodTakenBack"
     await world.look()
     await world.until(lambda: not world.rows(here))
+    assert "podUID" not in world.status()
+    await world.look()
+    assert world.read("pods") is None
     await world.look()
     await world.look()
     (elsewhere,) = {"node-a", "node-b"} - {here}
     await world.until(lambda: world.tenant in world.rows(elsewhere))
     await world.look()
     assert (world.read("pods") or {})["metadata"]["uid"] != uid
+
+
+@pytest.mark.promise("operator-taken-back-crash")
+@pytest.mark.parametrize("writes", range(6))
+async def test_whenever_the_operator_dies_while_it_takes_a_pod_back_no_run_was_lost(world: World, writes: int) -> None:
+    uid, _ = await refused(world)
+    world.writes_left = writes
+    for _ in range(6):
+        with suppress(NotLeadingError):
+            await world.look()
+    async with acting(world.server, after=world) as successor:
+        for _ in range(30):
+            successor.renew("node-a")
+            successor.renew("node-b")
+            await successor.look()
+            if successor.rows("node-a").keys() | successor.rows("node-b").keys() == {world.tenant}:
+                pod = successor.read("pods")
+                if pod is not None and pod["metadata"]["uid"] != uid:
+                    break
+            successor.now += 10
+            await asyncio.sleep(0.01)  # its ledger's writer has its turn
+        status = successor.status()
+        assert status["phase"] != "Failed", status
+        assert (successor.read("pods") or {})["metadata"]["uid"] not in ("", uid)
+    assert world.died
 
 
 @pytest.mark.promise("operator-bound-stays")
@@ -532,7 +567,7 @@ async def test_a_pod_that_was_bound_meanwhile_is_not_taken_back(world: World) ->
     found = world.read("pods")
     assert found is not None
     assert "deletionTimestamp" not in found["metadata"]
-    assert world.memo.returned == set()
+    assert "finalizers" not in found["metadata"]
 
 
 async def test_another_share_is_granted_in_place(world: World) -> None:
