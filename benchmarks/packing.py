@@ -3,7 +3,7 @@
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
 `--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
-beside itself without an eye for memory. Prints tables and a plot, writes `build/results/packing.json`,
+beside itself without an eye for memory. Last, SharePods with exclusion labels (packing_labels.py). Prints tables and a plot, writes `build/results/packing.json`,
 `packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD have to come out within 0.3 points
 of it, which is what says that the replay is right; otherwise the exit status is 1.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from packing_labels import label_rows
 from packing_plot import svg_plot, text_plot
 from packing_policies import BestFit, Fgd, MemoryBlind, Policy, SharePod
 from packing_trace import (
@@ -257,6 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     print(f"{name} {policy} at {mark:.0%}: {replayed:.2f}, published {value:.2f}")
                     if abs(replayed - value) > TOLERANCE:
                         wrong.append(f"{name} {policy} at {mark:.0%}")
+    rows += (of_labels := label_rows(options.seeds))
+    print_table(of_labels, title="labels")
     path = write("packing", rows)
     if options.json is not None:
         shutil.copyfile(path, options.json)
