@@ -17,6 +17,8 @@ from pydantic import ValidationError
 from sharepod.api.bounds import MAX_NAME, clipped
 from sharepod.api.objects import Model
 
+from .compact import shared, without_notes
+
 A = TypeVar("A", bound=Model)
 
 _KEYS = ("id", "uuid", "type")
@@ -58,7 +60,7 @@ def entries(
             key = _key(entry)
             known = before.read.get(key)
             if known is None or known[0] != entry:
-                known = (entry, kind.model_validate(entry, extra="ignore"))
+                known = (shared(entry), without_notes(kind.model_validate(entry, extra="ignore")))
         except Exception as error:
             faults.append(f"{name}[{number}].{_first(error)}")
             unreadable.add(_id(entry))

@@ -45,6 +45,7 @@ from sharepod.api.sharepod import (
 from sharepod.placement.state.needs import NeedsError, parse_allocatable, parse_needs, parse_taints, pod_resources
 from sharepod.placement.state.types import PodNeeds, Resources, Taint
 
+from .compact import shared, without_notes
 from .entries import Entries, entries, with_lists
 from .fitting import CONDITIONS, MAX_LIST, METADATA, POD, texts
 from .pod_summary import ready_containers, summary
@@ -260,11 +261,11 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
     slim = _slim(raw)
     if before is not None and _asks_the_same(slim, before):
         gpu, needs, error = before.gpu, before.needs, before.error
-        kept: Json = {**before.raw, "metadata": slim["metadata"]}
+        kept: Json = {**before.raw, "metadata": shared(slim["metadata"])}
     else:
         too_much = beyond(slim)
         gpu, needs, error = _asked(slim, too_much, settings)
-        kept = slim if too_much is None else {"metadata": METADATA(metadata)}
+        kept = shared(slim) if too_much is None else {"metadata": METADATA(metadata)}
     status_fits = beyond(status_raw) is None
     return SharePodFacts(
         **_common(metadata),
@@ -275,9 +276,9 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
         gpu=gpu,
         needs=needs,
         error=error,
-        status=_sharepod_status(status_raw, fits=status_fits),
+        status=without_notes(_sharepod_status(status_raw, fits=status_fits)),
         raw=kept,
-        raw_status=status_raw if status_fits else {},
+        raw_status=shared(status_raw) if status_fits else {},
         leaves_pod=_ORPHAN in _names(metadata.get("finalizers")),
         ttl_s=_ttl_s(slim),
         restart_policy=_restart_policy(slim),

@@ -1,0 +1,65 @@
+"""Compact forms: equal to what was given, and smaller."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import Condition
+from sharepod.api.sharepod import SharePodStatus
+from sharepod.controller.state.compact import shared, without_notes
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(_JSON)
+def test_what_is_shared_equals_what_was_given(value: object) -> None:
+    assert shared(value) == value
+
+
+def test_field_names_and_words_of_two_objects_are_one_text() -> None:
+    text = json.dumps({"conditions": [{"type": "Ready", "status": "True", "message": "all is well"}]})
+    one, other = (shared(json.loads(text)) for _ in range(2))
+    assert next(iter(one)) is next(iter(other))
+    (of_one,), (of_other,) = one["conditions"], other["conditions"]
+    assert of_one["type"] is of_other["type"]
+    assert of_one["message"] is not of_other["message"]
+
+
+def test_models_without_notes_equal_those_with_them_and_can_be_copied() -> None:
+    raw = {
+        "phase": "Running",
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Running", "message": "", "observedGeneration": 1}
+        ],
+    }
+    plain, slim = SharePodStatus.model_validate(raw), without_notes(SharePodStatus.model_validate(raw))
+    assert slim == plain
+    assert slim.dump() == plain.dump()
+    assert slim.conditions[0].__pydantic_fields_set__ is slim.__pydantic_fields_set__
+    copied = slim.model_copy(update={"phase": None})
+    assert copied.__pydantic_fields_set__ is not slim.__pydantic_fields_set__
+    assert not slim.__pydantic_fields_set__, "a copy does not change what all share"
+
+
+def test_a_model_takes_less_without_notes() -> None:
+    condition = Condition(type="Ready", status="True", reason="Running")
+    assert sys.getsizeof(condition.__pydantic_fields_set__) > 200
+    row = {
+        "id": "u",
+        "namespace": "n",
+        "podName": "p",
+        "gpus": ["GPU-1"],
+        "requestMilli": 1,
+        "limitMilli": 1,
+        "memory": 1,
+    }
+    read = without_notes(Tenant.model_validate(row))
+    assert read.labels.__pydantic_fields_set__ is without_notes(condition).__pydantic_fields_set__
