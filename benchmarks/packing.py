@@ -3,9 +3,10 @@
 Arrivals only: pods come until the demand reaches `--ratio` of the capacity and never leave; what is allocated when 100,
 120 and 130 % have arrived. With `--load`: pods come and leave, the share of GPU demand that is turned away. With
 `--draw-gpu-memory` each kind of request asks for memory that has nothing to do with its time, and the engine stands
-beside itself without an eye for memory. Last, SharePods with exclusion labels (packing_labels.py). Prints tables and a plot, writes `build/results/packing.json`,
-`packing-TRACE.svg` and `--json`. With `--published`, the replays of BestFit and FGD have to come out within 0.3 points
-of it, which is what says that the replay is right; otherwise the exit status is 1.
+beside itself without an eye for memory. Last come SharePods with exclusion labels (packing_labels.py). Prints tables
+and a plot, writes `build/results/packing.json`, `packing-TRACE.svg` and `--json`. With `--published`, the replays of
+BestFit and FGD have to come out within 0.3 points of it, which is what says that the replay is right; otherwise the
+exit status is 1.
 """
 
 from __future__ import annotations
