@@ -79,7 +79,7 @@ class _BestFit:
     """The tightest GPU that the labels allow."""
 
     def __init__(self) -> None:
-        self._free = [WHOLE_GPU] * (NODES * WIDTH)
+        self._free: list[int] = [WHOLE_GPU] * (NODES * WIDTH)
         self._label: list[str | None] = [None] * len(self._free)
 
     def place(self, wanted: Wanted) -> bool:
