@@ -7,8 +7,9 @@ the hook is the hook's own time, as processor time of the launching threads. In 
 each other in one process: straight to the driver, through the hook, straight beside one shared atomic counter, straight
 under one mutex. `launch_overhead` is the median over the rounds of what a way adds to the straight call of its round.
 
-alone           one grant without end, nothing metered: the gate stands open. Into the default stream the driver is
-                asked for the current context, unless there is one device and no context but its own
+alone           one grant without end, not metered: the gate stands open, each 512th launch has a fence. Into the
+                default stream the driver is asked for the current context, unless there is one device and no context
+                but its own
 cold caches     before each launch the thread writes 4 MiB; medians of single launches by the wall clock
 in turn         so many streams of each thread one after the other; a thread remembers 16, of which two may collide
 ceiling-bound   70 ms of each 100 ms, metered

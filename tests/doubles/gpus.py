@@ -19,6 +19,8 @@ MAGIC = 0x314B4146
 LAYOUT = 3
 MAX_DEVICES = 16
 MAX_CLIENTS = 256
+QUEUE_DEPTH = 1024
+"""Unfinished operations that one stream holds (device/fake.h); a launch beyond them waits in the driver."""
 
 KINDS = ("linear", "managed", "array", "pool", "virtual", "graph", "module", "context")
 

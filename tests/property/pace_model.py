@@ -20,9 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 NEVER = 2**64 - 1
 FENCES = 2
 WINDOW_MOST = 64
+WIDE_MOST = 512
 FREE_MOST = 1 << 14
 LEAD = 500_000
 MS = 1_000_000
+WINDOW_LONG = 5 * MS
+WIDE_LONG = 50 * MS
 
 
 @functools.cache
@@ -61,11 +64,17 @@ class Stream:
         """By how much launches began after the end of their quantum."""
         self.most_unfinished = 0
 
-    def open(self, quantum: int, drained: int = 0, *, short: bool = False) -> None:
+    def open(self, quantum: int, drained: int = 0, *, short: bool = False, wide: bool = False) -> None:
+        self.model.pace_widen(self.pace, wide)
         self.model.pace_keep_short(self.pace, short)
         self.deadline = self.now + quantum if quantum else NEVER
         self.fences.clear()
         self.model.pace_open(self.pace, self.now, self.deadline, drained)
+
+    def widen(self, wide: bool) -> None:
+        """Change the terms within the opening."""
+        self.model.pace_widen(self.pace, wide)
+        self.model.pace_plan(self.pace, self.now, self.deadline)
 
     def drain(self) -> int:
         """Wait for all that is launched; return when that was."""
@@ -96,7 +105,7 @@ class Stream:
             if not self.unfinished:
                 break
         self.most_unfinished = max(self.most_unfinished, len(self.unfinished))
-        if self.model.pace_launched(self.pace):
+        if self.model.pace_launched(self.pace, 1):
             if self.pace.queue.put_off:
                 self.wait(late)
             self.fences.append(self.ends)

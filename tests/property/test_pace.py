@@ -1,31 +1,93 @@
-"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC3)."""
+"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC5)."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from property.pace_model import FENCES, FREE_MOST, LEAD, MS, WINDOW_MOST, Stream
+from property.pace_model import FENCES, FREE_MOST, LEAD, MS, WIDE_LONG, WIDE_MOST, WINDOW_LONG, WINDOW_MOST, Stream
 
 durations = st.integers(min_value=1, max_value=400 * MS)
 late = st.integers(min_value=0, max_value=2 * MS)
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]))
-def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int) -> None:
+@given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
+def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
     """One window that the fence before is waited for, and one that is being filled."""
     stream = Stream()
-    stream.open(quantum_ms * MS)
+    stream.open(quantum_ms * MS, wide=wide)
+    most = WIDE_MOST if wide else WINDOW_MOST
     for takes, delay in launches:
         if not stream.launch(takes, delay):
             drained = stream.drain()
-            stream.open(quantum_ms * MS, drained)
+            stream.open(quantum_ms * MS, drained, wide=wide)
         queue, window = stream.pace.queue, stream.pace.window
         assert len(stream.fences) == queue.fences <= FENCES
-        assert queue.count < window.quota <= window.size <= WINDOW_MOST
+        assert queue.count < window.quota <= window.size <= most
         assert window.size & (window.size - 1) == 0
-    assert stream.most_unfinished <= FENCES * WINDOW_MOST
+        assert stream.model.pace_passing(stream.pace) == window.quota - queue.count
+    assert stream.most_unfinished <= FENCES * most
+
+
+@pytest.mark.promise("program-wide-queue")
+@settings(max_examples=50)
+@given(st.integers(min_value=10_000, max_value=400 * MS), st.integers(min_value=0, max_value=10 * MS))
+def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes: int, away: int) -> None:
+    """Once it is known how long launches take, they are no longer than PACE_WIDE_LONG (PC5), and long enough for a
+    thread that does something else now and then."""
+    stream = Stream()
+    stream.open(0, wide=True)
+    for _ in range(WIDE_MOST * 3):
+        stream.launch(takes)
+    most = 0
+    for index in range(WIDE_MOST * 2):
+        before = stream.ends
+        if index % WIDE_MOST == 0:
+            stream.now += min(away, takes * stream.pace.window.size // 2)  # the thread does something else
+        stream.launch(takes)
+        assert stream.ends - takes == before, "the GPU does not wait"
+        most = max(most, stream.ends - stream.now)
+    assert most <= max(2 * WIDE_LONG, 2 * takes) + takes
+    if takes * WIDE_MOST >= WIDE_LONG:
+        assert most >= min(WIDE_LONG / 5, WIDE_MOST * takes)
+
+
+@settings(max_examples=50)
+@given(
+    st.integers(min_value=10_000, max_value=60 * MS),
+    st.integers(min_value=0, max_value=2 * WIDE_MOST),
+    st.booleans(),
+)
+def test_a_queue_that_is_wide_no_more_is_short_after_what_was_in_it(takes: int, more: int, short: bool) -> None:
+    """A neighbour arrives: from the next launch on windows are narrow."""
+    stream = Stream()
+    stream.open(0, wide=True)
+    for _ in range(WIDE_MOST * 3 + more):
+        stream.launch(takes)
+    stream.model.pace_keep_short(stream.pace, short)
+    stream.widen(False)
+    narrow = min(WINDOW_MOST, max(1, WINDOW_LONG // takes))
+    assert stream.pace.window.quota <= narrow
+    for _ in range(3 * FENCES * WINDOW_MOST):
+        stream.launch(takes)
+    assert len(stream.unfinished) <= (FENCES + 1) * narrow
+
+
+@settings(max_examples=50)
+@given(st.integers(min_value=100_000, max_value=20 * MS), st.booleans())
+def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> None:
+    """By half with each fence, until it is as long as it may be or one launch."""
+    stream = Stream()
+    stream.open(0, wide=wide)
+    most, longest = (WIDE_MOST, WIDE_LONG) if wide else (WINDOW_MOST, WINDOW_LONG)
+    while stream.pace.window.size < most:
+        stream.launch(1_000)
+    for _ in range((FENCES + 8) * most):
+        stream.launch(takes)
+    size = stream.pace.window.size
+    assert size * takes <= longest or size == 1
+    assert size == most or 4 * size * takes >= longest, "and no further"
 
 
 @pytest.mark.promise("program-short-queue")
@@ -78,18 +140,27 @@ def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
     assert stream.now > begun
 
 
-@given(st.integers(min_value=1, max_value=20))
-def test_after_a_wait_in_vain_ever_more_launches_pass(times: int) -> None:
+@given(st.integers(min_value=1, max_value=20), st.sampled_from([1, 16, WIDE_MOST]), st.booleans())
+def test_after_a_wait_in_vain_ever_more_launches_pass(times: int, size: int, together: bool) -> None:
+    """A queue that is wide begins with a window: a program that is alone may hold a kernel back until it has launched
+    many more. `together`: the model is told of all of them at once."""
     stream = Stream()
-    stream.open(0)
+    stream.open(0, wide=size > 1)
+    stream.pace.window.size = size
     for time in range(times):
         stream.model.pace_gave_up(stream.pace, False)
-        free = min(1 << time, FREE_MOST)
+        free = min(size << time, FREE_MOST)
         assert stream.pace.window.free_left == free
-        passed = 0
-        while not stream.model.pace_launched(stream.pace):
-            passed += 1
-        assert passed == free, "then the next fence is due"
+        if together:
+            passing = stream.model.pace_passing(stream.pace)
+            assert passing == free + 1
+            assert stream.model.pace_launched(stream.pace, passing)
+        else:
+            passed = 0
+            while not stream.model.pace_launched(stream.pace, 1):
+                passed += 1
+                assert stream.model.pace_passing(stream.pace) == free + 1 - passed
+            assert passed == free, "then the next fence is due"
         stream.model.pace_fenced(stream.pace, 0, stream.deadline)
 
 

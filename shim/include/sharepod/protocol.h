@@ -63,7 +63,7 @@ enum { SHP_GPU_MEMORY_ENFORCED = 1 /* memory is limited; without the flag it is 
 
 /* Flags of shp_grant.flags */
 enum {
-    SHP_GRANT_METERED = 1,  /* others wait or the ceiling binds: keep the queue of unfinished GPU work bounded */
+    SHP_GRANT_METERED = 1,  /* others wait or the ceiling binds: keep the queue of unfinished GPU work short */
     SHP_GRANT_ANNOUNCE = 2, /* DRAINING may be sent under this grant: the next grant can be on its way before DRAINED */
     SHP_GRANT_RENEWS = 4,   /* new terms of a grant that is held; a client that has drained it meanwhile ignores them */
     SHP_GRANT_SHORT = 8,    /* keep the metered queue short: launch when what was launched is about to end */

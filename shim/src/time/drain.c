@@ -3,7 +3,7 @@
  * records itself. A capturing stream runs nothing, and what it ran before was fenced when the capture began (R5).
  * cuCtxSynchronize would invalidate captures, and cannot be polled; cuCtxRecordEvent would wait for all of the context.
  *
- * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_launches for one that slept in
+ * Only after G1 is it sure that no launch comes behind the events; token.c looks at gate_finished for one that slept in
  * a full queue of the driver, and begins again.
  */
 #include "time/drain.h"

@@ -72,20 +72,20 @@ FAST void gate_retreat_fast(struct slot *slot) {
     atomic_store_explicit(&slot->sequence, sequence - 1, memory_order_release);
 }
 
-/* Count a metered launch, inside the passage: the drain asks whether a fence is behind it. */
-FAST void gate_count(struct queue *queue) {
-    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed);
-    atomic_store_explicit(&queue->launched, launched + 1, memory_order_relaxed);
+/* Count a launch, inside the passage: the drain asks whether a fence is behind it. Return whether one is due. */
+FAST bool gate_count(struct queue *queue) {
+    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed) + 1;
+    atomic_store_explicit(&queue->launched, launched, memory_order_relaxed);
+    return launched >= queue->due;
 }
 
-/* Leave after the launch. Return whether it was metered: then meter_launched is to follow. */
+/* Leave after the launch. Return whether its queue is to be looked at: then meter_launched is to follow. */
 FAST bool gate_leave_fast(struct slot *slot, const struct slot_stream *entry) {
     struct queue *queue = entry->queue;
-    if (UNLIKELY(queue != NULL))
-        gate_count(queue);
+    bool due = LIKELY(queue != NULL) && gate_count(queue);
     uint64_t sequence = atomic_load_explicit(&slot->sequence, memory_order_relaxed);
     atomic_store_explicit(&slot->sequence, sequence + 1, memory_order_release);
-    return UNLIKELY(queue != NULL);
+    return UNLIKELY(due);
 }
 
 _Static_assert(SLOT_STREAMS == 16, "gate_remembered takes the highest four bits");

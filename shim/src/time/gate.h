@@ -5,7 +5,8 @@
  * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch and none
  *   enters until gate_open. Exception: launches that a stream capture records, which run nothing.
  * - G2 launch-costs-no-shared-write: with the gate open a launch costs one store to the thread's own slot before and
- * one after, and a load of the gate word: no lock, no clock, no system call, no shared cache line written.
+ * one after, one to its own queue, and a load of the gate word: no lock, no clock, no system call, no shared cache line
+ * written. The last launch of a window costs a fence (meter.h).
  * - G3 slot-before-word: a thread's store to its slot is seen before its load of the gate word. G1 rests on it. The
  *   closing thread pays for it, by membarrier; where seccomp forbids that, each launch does, by a full fence.
  * - G4 no-lost-wake-up: a thread that has noted its wait by gate_want is woken by the next opening.
@@ -42,7 +43,7 @@ struct queue;
 struct slot_stream {
     CUstream stream; /* by its one name, see stream_named */
     CUcontext context;
-    struct queue *queue; /* the registry's, of this thread on this stream; NULL: launches are not metered */
+    struct queue *queue; /* the registry's, of this thread on this stream; NULL: launches are not counted */
     uint32_t gate_word;  /* when the stream was registered; 0: to be registered again with the next launch */
 };
 
@@ -68,7 +69,7 @@ struct gate {
     _Atomic uint32_t captures;  /* stream captures that are open; GATE_CAPTURING says that there are any */
     _Atomic bool exits;         /* the program ends: each launch is waited for by its own thread */
     _Atomic bool no_membarrier; /* forbidden: each launch takes a full fence */
-    _Atomic bool keeps_short;   /* metered queues are kept short (Q5 of meter.h) */
+    _Atomic bool keeps_short;   /* metered queues have launches just in time (Q5 of meter.h) */
     _Atomic uint32_t contexts;  /* CONTEXTS_ */
     const uint64_t *barred;     /* in the page of hints: openings up to this grant are barred (G5) */
     _Atomic uint64_t grant;     /* under which it was opened; GATE_NO_GRANT: by the duty cycle */

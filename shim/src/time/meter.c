@@ -2,8 +2,8 @@
  * thread waits for the fence before: at most two windows are unfinished (Q1). From the fences pace.c learns how long a
  * launch occupies the GPU, and so when what is launched will have ended.
  *
- * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3). A queue that was
- * filled before it was metered stays as it is meanwhile.
+ * A wait ends with the opening, after which nothing passes the gate anyway, and after PATIENCE (Q3). A wide queue that
+ * is to be a short one is so with the next launch; what is in it stays.
  */
 #include "time/meter.h"
 
@@ -25,20 +25,40 @@ static uint64_t deadline_of(const struct gate *gate) {
     return atomic_load(&gate->deadline);
 }
 
-void meter_begin(struct gate *gate, const struct slot_stream *entry) {
+/* Tell the model of the launches since it was told last. Return whether a fence is due. */
+static bool tell(struct queue *queue) {
+    uint64_t launched = atomic_load_explicit(&queue->launched, memory_order_relaxed), before = queue->told;
+    queue->told = launched;
+    return pace_launched(&queue->pace, (uint32_t)(launched - before));
+}
+
+/* Set after which launch the model is told of them. */
+static void set_due(struct queue *queue) {
+    queue->due = queue->told + pace_passing(&queue->pace);
+}
+
+void meter_begin(struct gate *gate, const struct slot_stream *entry, uint32_t word) {
     struct queue *queue = entry->queue;
     uint32_t opening = atomic_load(&gate->next_closing);
-    if (queue == NULL || queue->opening == opening)
+    bool wide = (word & GATE_METERED) == 0;
+    if (queue == NULL || (queue->opening == opening && queue->pace.window.wide == wide))
         return;
-    queue->opening = opening;
+    tell(queue);
+    pace_widen(&queue->pace, wide);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
-    pace_open(&queue->pace, sys_now(), deadline_of(gate), atomic_load(&gate->drained));
+    if (queue->opening == opening)
+        pace_plan(&queue->pace, sys_now(), deadline_of(gate));
+    else
+        pace_open(&queue->pace, sys_now(), deadline_of(gate), atomic_load(&gate->drained));
+    queue->opening = opening;
+    set_due(queue);
 }
 
 bool meter_is_early(struct gate *gate, const struct slot_stream *entry) {
     struct queue *queue = entry->queue;
-    if (queue == NULL || queue->opening != atomic_load(&gate->next_closing))
+    if (queue == NULL || queue->pace.window.wide || queue->opening != atomic_load(&gate->next_closing))
         return false;
+    tell(queue);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
     uint64_t now = sys_now();
     return pace_next_launch(&queue->pace, now) > now;
@@ -149,22 +169,29 @@ static void fence(const struct gate *gate, struct slot *slot, struct queue *queu
 
 void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry) {
     struct queue *queue = entry->queue;
-    if (!pace_launched(&queue->pace))
-        return;
+    bool due = tell(queue) && !atomic_load_explicit(&gate->exits, memory_order_relaxed); /* P4: nothing is unfinished */
     CUstreamCaptureMode mode = own_calls_begin();
-    fence(gate, slot, queue);
+    if (due)
+        fence(gate, slot, queue);
     own_calls_end(mode);
+    set_due(queue);
     if (queue->pace.window.full || atomic_load_explicit(&gate->keeps_short, memory_order_relaxed))
         entry->gate_word = 0; /* the next launch looks whether it is to wait */
 }
 
-/* Fence the launches of a queue that are behind none. */
+/* Fence the launches of a queue that are behind none, unless it is wide. */
 static void fence_rest(struct queue *queue) {
-    if (atomic_load(&queue->ended) || atomic_load(&queue->fenced) == atomic_load(&queue->launched))
+    if (queue->pace.window.wide || atomic_load(&queue->ended) ||
+        atomic_load(&queue->fenced) == atomic_load(&queue->launched))
         return;
     CUstreamCaptureMode mode = own_calls_begin();
     record(queue, &queue->tail);
     own_calls_end(mode);
+}
+
+/* Return whether the gate is open for a tenant that is alone, which nobody waits for. */
+static bool alone(const struct gate *gate) {
+    return (atomic_load(&gate->word) & (GATE_OPEN | GATE_METERED)) == GATE_OPEN;
 }
 
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
@@ -172,7 +199,7 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
     CUstream named = stream_named(stream, per_thread);
     CUcontext current = NULL;
     bool found = stream_is_default(named);
-    if (slot->queues == NULL || atomic_load(&gate->captures) > 0 ||
+    if (slot->queues == NULL || alone(gate) || atomic_load(&gate->captures) > 0 ||
         atomic_load_explicit(&slot->sequence, memory_order_relaxed) & 1)
         return; /* nothing was metered, a record might disturb a capture (R3), or inside a launch of this very thread */
     if (atomic_load(&gate->contexts) != CONTEXTS_ONE)
@@ -194,7 +221,7 @@ void meter_before_ungated(const struct gate *gate, struct streams *streams, stru
 void meter_before_ungated_context(const struct gate *gate, struct streams *streams, struct slot *slot,
                                   CUcontext context) {
     CUcontext popped;
-    if (slot->queues == NULL || atomic_load(&gate->captures) > 0)
+    if (slot->queues == NULL || alone(gate) || atomic_load(&gate->captures) > 0)
         return;
     lock(&streams->lock);
     if (streams_find_context(streams, context) != NULL && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {

@@ -1,14 +1,15 @@
-/* The meter: keeps the queue of unfinished GPU work short under a metered grant, and foretells when it ends. pace.h
- * decides; the meter records fences, waits for them and reads the clock.
+/* The meter: keeps the queue of unfinished GPU work short under a metered grant, and bounded under any, and foretells
+ * when it ends. pace.h decides; the meter records fences, waits for them and reads the clock.
  *
  * Guarantees:
- * - Q1 at most PACE_FENCES windows of launches are unfinished on a stream that was filled under the meter;
+ * - Q1 at most PACE_FENCES windows of launches are unfinished on a stream, wide ones (PC5) where the grant is not
+ * metered;
  * - Q2 no launch is begun that is expected to begin after the end of the quantum, but one after a wait of another
  * opening;
  * - Q3 every wait ends: with its fence, with the opening, or after PATIENCE (see meter.c): the kernel that is waited
  * for may itself wait for what this thread does next;
  * - Q5 in a queue that is kept short a window of launches is begun when the one before is about to end (PC4);
- * - Q4 before work that is not gated is put behind a launch, there is a fence behind that launch (D3).
+ * - Q4 before work that is not gated is put behind a metered launch, there is a fence behind that launch (D3).
  */
 #ifndef SHAREPOD_METER_H
 #define SHAREPOD_METER_H
@@ -16,15 +17,16 @@
 #include "time/gate.h"
 #include "time/streams.h"
 
-/* Begin the opening for the queue of a stream that is about to be launched into, if it is new to it. */
-void meter_begin(struct gate *gate, const struct slot_stream *entry);
+/* Begin the opening for the queue of a stream that is about to be launched into, if it or its terms are new to the
+ * queue. `word`: of the gate. */
+void meter_begin(struct gate *gate, const struct slot_stream *entry, uint32_t word);
 /* Return whether the next launch into the stream is too early for a queue that is kept short (Q5). */
 bool meter_is_early(struct gate *gate, const struct slot_stream *entry);
 /* Wait until it is not, or until the opening ends. Outside of a passage. */
 void meter_wait_due(const struct gate *gate, struct slot *slot, const struct slot_stream *entry);
 /* Return whether what was launched into the stream is expected to last until the quantum ends (Q2). */
 bool meter_holds_back(struct gate *gate, const struct slot_stream *entry);
-/* Go on after a metered launch, outside of its passage. May wait for earlier work (Q1, Q3). */
+/* Go on after a launch that is due, outside of its passage. May wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct slot *slot, struct slot_stream *entry);
 /* Fence what the thread has launched into the stream of that name, or into default streams, before work that is not
  * gated is put behind it (Q4). */

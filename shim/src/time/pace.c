@@ -1,5 +1,6 @@
 /* A window grows to PACE_WINDOW_MOST launches while it takes less than WINDOW_SHORT, and shrinks to one launch while it
- * takes more than WINDOW_LONG. A shorter queue would let the GPU run dry whenever the thread is late to wake up.
+ * takes more than WINDOW_LONG. A shorter queue would let the GPU run dry whenever the thread is late to wake up. A wide
+ * one lets the thread do other things for as long as its windows take.
  *
  * A launch that would begin after the end of the quantum waits for the next one (PC2): the gate leaves less than one
  * launch of each stream when it closes, and the announced end, by which the next holder is granted, comes true.
@@ -9,6 +10,7 @@
 /* In ns. */
 #define WINDOW_SHORT 2000000ull
 #define WINDOW_LONG 5000000ull
+#define WIDE_SHORT 20000000ull
 #define MARGIN 250000ull /* so little before the end of the quantum no launch begins */
 
 static uint64_t least(uint64_t a, uint64_t b) {
@@ -23,14 +25,14 @@ static uint64_t most(uint64_t a, uint64_t b) {
 static uint64_t fitting(const struct pace *pace, uint64_t now, uint64_t deadline) {
     uint64_t each = pace->estimate.launch_ns, begins = most(pace->estimate.ends_at, now);
     if (deadline == PACE_NEVER || each == 0)
-        return PACE_WINDOW_MOST;
+        return PACE_WIDE_MOST;
     uint64_t left = deadline > begins ? deadline - begins : 0, margin = least(each / 16, MARGIN);
     return left > margin ? (left - margin - 1) / each + 1 : 0;
 }
 
 bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     uint64_t fits = fitting(pace, now, deadline), size = pace->window.size;
-    if (pace->window.keeps_short && pace->estimate.launch_ns > 0)
+    if (pace->window.keeps_short && !pace->window.wide && pace->estimate.launch_ns > 0)
         size = least(size, most(PACE_LEAD / pace->estimate.launch_ns, 1));
     pace->window.quota = (uint16_t)least(size, fits > 0 ? fits : 1);
     pace->window.full = fits == 0 && pace->window.free_launches == 0;
@@ -65,13 +67,22 @@ void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drai
     pace->window.full = false;
 }
 
+void pace_widen(struct pace *pace, bool wide) {
+    struct pace_window *window = &pace->window;
+    window->wide = wide;
+    while (!wide && window->size > 1 &&
+           (window->size > PACE_WINDOW_MOST || pace->estimate.launch_ns * window->size > WINDOW_LONG))
+        window->size /= 2;
+}
+
 void pace_keep_short(struct pace *pace, bool keeps_short) {
     pace->window.keeps_short = keeps_short;
 }
 
 uint64_t pace_next_launch(const struct pace *pace, uint64_t now) {
     uint64_t ends = pace->estimate.ends_at;
-    bool known = pace->window.keeps_short && pace->estimate.launch_ns > 0 && pace->window.free_launches == 0;
+    const struct pace_window *window = &pace->window;
+    bool known = window->keeps_short && !window->wide && pace->estimate.launch_ns > 0 && window->free_launches == 0;
     return known && pace->queue.count == 0 && ends > now + PACE_LEAD ? ends - PACE_LEAD : now;
 }
 
@@ -85,12 +96,15 @@ bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline) {
     return pace->window.full;
 }
 
-bool pace_launched(struct pace *pace) {
-    if (pace->window.free_left > 0) {
-        pace->window.free_left--;
-        return false;
-    }
-    pace->queue.count++;
+uint32_t pace_passing(const struct pace *pace) {
+    uint32_t quota = pace->window.quota, count = pace->queue.count;
+    return pace->window.free_left + (quota > count ? quota - count : 1);
+}
+
+bool pace_launched(struct pace *pace, uint32_t launches) {
+    uint32_t free_launches = (uint32_t)least(launches, pace->window.free_left);
+    pace->window.free_left = (uint16_t)(pace->window.free_left - free_launches);
+    pace->queue.count = (uint16_t)(pace->queue.count + launches - free_launches);
     return pace->queue.count >= pace->window.quota;
 }
 
@@ -134,11 +148,12 @@ void pace_passed(struct pace *pace, bool waited, uint64_t now) {
         learn(estimate, (now - queue->begun_at[0]) / before, false);
     if (waited)
         full = estimate->launch_ns * window->size;
-    while (full > WINDOW_LONG && window->size > 1) {
+    uint64_t shortest = window->wide ? WIDE_SHORT : WINDOW_SHORT, longest = window->wide ? PACE_WIDE_LONG : WINDOW_LONG;
+    while (full > longest && window->size > 1) {
         window->size /= 2;
         full /= 2;
     }
-    if (full < WINDOW_SHORT && window->size < PACE_WINDOW_MOST)
+    if (full < shortest && window->size < (window->wide ? PACE_WIDE_MOST : PACE_WINDOW_MOST))
         window->size = (uint16_t)(window->size * 2);
     estimate->waited_at = now;
     estimate->start_known = waited;
@@ -160,7 +175,9 @@ void pace_gave_up(struct pace *pace, bool closed) {
     pace->queue.put_off = false;
     if (closed)
         return;
-    window->free_launches = (uint16_t)(window->free_launches ? least(window->free_launches * 2ull, PACE_FREE_MOST) : 1);
+    uint64_t first = window->wide ? window->size : 1;
+    window->free_launches =
+        (uint16_t)(window->free_launches ? least(window->free_launches * 2ull, PACE_FREE_MOST) : first);
     window->free_left = window->free_launches;
     window->size = 1;
 }

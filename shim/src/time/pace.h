@@ -3,12 +3,15 @@
  * Values in, values out: no CUDA, no clock, no memory of its own; tests/property/test_pace.py tries it.
  *
  * Guarantees, with Q1 and Q2 of meter.h:
- * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each, but for what passes
- *   after a wait in vain;
+ * - PC1 at most PACE_FENCES fences are unseen, with at most PACE_WINDOW_MOST launches before each (PACE_WIDE_MOST in a
+ *   wide queue), but for what passes after a wait in vain;
  * - PC2 a launch that is expected to begin after the end of the quantum is held back;
- * - PC3 after a wait in vain launches pass: one, after another two, then four, at most PACE_FREE_MOST;
+ * - PC3 after a wait in vain launches pass: one (a window in a wide queue), after another twice as many, at most
+ *   PACE_FREE_MOST;
  * - PC4 in a queue that is kept short a window is due PACE_LEAD before the one before is expected to end, and takes no
- *   longer than PACE_LEAD unless it is one launch.
+ *   longer than PACE_LEAD unless it is one launch;
+ * - PC5 a window of a wide queue, one of a tenant that is alone, takes PACE_WIDE_LONG at most once it is known how long
+ *   launches take, unless it is one launch; a queue that is wide no more has narrow windows from the next launch on.
  *
  * Points in time are ns of one clock; they never run backwards.
  */
@@ -19,11 +22,13 @@
 #include <stdint.h>
 
 /* PACE_FENCES: windows of launches that may be unfinished. PACE_WINDOW_MOST: launches that share the cost of a fence.
+ * PACE_WIDE_MOST: the same in a wide queue; two windows are what a driver queues before a launch waits by itself.
  * PACE_FREE_MOST: launches between two waits in vain. */
-enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_FREE_MOST = 1 << 14 };
+enum { PACE_FENCES = 2, PACE_WINDOW_MOST = 64, PACE_WIDE_MOST = 512, PACE_FREE_MOST = 1 << 14 };
 
-#define PACE_NEVER UINT64_MAX /* a deadline that is not known */
-#define PACE_LEAD 500000ull   /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
+#define PACE_NEVER UINT64_MAX      /* a deadline that is not known */
+#define PACE_LEAD 500000ull        /* ns: a launch into a short queue is so early that a late wake-up leaves no gap */
+#define PACE_WIDE_LONG 50000000ull /* ns: two such windows are over before a newcomer's share is looked at */
 
 /* What is launched: since the last fence, and before the fences that nobody has seen passed. */
 struct pace_queue {
@@ -44,6 +49,7 @@ struct pace_window {
     uint16_t free_left;     /* those of them that are left */
     bool full;              /* what is launched is expected to last until the quantum ends */
     bool keeps_short;       /* windows of half a millisecond, launched just in time */
+    bool wide;              /* windows of 20 to 50 ms: the tenant is alone */
 };
 
 /* What the fences have told. */
@@ -67,6 +73,8 @@ struct pace {
 
 /* Begin an opening that ends at `deadline`. `drained`: when all work of the last one had ended. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained);
+/* Set whether the queue is wide; pace_open or pace_plan is to follow. */
+void pace_widen(struct pace *pace, bool wide);
 /* Set whether the queue is kept short from the next window on. */
 void pace_keep_short(struct pace *pace, bool keeps_short);
 /* Return when the next launch is due: of a queue that is kept short, PACE_LEAD before what is launched is expected to
@@ -76,8 +84,10 @@ uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
 void pace_ran_dry(struct pace *pace, uint64_t now);
 /* Return whether the next launch is to be held back until the terms change. */
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Count a launch. Return whether a fence is to be recorded behind it, after a wait that was put off. */
-bool pace_launched(struct pace *pace);
+/* Return how many launches pass until a fence is due. */
+uint32_t pace_passing(const struct pace *pace);
+/* Count launches. Return whether a fence is to be recorded behind them, after a wait that was put off. */
+bool pace_launched(struct pace *pace, uint32_t launches);
 /* Note that a fence was recorded. Return whether the older one is to be waited for now. */
 bool pace_fenced(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Note that no fence can be recorded: the launches are counted anew. */

@@ -140,7 +140,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 meter_wait_due(gate, slot, entry);
                 continue;
             }
-            meter_begin(gate, entry);
+            meter_begin(gate, entry, word);
             if (atomic_load(&gate->exits))
                 entry->gate_word = 0; /* no launch by the fast path (P4) */
             return passage;

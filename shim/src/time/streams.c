@@ -257,6 +257,9 @@ static uint64_t hash_of_queue(const struct slot *slot, const struct known_stream
 /* Return the queue of the slot's thread on the stream of that name; NULL: none. With the lock. */
 static struct queue *find_queue(struct streams *streams, const struct slot *slot, const struct known_stream *row,
                                 CUstream stream) {
+    struct queue *only = row->queues; /* of the one thread that launches into the stream: the usual case */
+    if (only != NULL && only->slot == slot && only->stream == stream)
+        return only;
     uint64_t hash = hash_of_queue(slot, row, stream);
     for (struct hash_link *link = NULL; (link = hashed_next(&streams->queues, hash, link)) != NULL;) {
         struct queue *queue = (struct queue *)link;
@@ -320,11 +323,11 @@ bool streams_register(struct streams *streams, struct gate *gate, struct slot *s
     struct known_stream *row =
         known != NULL ? note_stream(streams, known, stream_is_default(stream) ? NULL : stream) : NULL;
     bool metered = slot != NULL && (word & GATE_METERED) != 0, noted = row != NULL;
-    entry->queue = noted && metered ? note_queue(streams, slot, row, stream) : NULL;
+    entry->queue = noted && slot != NULL ? note_queue(streams, slot, row, stream) : NULL;
     noted &= !metered || entry->queue != NULL;
     if (noted) {
         row->pending = true;
-        row->unmetered |= !metered;
+        row->unmetered |= entry->queue == NULL;
         streams_set_busy(streams, row, true);
     }
     if (streams->epochs > 1)

@@ -68,12 +68,16 @@ struct queue {
     struct queue *slot_next, **slot_from;
     bool awaited;       /* the drain waits for `last` */
     _Atomic bool ended; /* its stream or context has ended: not to be used any more */
-    uint32_t opening;   /* the gate's closing to come, when it was last used */
-    struct pace pace;   /* what is to pass, and what is to be waited for */
     CUevent events[PACE_FENCES], tail;
-    _Atomic(CUevent) last;     /* the event that was recorded last; read by the hook thread, as the next two */
-    _Atomic uint64_t launched; /* launches ever; counted inside the passage */
-    _Atomic uint64_t fenced;   /* of them behind `last` */
+    /* What each launch reads and writes, in one cache line; `last`, `launched`, `fenced` are read by the hook thread.
+     */
+    _Atomic uint64_t launched __attribute__((aligned(64))); /* launches ever; counted inside the passage */
+    uint64_t due;                                           /* the launch after which `pace` is told of the next ones */
+    uint64_t told;                                          /* launches that it has been told of */
+    _Atomic uint64_t fenced;                                /* launches behind `last` */
+    _Atomic(CUevent) last;                                  /* the event that was recorded last */
+    uint32_t opening;                                       /* the gate's closing to come, when it was last used */
+    struct pace pace;                                       /* what is to pass, and what is to be waited for */
 };
 
 struct open_capture {

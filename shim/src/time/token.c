@@ -24,6 +24,7 @@
 #define POLL_LEAST (50 * 1000ull) /* between two polls of a drain that is about to end */
 #define POLL_MOST (2 * SYS_MS)    /* and of one that is not */
 #define STOPPED (10 * POLL_MOST)  /* of a longer pause between two steps nothing counts as patience: no CPU was had */
+#define LATE (5 * SYS_MS)         /* when the driver has room, a launch that slept there is through by then */
 #define ASK_EACH (100 * SYS_MS)   /* between two requests for the token while overdue (T3) */
 #define OVERDUE (5 * SYS_MS)      /* so long after its expected end a drain is expected to end at no moment */
 
@@ -300,7 +301,8 @@ static uint64_t step_closing(struct token *token, uint64_t now) {
     token->cleared = gate_clear(token->gate);
     if (!token->cleared && token->patience > 0)
         return now + POLL_LEAST + least((now - token->drain_started) / 8, POLL_MOST);
-    token->drained_launches = gate_launches(token->gate);
+    token->drained_launches = gate_finished(token->gate);
+    token->late_until = 0;
     if (!token->without_driver)
         drain_begin(token->streams);
     token->state = TOKEN_DRAINING;
@@ -357,6 +359,23 @@ static void ask_again(struct token *token, uint64_t now) {
     }
 }
 
+/* All but what threads are inside of has finished. Return whether they are waited for, or for what has come through. */
+static bool awaits_late(struct token *token, uint64_t now) {
+    if (token->cleared || token->without_driver)
+        return false;
+    token->cleared = gate_clear(token->gate);
+    uint64_t launches = gate_finished(token->gate);
+    if (token->cleared || launches != token->drained_launches) {
+        token->drained_launches = launches;
+        token->late_until = 0;
+        drain_begin(token->streams);
+        return true;
+    }
+    if (token->late_until == 0)
+        token->late_until = now + LATE;
+    return now < token->late_until;
+}
+
 /* TOKEN_DRAINING: poll until all work has finished. */
 static uint64_t step_draining(struct token *token, uint64_t now) {
     if (now < token->next_poll && now < token->announce_at)
@@ -369,12 +388,8 @@ static uint64_t step_draining(struct token *token, uint64_t now) {
         ask_again(token, now);
         return token->state == TOKEN_DRAINING ? least(token->next_poll, token->announce_at) : now;
     }
-    if (!token->without_driver &&
-        gate_launches(token->gate) != token->drained_launches) { /* one that slept in a full queue came through */
-        token->drained_launches = gate_launches(token->gate);
-        drain_begin(token->streams);
-        return now;
-    }
+    if (awaits_late(token, now))
+        return token->next_poll = now + POLL_LEAST;
     finish(token, now);
     return now;
 }

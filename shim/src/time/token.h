@@ -4,8 +4,9 @@
  * - T1 open only by right: the gate is open only while a grant of the agent is held or, without an agent, in the part
  * of each period that is the tenant's request (the duty cycle).
  * - T2 one DRAINED a grant, and in order: it is sent after the gate was closed (G1) and all work launched under the
- *   grant has finished. A thread that stays inside a launch delays it by the grace period at most. Once the hook is out
- *   of the driver, in exit handlers of the program, launches have finished when their threads have left them (P4).
+ *   grant has finished. A thread that stays inside a launch delays it by the grace period at most, and by LATE (see
+ *   token.c) once all other work has finished. Once the hook is out of the driver, in exit handlers of the program,
+ * launches have finished when their threads have left them (P4).
  * - T3 no deadlock by an unfinished drain: where a drain takes longer than the grace period while a thread waits at the
  *   gate, the token is asked for once more, since the unfinished work may wait for what that thread would launch. A
  *   grant that comes then takes the place of the one before.
@@ -43,7 +44,7 @@ struct token {
 
     enum token_state state;
     bool local;          /* held by the duty cycle, no agent */
-    bool metered;        /* the queue of unfinished work is to be bounded */
+    bool metered;        /* the queue of unfinished work is to be short */
     bool announce;       /* DRAINING may be sent */
     bool unbounded;      /* launched into without metering, or before a drain that is overdue: its end is not known */
     bool returned;       /* the agent has barred the gate and was told that this process runs again */
@@ -70,7 +71,8 @@ struct token {
     uint64_t announce_at;      /* when DRAINING is sent; SYS_NEVER: not */
     uint64_t next_poll;        /* when it is looked whether the work has finished */
     bool cleared;              /* all threads had left their launches; else the patience was over */
-    uint64_t drained_launches; /* launches that the recorded events are behind */
+    uint64_t drained_launches; /* launches that had left when events were recorded */
+    uint64_t late_until;       /* until when threads are waited for that are inside a launch; 0: the work is not done */
     uint64_t next_ask;         /* when the token is asked for once more (T3) */
     bool asked;                /* it was */
 

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import MIB, Tenant, last_report
 from hook.world.held_thread import held
 from hook.world.lifecycle import Life, asked, begin, generous
@@ -267,15 +268,21 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     stopped = probe.ok("thread_id", thread="stopped")
     for thread in ("stopped", "sibling"):
         probe.ok("context_use", thread=thread)
-    launching = probe.post("launch", "spin_us_500", "", 1200, thread="stopped")  # sleeps in a full queue of the driver
+    probe.ok("stream", "s")
+    probe.ok("event", "e")
+    started = probe.post("launch", "spin_us_400000", "s", thread="stopped")
     client = agent.client()
     agent.next_frame(client, Want)
-    agent.grant(client, 50)
-    tenant.until(lambda: tenant.submitted() >= 1024, "the queue to be full")
+    grant = agent.grant(client)
+    assert started.result(10).code == 0
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")  # beside the kernel and the fence behind it
+    launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")  # sleeps in a full queue of the driver
+    tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
     with held(stopped):
+        agent.revoke(client, grant)
         first = agent.next_frame(client, Drained)
         before = tenant.submitted()
-        assert before < 1200
+        assert before == 2
         sibling = probe.post("launch", "noop", thread="sibling")
         agent.wait_asked(client, 2)
         assert tenant.submitted() == before
@@ -287,7 +294,8 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     assert tenant.submitted() - settled <= 1, "the launch that it was stopped in"
     agent.grant(client)
     assert launching.result(10).code == 0
-    assert first.launches <= 1200 < tenant.submitted()
+    assert first.launches == 2
+    assert tenant.submitted() == 1 + 5 + 1
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 10])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from doubles.gpus import release_hung_kernels
+from doubles.gpus import QUEUE_DEPTH, release_hung_kernels
 from hook.conftest import GPU_0, GPU_1, MakeTenant, Tenant, last_report, terms
 from sharepod.protocol import Drained, Hello, Want
 
@@ -83,7 +83,7 @@ def test_a_revoke_of_an_earlier_grant_is_ignored(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(("threads", "streams"), [(1, 1), (1, 16), (3, 5)])
 def test_a_metered_grant_keeps_the_queue_short(tenant: Tenant, threads: int, streams: int) -> None:
-    """Under an unmetered grant the program queues a second of work, and the drain takes as long."""
+    """Under an unmetered grant the program queues up to 100 ms of work, and the drain takes as long."""
     agent = tenant.agent()
     tenant.loop("--kernel-us", "2000", "--threads", str(threads), "--streams", str(streams))
     client = agent.client()
@@ -197,18 +197,25 @@ def test_without_an_agent_too_work_may_wait_for_a_thread_at_the_gate(make_tenant
 
 
 def test_a_thread_that_sleeps_in_a_full_queue_does_not_stop_the_hand_over(tenant: Tenant) -> None:
+    """The driver's queue of a stream is full of events, behind a kernel; the next launch sleeps in the driver."""
     agent = tenant.agent(grace_ms=50)
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
-    launching = probe.post("launch", "spin_us_200", "s", 1500)  # the queue holds 1024
+    probe.ok("event", "e")
+    first = probe.post("launch", "spin_us_400000", "s")
     client = agent.client()
     agent.next_frame(client, Want)
-    agent.grant(client, 30)
+    grant = agent.grant(client)
+    assert first.result(10).code == 0
+    probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2)  # beside the kernel and the fence behind it
+    launching = probe.post("launch", "spin_us_2000", "s", 3)
+    tenant.until(lambda: tenant.submitted() == 2, "the launch that sleeps")
+    agent.revoke(client, grant)
     drained = agent.next_frame(client, Drained)
     usage = tenant.read().client("tenant").usage[GPU_0]
-    assert 1024 <= usage.submitted < 1500
-    assert usage.submitted == usage.kernels == drained.launches
+    assert usage.submitted == usage.kernels == drained.launches == 2
+    assert usage.last_end <= agent.times(client, Drained)[0]
     agent.wait_asked(client, 2)
     agent.grant(client)
     assert launching.result(10).code == 0
@@ -289,22 +296,22 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
 
 
 def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
-    """With a single context the hook does not ask the driver which one is current. A drain puts an event behind each
-    stream of every context that was launched into, where the driver has no events for whole contexts."""
+    """With a single context the hook does not ask the driver which one is current. There is an event behind each stream
+    of every context that was launched into, where the driver has no events for whole contexts."""
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name("libcuda-11.8"), CUDA_VISIBLE_DEVICES="0")
     probe.start_cuda()
     grant = agent.next_grant()
     agent.on_want = lambda client: grant
+    before = probe.ok("live_events")
     for _ in range(3):
         probe.ok("launch", "noop")
     probe.ok("own_context", "second")
     probe.ok("launch", "spin_us_20000")
-    before = probe.ok("live_events")
     client = agent.client()
     agent.revoke(client, grant)
     agent.next_frame(client, Drained)
-    assert probe.ok("live_events") - before == 2
+    assert probe.ok("live_events") - before == 3 + 1, "two fences and the drain's event, and one fence of the second"
     usage = tenant.read().client("tenant").usage[GPU_0]
     assert usage.kernels == usage.submitted == 4
     assert usage.last_end <= agent.times(client, Drained)[0]

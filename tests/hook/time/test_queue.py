@@ -98,18 +98,43 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
     assert probe.ok("live_events") < 100
 
 
-def test_nothing_is_fenced_alone(tenant: Tenant) -> None:
-    """A tenant with limit 1 and no neighbour records no event, for any number of launches."""
+@pytest.mark.promise("program-wide-queue")
+@pytest.mark.parametrize(("kernel_us", "most"), [(5_000, 3 * 100 // 5), (70_000, 3), (200_000, 3)])
+def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queue(
+    tenant: Tenant, kernel_us: int, most: int
+) -> None:
+    """Or two launches, and one under way, where one takes longer than half of that."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant()
+    tenant.loop("--kernel-us", str(kernel_us), "--event-every", "1000000")
+    tenant.until(lambda: tenant.submitted() * kernel_us > 1_500_000, "launches of which the hook learns")
+    begun, unfinished = time.monotonic(), []
+    while time.monotonic() < begun + 1:
+        usage = tenant.read().client("tenant").usage
+        unfinished.append(usage[GPU_0].submitted - usage[GPU_0].kernels)
+        time.sleep(0.005)
+    assert max(unfinished) <= most, unfinished
+
+
+def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
+    """A tenant with limit 1 and no neighbour has fences behind windows of launches, and no others."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
-    before = probe.ok("live_events")
+    probe.ok("ungated_ends")  # from now on nothing waits for a value
     probe.ok("launch", "noop", "s", 500)
-    assert probe.ok("live_events") <= before + 1, "of a drain, where the machine is so slow that the program seems idle"
+    before = int(probe.ok("live_events"))
+
+    def launch_and_load() -> int:
+        probe.ok("launch", "noop", "s", 3)
+        probe.ok("ungated", "value", "s")
+        return int(probe.ok("live_events")) - before
+
+    assert launch_and_load() <= 1, "of a drain, where the machine is so slow that the program seems idle"
     agent.hints.contended = True  # for the same grant
-    tenant.until(lambda: probe.ok("launch", "noop", "s", 200) and probe.ok("live_events") > before + 1, "fences")
+    tenant.until(lambda: launch_and_load() > 1, "fences")
 
 
 @pytest.mark.promise("program-callbacks")
@@ -141,11 +166,15 @@ def test_a_grant_that_turns_metered_bounds_the_queue(tenant: Tenant) -> None:
         usage = tenant.read().client("tenant").usage[GPU_0]
         return usage.submitted - usage.kernels
 
-    tenant.until(lambda: unfinished() > 500, "a long queue")
+    tenant.until(lambda: unfinished() > 30, "a wide queue")
     agent.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=True))
-    tenant.until(lambda: unfinished() < 64, "a short queue")
+    for _ in range(20):
+        tenant.until(lambda: unfinished() < 13, "a short queue")
+        time.sleep(0.005)
+    settled = max(unfinished() for _ in range(100))
+    assert settled < 30, "two windows of 5 ms, and some that a late thread leaves"
     agent.send(client, type(grant)(grant.grant_id, 0, grant.gpu_mask, metered=False))
-    tenant.until(lambda: unfinished() > 500, "a long queue again")
+    tenant.until(lambda: unfinished() > 30, "a wide queue again")
     agent.revoke(client, grant)
     assert agent.next_frame(client, Drained, timeout=30).grant_id == grant.grant_id
 
@@ -248,9 +277,10 @@ def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> Non
         usage = tenant.read().client("tenant").usage[GPU_0]
         return usage.submitted - usage.kernels
 
-    tenant.until(lambda: unfinished() > 500, "a long queue")
+    tenant.until(lambda: unfinished() > 30, "a wide queue")
     agent.hints.contended = True
-    tenant.until(lambda: unfinished() < 64, "a short queue")
+    tenant.until(lambda: unfinished() < 13, "a short queue")
+    assert max(unfinished() for _ in range(100)) < 30
 
 
 @pytest.mark.promise("program-short-queue")

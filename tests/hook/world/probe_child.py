@@ -160,8 +160,9 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         self.handles[name] = handle = ctypes.c_void_p()
         return self.cuda("cuEventCreate", ctypes.byref(handle), 0), None
 
-    def event_record(self, name: str, stream: str = "") -> tuple[int, Any]:
-        return self.cuda("cuEventRecord", self.handles[name], self.handles.get(stream)), None
+    def event_record(self, name: str, stream: str = "", count: int = 1) -> tuple[int, Any]:
+        codes = (self.cuda("cuEventRecord", self.handles[name], self.handles.get(stream)) for _ in range(count))
+        return next((code for code in codes if code), 0), None
 
     def event_query(self, name: str) -> tuple[int, Any]:
         return self.cuda("cuEventQuery", self.handles[name]), None

@@ -42,7 +42,8 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         struct passage passage = enter(stream, per_thread);
         if (passage.refused != CUDA_SUCCESS)
             return passage.refused;
-        if (launch == NULL || passage.gate == NULL || passage.stream == NULL || passage.stream->queue == NULL) {
+        const struct queue *queue = passage.gate != NULL && passage.stream != NULL ? passage.stream->queue : NULL;
+        if (launch == NULL || queue == NULL || queue->pace.window.wide) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             passage_leave(&passage);
             return result;
@@ -73,7 +74,7 @@ static CUresult launch_with_memory(CUresult (*launch)(CUgraphExec, CUstream), CU
     static CUresult launch_##symbol(CUgraphExec exec, CUstream stream) {                      \
         struct slot *slot = passage_slot;                                                     \
         struct slot_stream *entry = enter_fast(slot, stream, per_thread);                     \
-        if (UNLIKELY(entry == NULL || !HAS(symbol) || entry->queue != NULL)) {                \
+        if (UNLIKELY(entry == NULL || !HAS(symbol) || (entry->gate_word & GATE_METERED))) {   \
             if (entry != NULL)                                                                \
                 gate_retreat_fast(slot);                                                      \
             return launch_slowly(DRIVER(symbol), exec, stream, per_thread);                   \
