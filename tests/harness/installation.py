@@ -68,6 +68,10 @@ class Installation:
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")
 
+    def install_claims(self) -> None:
+        """Apply `manifests/claims`, which needs an API server that serves resource.k8s.io/v1."""
+        self.cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
+
     def start_operator(self, name: str = "operator", *, env: Mapping[str, str] | None = None) -> Service:
         """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")

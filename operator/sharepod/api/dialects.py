@@ -191,11 +191,16 @@ def _from_annotations(said: Mapping[str, str]) -> GpuSpec:
                 f"says the same as annotation {first[field]}; keep one of the two",
             )
         first[field] = name
-        try:
-            values[field] = _PARSERS[name.partition("/")[2]](text)
-        except ValueError as error:
-            raise SpecError(f"metadata.annotations[{name}]", str(error)) from None
+        values[field] = parse_annotation(name, text)
     return GpuSpec.model_validate(values)
+
+
+def parse_annotation(name: str, text: str) -> Any:
+    """Return the value of an annotation of `FIELD_OF`, as the block has it. Raises `SpecError`."""
+    try:
+        return _PARSERS[name.partition("/")[2]](text)
+    except ValueError as error:
+        raise SpecError(f"metadata.annotations[{name}]", str(error)) from None
 
 
 def _check(gpu: GpuSpec, request: GpuRequest) -> None:

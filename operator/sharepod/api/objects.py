@@ -37,6 +37,10 @@ NO_GPUS = "void"
 """Value by which NVIDIA's container runtime attaches no GPU."""
 
 CSI_DRIVER = f"gpu.{GROUP}"
+DEVICE_CLASS = GROUP
+"""DeviceClass of claims for shares of GPUs."""
+CLAIM_DRIVER = f"gpu.{GROUP}"
+"""Driver of the devices that such claims get; a device's pool is its node's name."""
 VOLUME_NAME = "sharepod-gpu"
 VOLUME_MOUNT_PATH = "/run/sharepod"
 HOOK_FILE = "libsharepod.so"
@@ -48,6 +52,11 @@ MAX_TENANTS = 256
 
 MAX_GPUS = 16
 """GPUs of one node: the largest common servers have 16."""
+
+
+def device_name(uuid: str) -> str:
+    """Return the name of a GPU as a device of a claim: its UUID as a DNS label."""
+    return uuid.lower()
 
 
 class Model(BaseModel):

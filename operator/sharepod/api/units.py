@@ -93,6 +93,18 @@ def parse_cpu(value: int | float | str) -> int:
     return _parse_scaled(value, scale=3, example="a number of cores such as 2 or 500m")
 
 
+def parse_whole(value: int | float | str) -> int:
+    """Parse a Kubernetes quantity that is a whole number, however it is written (`1000`, `1k`).
+
+    Raises `UnitError` for what is no quantity, is negative or has a fraction.
+    """
+    example = "a whole number such as 400"
+    billionths = _parse_scaled(value, scale=9, example=example)
+    if billionths % 10**9:
+        raise UnitError(f"{quoted(value)} is not whole; write {example}")
+    return billionths // 10**9
+
+
 def _parse_scaled(value: int | float | str, *, scale: int, example: str) -> int:
     """Parse a quantity times 10 to the power `scale`, rounded up. `example` is what error messages advise."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -24,11 +24,13 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
 from sharepod.controller.apiserver.sights import BELIEF_S
 from sharepod.controller.apiserver.watches import Watches
+from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
+from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
 from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.placement.state.types import Outlook, Refusal
@@ -125,7 +127,17 @@ class Operator:
             clock=clock,
             head_reservation_after=settings.keep_after,
         )
-        self.tenant_reconciler.loop = self.loop
+        self.claim_reconciler = ClaimReconciler(
+            self.state,
+            self.client,
+            self.ledger,
+            self.events,
+            self.memos,
+            settings,
+            clock,
+            listed=lambda: self.watches.claims.listed,
+        )
+        self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
@@ -137,7 +149,10 @@ class Operator:
 
     def _enqueue_tenant(self, tenant: str) -> None:
         if self._active:
-            self.tenant_reconciler.queue.add(tenant)
+            self._queue_of(tenant).add(tenant)
+
+    def _queue_of(self, tenant: str) -> WorkQueue[str]:
+        return self.claim_reconciler.queue if self.state.is_claim(tenant) else self.tenant_reconciler.queue
 
     def _enqueue_node(self, name: str) -> None:
         if self._active:
@@ -150,7 +165,7 @@ class Operator:
 
     def _enqueue_all(self) -> None:
         for tenant in self.state.tenants():
-            self.tenant_reconciler.queue.add_resync(tenant)
+            self._queue_of(tenant).add_resync(tenant)
         for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
             self.node_reconciler.queue.add_resync(name)
         self.loop.room_changed()
@@ -165,10 +180,12 @@ class Operator:
         self._term += 1
         self._active = False
         self.tenant_reconciler.queue.clear()
+        self.claim_reconciler.queue.clear()
         self.node_reconciler.queue.clear()
         self.loop.clear()
         self.ledger.abandon()
         self.memos.clear()
+        self.state.seen_claims.doubt()
 
     def _replaced(self) -> None:
         """Begin anew: what was concluded from objects of a history that no longer exists is worth nothing."""
@@ -251,7 +268,11 @@ class Operator:
             metrics.SHAREPODS.labels(phase.value).set(phases[phase])
         metrics.UNENFORCED.set(self.state.unenforced())
         metrics.OVERCOMMITS.set(len(self.state.cluster.overcommits()))
-        queues = {"tenant": self.tenant_reconciler.queue, "node": self.node_reconciler.queue}
+        queues = {
+            "tenant": self.tenant_reconciler.queue,
+            "claim": self.claim_reconciler.queue,
+            "node": self.node_reconciler.queue,
+        }
         for name, queue in queues.items():
             metrics.QUEUE_DEPTH.labels(name).set(len(queue))
             metrics.QUEUE_AGE_SECONDS.labels(name).set(queue.oldest_s())
@@ -282,6 +303,7 @@ class Operator:
             "placement": self.loop.run(),
             "ledger": self.ledger.run(),
             "tenants": self.tenant_reconciler.run(),
+            "claims": self.claim_reconciler.run(),
             "nodes": self.node_reconciler.run(),
             "resync": self._resync(),
             "tick": self._tick(),

@@ -5,6 +5,7 @@ Guarantees: what is free is rounded down and what is asked is rounded up, so wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _UNITS = (("Ti", 40), ("Gi", 30), ("Mi", 20), ("Ki", 10))
@@ -23,6 +24,27 @@ def size_down(size: int) -> str:
 def size_up(size: int) -> str:
     """Format bytes like `size_down`, rounded up."""
     return _size(size, 1)
+
+
+_FIELDS_OF_CLAIMS = {
+    "spec.gpu.memory": "capacity memory",
+    "spec.gpu.count": "count",
+    "spec.gpu.uuids": "the UUIDs asked for",
+    "spec.gpu.models": "the models asked for",
+    "spec.gpu.affinity": "annotation sharepod.dev/gpu-affinity",
+    "spec.gpu.antiAffinity": "annotation sharepod.dev/gpu-anti-affinity",
+    "spec.gpu.exclusion": "annotation sharepod.dev/gpu-exclusion",
+}
+"""Fields of a SharePod and what says the same of a claim."""
+_REQUEST = re.compile(r"spec\.gpu\.request ([0-9.]+[0-9])")
+
+
+def of_claims(text: str) -> str:
+    """Return a message about a SharePod's fields in the words of a claim: `timeMilli 300` for request 0.3."""
+    text = _REQUEST.sub(lambda found: f"timeMilli {round(float(found[1]) * 1000)}", text)
+    for field, words in _FIELDS_OF_CLAIMS.items():
+        text = text.replace(field, words)
+    return text
 
 
 def _size(size: int, upwards: int) -> str:

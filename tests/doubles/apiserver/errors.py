@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .kinds import Json
+from typing import Any, TypeAlias
+
+Json: TypeAlias = dict[str, Any]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program

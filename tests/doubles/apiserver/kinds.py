@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jsonschema
 import yaml
+
+from . import claims
 
 Json: TypeAlias = dict[str, Any]
 
@@ -31,6 +34,8 @@ class Kind:
     """A delete of a bound object only marks it, until `Storage.finish_deletion`: Pods."""
     schema: Json | None = None
     """OpenAPI schema of a CRD; None: every shape is accepted."""
+    strategy: Callable[[Json | None, Json], Json] | None = None
+    """Returns an object as it is stored, by the object before (None: created); may raise `Refused`."""
 
     @property
     def api_version(self) -> str:
@@ -90,6 +95,7 @@ KINDS = (
     Kind("/apis/events.k8s.io/v1", "events", "Event"),
     Kind("/apis/coordination.k8s.io/v1", "leases", "Lease"),
     Kind("/api/v1", "namespaces", "Namespace", namespaced=False),
+    Kind("/apis/resource.k8s.io/v1", "resourceclaims", "ResourceClaim", status=True, strategy=claims.stored),
     _crd("sharepods"),
     _crd("gpunodes"),
 )

@@ -274,6 +274,8 @@ class Storage:
 
     def _write(self, kind: Kind, before: Json | None, after: Json) -> Json:
         after = kind.pruned(after)
+        if kind.strategy is not None:
+            after = kind.strategy(before, after)
         if before is not None and _content(before) == _content(after):
             same: Json = self._copy(before)
             return same

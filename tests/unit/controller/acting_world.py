@@ -14,8 +14,9 @@ from typing import Any
 
 from doubles.apiserver.kinds import Kind
 from doubles.apiserver.server import ApiServer, api_server
+from doubles.apiserver.storage import Change
 from kubernetes.aio.client import Configuration
-from sharepod.api.objects import POOL_LABEL
+from sharepod.api.objects import POOL_LABEL, TENANT_LABEL
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.watches import Watches
@@ -27,6 +28,7 @@ from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
+from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
 from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import Json
@@ -73,6 +75,17 @@ class World:
             self._clock,
             self.wall,
         )
+        self.claims = ClaimReconciler(
+            self.state,
+            self.client,
+            self.ledger,
+            self.events,
+            self.memos,
+            self.settings,
+            self._clock,
+            self.wall,
+            listed=lambda: self.watches.claims.listed,
+        )
         self.loop = PlacementLoop(
             self.state,
             self.memos,
@@ -83,8 +96,9 @@ class World:
             head_reservation_after=600,
         )
         self.answered: set[str] = set()
+        self._claims_seen = 0
         self._placing = True
-        self.tenants.loop = self.loop
+        self.tenants.loop = self.claims.loop = self.loop
         self.nodes = NodeReconciler(self.state, self.client, self.ledger, self.events, self.settings, self._clock)
         self.ledger.on_refused = self.tenants.back_off_from_node
         self.state.on_room_changed = self.loop.room_changed
@@ -117,6 +131,42 @@ class World:
         for reflector in (watches.nodes, watches.sharepods, watches.pods, watches.gpunodes):
             await reflector.list_all()
 
+    async def see_claims(self) -> None:
+        """Take in claims and the Pods that use them, each change that there was, as their watches do."""
+        changes = self.server.storage.history
+        for change in changes[self._claims_seen :]:
+            if change.kind.plural == "resourceclaims":
+                self._see_claim(change)
+            elif change.kind.plural == "pods" and TENANT_LABEL not in change.last["metadata"].get("labels", {}):
+                self._see_pod(change)
+        self._claims_seen = len(changes)
+        for reflector in (self.watches.nodes, self.watches.gpunodes):
+            await reflector.list_all()
+
+    def _see_claim(self, change: Change) -> None:
+        if change.after is None:
+            self.state.seen_claims.drop_claim(change.last["metadata"]["uid"], change.version, deleted=True)
+        else:
+            self.state.seen_claims.put_claim(change.after)
+
+    def _see_pod(self, change: Change) -> None:
+        if change.after is None or (change.after.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            self.state.drop_other_pod(change.last["metadata"]["uid"])
+        else:
+            self.state.put_other_pod(change.after)
+
+    async def look_at_claim(self, name: str = "share", *, times: int = 1) -> None:
+        """Take in everything, then reconcile one claim, as often as it takes."""
+        uid = self.claim_uid(name)
+        for _ in range(times):
+            await self.see_claims()
+            await self.claims.reconcile(uid)
+
+    def claim_uid(self, name: str = "share") -> str:
+        """The uid of a claim, also of one that is gone."""
+        claims = [change.last for change in self.server.storage.history if change.kind.plural == "resourceclaims"]
+        return next(str(item["metadata"]["uid"]) for item in reversed(claims) if item["metadata"]["name"] == name)
+
     async def look(self, tenant: str = "") -> None:
         """Take in everything, then reconcile one tenant once."""
         await self.relist()
@@ -132,6 +182,12 @@ class World:
         async with asyncio.timeout(PATIENCE_S):
             while not true():
                 await self.server.storage.wait(self.server.storage.version)
+
+    async def until_answered(self, tenant: str) -> None:
+        """Wait until placement has said why it has no place for a tenant."""
+        async with asyncio.timeout(PATIENCE_S):
+            while tenant not in self.answered:  # noqa: ASYNC110 - nothing is written that could be waited for
+                await asyncio.sleep(0)
 
     def due_in(self, key: str, queue: WorkQueue[str] | None = None) -> float | None:
         """Seconds until a key is looked at again; None: never."""
@@ -217,6 +273,55 @@ class World:
         if name == "one":
             self.tenant = uid
         return uid
+
+    def claim(
+        self,
+        name: str = "share",
+        time_milli: int = 400,
+        *,
+        annotations: Json | None = None,
+        memory: str = "1Gi",
+        **spec: Any,
+    ) -> str:
+        """Create a ResourceClaim of our class; its uid."""
+        capacity = {"requests": {"timeMilli": str(time_milli), "memory": memory}}
+        exactly = {"deviceClassName": "sharepod.dev", "capacity": capacity, **spec}
+        body = {
+            "metadata": {"name": name, "annotations": annotations or {}},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+        }
+        return str(self.server.storage.create(self.kind("resourceclaims"), NAMESPACE, body)["metadata"]["uid"])
+
+    def pod_with(self, *claims: str, name: str = "user", **spec: Any) -> str:
+        """Create a Pod that uses these claims and waits for a node; its uid."""
+        listed = [{"name": f"c{number}", "resourceClaimName": claim} for number, claim in enumerate(claims)]
+        body = {
+            "metadata": {"name": name},
+            "spec": {"resourceClaims": listed, "containers": [{"name": "main", "image": "i"}], **spec},
+        }
+        return str(self.server.storage.create(self.kind("pods"), NAMESPACE, body)["metadata"]["uid"])
+
+    def allocation(self, name: str = "share") -> Json | None:
+        """The allocation of a claim."""
+        found: Json | None = ((self.read("resourceclaims", name) or {}).get("status") or {}).get("allocation")
+        return found
+
+    def binds(self, pod: str = "user", *claims: str, node: str = "node-a") -> None:
+        """kube-scheduler gives the claims to the Pod and binds it; the kubelet runs it."""
+        uid = (self.read("pods", pod) or {})["metadata"]["uid"]
+        for claim in claims or ("share",):
+            self.reserve(claim, uid, pod)
+        self.change("pods", pod, lambda item: item["spec"].update(nodeName=node))
+        self.change("pods", pod, lambda item: item.update(status={"phase": "Running"}), status=True)
+
+    def reserve(self, claim: str, uid: str, pod: str) -> None:
+        """kube-scheduler gives a claim to a Pod."""
+        consumer = {"resource": "pods", "name": pod, "uid": uid}
+        self.change("resourceclaims", claim, lambda item: item["status"].update(reservedFor=[consumer]), status=True)
+
+    def deallocates(self, claim: str = "share") -> None:
+        """kube-scheduler or kube-controller-manager takes the allocation away."""
+        self.change("resourceclaims", claim, lambda item: item.update(status={}), status=True)
 
     def status(self, name: str = "one") -> Json:
         found = self.read("sharepods", name)
@@ -311,6 +416,7 @@ async def acting(server: ApiServer, after: World | None = None, **settings: Any)
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
         world.tenants.queue.clear()
+        world.claims.queue.clear()
         world.nodes.queue.clear()
         await world.client.close()
 

@@ -61,6 +61,7 @@ NODES = Resource("/api/v1", "nodes")
 EVENTS = Resource("/apis/events.k8s.io/v1", "events")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 SHAREPODS = Resource(f"/apis/{objects.API_VERSION}", sharepod.PLURAL)
+CLAIMS = Resource("/apis/resource.k8s.io/v1", "resourceclaims")
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from sharepod.api import claims
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
 from sharepod.controller.state.facts import ObjectFacts
@@ -34,6 +35,8 @@ _BURST = 10
 """Events of one reason about one object that are written at once."""
 _PERIOD_S = 60.0
 """Seconds per Event of one reason about one object, after the burst."""
+_VERSIONS = {"Pod": "v1", claims.KIND: claims.API_VERSION}
+"""API versions of objects that Events are about, but for our own."""
 _NOTE_LIMIT = 1024
 """Bytes of a note that events.k8s.io/v1 takes."""
 
@@ -119,7 +122,8 @@ class Events:
         note = event.note if len(event.note) <= _NOTE_LIMIT else event.note[: _NOTE_LIMIT - 1] + "…"
         while len(note.encode()) > _NOTE_LIMIT:
             note = note[:-2] + "…"
-        regarding = {"apiVersion": API_VERSION, "kind": event.kind, "name": about.name, "uid": about.uid}
+        version = _VERSIONS.get(event.kind, API_VERSION)
+        regarding = {"apiVersion": version, "kind": event.kind, "name": about.name, "uid": about.uid}
         if about.namespace:
             regarding["namespace"] = about.namespace
         return {

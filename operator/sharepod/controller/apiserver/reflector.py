@@ -7,7 +7,7 @@ Guarantees:
   a backup). If they have, everything is listed again and the store replaced.
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
 - Objects are taken in one by one as they arrive: no page is held.
-- A resource that is not served yet is asked for each `_NOT_SERVED_S`.
+- A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _LONGEST_PAUSE_S = 3.0
 """Longest of these pauses: an API server that is back is noticed within it."""
 _NOT_SERVED_S = 2.0
 """Seconds between two tries while the resource is not served: its CRD may be applied any time."""
+_OPTIONAL_S = 15.0
+"""The same for a kind that placement does not depend on, which an older API server never serves."""
 _TURN_S = 0.005
 """Seconds for which events are taken in before other tasks get a turn."""
 _STEADY_S = 5.0
@@ -41,6 +43,8 @@ _CHECK_TIMEOUT_S = 5.0
 """Timeout of the list of one object that comes before a watch: as long as a watch may take to be answered."""
 _LOG_S = 10.0
 """Least seconds between two log lines of the same kind: a user can make thousands of objects that cannot be read."""
+_LOG_OPTIONAL_S = 3600.0
+"""The same for a kind that placement does not depend on."""
 _LONGEST_WHY = 300
 """Longest reason that is kept of an object that cannot be read, in characters: an exception may quote the object."""
 
@@ -78,6 +82,7 @@ class Reflector:
         labels: Label selector.
         fields: Field selector.
         needed: Placement depends on it.
+        on_listing: Called before everything is listed: what no watch has shown has happened unseen.
         on_replaced: Called before the store is replaced because the API server's versions have gone back.
         clock: Monotonic seconds.
     """
@@ -93,6 +98,7 @@ class Reflector:
         labels: str = "",
         fields: str = "",
         needed: bool = True,
+        on_listing: Callable[[], None] = lambda: None,
         on_replaced: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,6 +110,7 @@ class Reflector:
         self._labels = labels
         self._fields = fields
         self._needed = needed
+        self._on_listing = on_listing
         self._on_replaced = on_replaced
         self._clock = clock
         self._since: str | None = None
@@ -152,7 +159,7 @@ class Reflector:
             except NotFoundError as error:
                 self._since, self.listed = None, False
                 self._note("not served yet; trying again", error)
-                pause = _NOT_SERVED_S
+                pause = _NOT_SERVED_S if self._needed else _OPTIONAL_S
             except ApiError as error:
                 self._note("watch failed; trying again", error)
                 pause = 0.0 if error.retry_after_s is None else jittered(error.retry_after_s)
@@ -197,6 +204,7 @@ class Reflector:
 
     async def _pages(self) -> int:
         """List page by page, once more if the list expires on the way; return its version."""
+        self._on_listing()
         for last in (False, False, True):
             present: set[str] = set()
             try:
@@ -359,7 +367,8 @@ class Reflector:
     def _note(self, event: str, error: ApiError) -> None:
         """Note a failure; log it if it is another one than the last, or that is long ago."""
         now = self._clock()
-        if self._failure is None or str(self._failure) != str(error) or now >= self._told_at + _LOG_S:
+        again = now >= self._told_at + (_LOG_S if self._needed else _LOG_OPTIONAL_S)
+        if self._failure is None or str(self._failure) != str(error) or again:
             self._told_at = now
             log.warning(event, kind=self.kind, error=str(error))
         self._failure, self._failed_at = error, now

@@ -20,12 +20,12 @@ from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.kube import Json
 
 from . import sights
-from .client import GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
+from .client import CLAIMS, GPUNODES, LEASES, NAMESPACES, NODES, PODS, SHAREPODS, Client, Resource
 from .reflector import Reflector
 from .sights import Sight
 
-_OTHER_PODS = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that take room of a node."""
+_OTHER_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that take room of a node, or wait for one with a claim."""
 _ENDING = "status.phase=Terminating"
 """Field selector of the namespaces that are being deleted."""
 _REPLAY_S = 0.1
@@ -95,6 +95,7 @@ class Watches:
             labels: str = "",
             fields: str = "",
             needed: bool = True,
+            on_listing: Callable[[], None] = lambda: None,
         ) -> Reflector:
             return Reflector(
                 client,
@@ -105,6 +106,7 @@ class Watches:
                 labels=labels,
                 fields=fields,
                 needed=needed,
+                on_listing=on_listing,
                 on_replaced=replaced,
                 clock=clock,
             )
@@ -165,6 +167,20 @@ class Watches:
             ),
             labels=f"!{TENANT_LABEL}",
             fields=_OTHER_PODS,
+            on_listing=state.seen_claims.doubt,
+        )
+        self.claims = reflector(
+            "claims",
+            CLAIMS,
+            _Feed(
+                state.seen_claims.put_claim,
+                lambda uid, version, last: state.seen_claims.drop_claim(uid, version, deleted=last is not None),
+                state.seen_claims.claims.versions,
+                state.seen_claims.distrust_claims,
+                state.seen_claims.put_unreadable_claim,
+            ),
+            needed=False,
+            on_listing=state.seen_claims.doubt,
         )
         self.leases = reflector(
             "leases",
@@ -197,6 +213,7 @@ class Watches:
             self.other_pods,
             self.leases,
             self.namespaces,
+            self.claims,
         )
 
     def sights(self) -> list[Sight]:
@@ -230,7 +247,7 @@ class Watches:
         asked = self._clock()
         for reflector in self.all:
             reflector.reopen()
-        while not self._heard_since(asked):  # noqa: ASYNC110 - seven watches, and of each only a time
+        while not self._heard_since(asked):  # noqa: ASYNC110 - eight watches, and of each only a time
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(_REPLAY_S)
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from sharepod.api.gpunode import Mode
+from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
+from sharepod.controller.state.claim_facts import ClaimFacts
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts import PodFacts, SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
@@ -31,6 +33,8 @@ from sharepod.placement.head_reservation import find_head_reservation, is_attain
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.cluster import HeadReservation
 from sharepod.placement.state.types import Assignment, Outlook, PlacementError, PlacementRequest, Refusal, label_key
+
+from .claim_requests import claim_request
 
 _YIELD_S = 0.01
 """Seconds of deciding after which other tasks get a turn: watches and the Lease's renewal must not wait longer."""
@@ -268,18 +272,27 @@ class PlacementLoop:
 
     def _request_of(self, waiting: _Waiting) -> PlacementRequest | None:
         """Return its request; take it out of the queue and return None if it asks for nothing any more."""
+        claim = self._state.seen_claims.claims.get(waiting.tenant)
+        if claim is not None:
+            asked = self._request_of_claim(claim)
+            if asked is None:
+                self.leave(waiting.tenant)
+            return asked
         sharepod, pod = self._state.sharepods.get(waiting.tenant), self._state.pod_of(waiting.tenant)
         if sharepod is None or sharepod.gpu is None or pod is None or pod.deleting or not pod.waits_for_share:
             self.leave(waiting.tenant)
             return None
         return self.request(sharepod, pod)
 
+    def _request_of_claim(self, claim: ClaimFacts) -> PlacementRequest | None:
+        """Return the request of a claim and those beside it; None if it asks for nothing any more."""
+        if claim.request is None or claim.deleting:
+            return None
+        return claim_request(self._state, claim, self._avoided(claim.uid))
+
     def request(self, sharepod: SharePodFacts, pod: PodFacts) -> PlacementRequest:
         """Return the placement request of a valid SharePod, for its Pod, which waits for a share."""
         assert sharepod.gpu is not None
-        memo = self._memos.of(sharepod.uid)
-        now = self._clock()
-        memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
         return PlacementRequest(
             tenant=TenantId(sharepod.uid),
             namespace=sharepod.namespace,
@@ -290,8 +303,14 @@ class PlacementLoop:
             owner=sharepod.owner,
             priority=pod.priority,
             created=sharepod.created,
-            avoid={node: why for node, (why, _) in memo.avoid.items()},
+            avoid=self._avoided(sharepod.uid),
         )
+
+    def _avoided(self, tenant: str) -> dict[str, str]:
+        """Return the nodes that a tenant is kept away from, each with the reason."""
+        memo, now = self._memos.of(tenant), self._clock()
+        memo.avoid = {node: (why, until) for node, (why, until) in memo.avoid.items() if until > now}
+        return {node: why for node, (why, _) in memo.avoid.items()}
 
     def _place(self, waiting: _Waiting, request: PlacementRequest, refused: set[tuple[object, ...]]) -> None:
         """Decide for one SharePod. `refused`: requests refused in this pass, by all that a decision depends on."""
@@ -301,7 +320,7 @@ class PlacementLoop:
             self.engine.packing.arrived(request)
         memo = self._memos.of(waiting.tenant)
         is_head = cluster.head_reservation is not None and cluster.head_reservation.tenant == request.tenant
-        asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid))
+        asked = (request.namespace, request.gpu, repr(request.pod), request.owner, repr(request.avoid), request.beside)
         shape = (cluster.room_version, request.priority, *asked)
         answer: Assignment | None = None
         if is_head or shape not in refused:
@@ -326,7 +345,11 @@ class PlacementLoop:
             waiting.refused_at_version = cluster.room_version
             return
         metrics.DECISIONS.labels("placed").inc()
+        for one in (request, *request.beside) if request.claim is not None else ():
+            self._state.seen_claims.booked(one.tenant)
         memo.refusal = None
+        for other in request.beside:
+            self._memos.of(other.tenant).refusal = None
         self._places.pop(waiting.tenant, None)
         if is_head:
             cluster.reserve_for_head(None)
@@ -368,7 +391,8 @@ class PlacementLoop:
             return
         self._next_head_check = now + _HEAD_CHECK_PERIOD_S
         waits = [waiting for waiting in list(self._places.values()) if self._waits_for_room(waiting)]
-        asked = [(request, waiting) for waiting in waits if (request := self._request_of(waiting)) is not None]
+        requests = ((self._request_of(waiting), waiting) for waiting in waits)
+        asked = [(request, waiting) for request, waiting in requests if request is not None and not request.beside]
         asked.sort(key=lambda item: queue_key(item[0]))
         if asked:
             self._later(max(asked[0][1].since + self._head_reservation_after, self._next_head_check))
@@ -409,12 +433,12 @@ class PlacementLoop:
     def _resize(self, waiting: _Waiting) -> None:
         """Decide about another share for one SharePod."""
         waiting.refused_at_version = self._state.cluster.room_version
-        sharepod = self._state.sharepods.get(waiting.tenant)
+        asked = self._share_asked(waiting.tenant)
         reserved = self._state.cluster.reservations_of(TenantId(waiting.tenant))
-        if sharepod is None or sharepod.gpu is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
+        if asked is None or len(reserved) != 1 or reserved[0][1].mode is Mode.EXCLUSIVE:
             self._resizes.pop(waiting.tenant, None)
             return
-        asked, memo = sharepod.gpu, self._memos.of(waiting.tenant)
+        memo = self._memos.of(waiting.tenant)
         gpunode = self._state.gpunodes.named(reserved[0][0])
         seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == waiting.tenant)
         in_use = next(seen, 0)  # of the GPU where it uses most
@@ -431,7 +455,7 @@ class PlacementLoop:
             log.error(
                 "cannot resize",
                 tenant=waiting.tenant,
-                sharepod=f"{sharepod.namespace}/{sharepod.name}",
+                owner=reserved[0][1].title,
                 error=str(error),
             )
             return
@@ -445,6 +469,16 @@ class PlacementLoop:
         memo.resize_refusal = None
         self._resizes.pop(waiting.tenant, None)
         self._on_decided(waiting.tenant, reserved[0][0])
+
+    def _share_asked(self, tenant: str) -> GpuRequest | None:
+        """Return the share that a SharePod or claim asks for; None if it is gone or its request is invalid."""
+        if (sharepod := self._state.sharepods.get(tenant)) is not None:
+            return sharepod.gpu
+        claim = self._state.seen_claims.claims.get(tenant)
+        reserved = self._state.cluster.reservations_of(TenantId(tenant))
+        if claim is None or claim.request is None or not reserved:
+            return None
+        return replace(claim.request.gpu, memory=reserved[0][1].memory)  # a claim's memory stays as it was granted
 
     def _later(self, at: float) -> None:
         """Wake the loop at that time, or earlier if it is to be woken earlier anyway."""

@@ -26,6 +26,8 @@ from sharepod.placement.state.types import GpuState, NodeState, Reservation, Res
 from sharepod.rate_limit import RateLimiter
 
 from .agent_leases import AgentLeases
+from .claim_facts import uses_claims
+from .claims_seen import ClaimsSeen
 from .facts import (
     GpuNodeFacts,
     NodeFacts,
@@ -90,6 +92,7 @@ class ClusterState:
         self.pods: Store[PodFacts] = Store()
         self.nodes: Store[NodeFacts] = Store()
         self.gpunodes: Store[GpuNodeFacts] = Store()
+        self.seen_claims = ClaimsSeen(lambda uid: self.on_tenant_changed(uid))
         self.cluster = Cluster(interactive_per_gpu=interactive_per_gpu)
         self.lost_pods: dict[str, PodFacts] = {}
         """By tenant: its Pod as it was last seen, once it is gone."""
@@ -156,6 +159,7 @@ class ClusterState:
         for item in self.sharepods:
             if item.namespace == namespace:
                 self.on_tenant_changed(item.uid)
+        self.seen_claims.tell_namespace(namespace)
 
     def saw_deleted(self, tenant: str) -> bool:
         """Return whether a watch has shown the deletion of this SharePod."""
@@ -255,23 +259,43 @@ class ClusterState:
         if self.cluster.room_version != before:
             self.on_room_changed()
 
+    # Claims
+
+    def is_claim(self, tenant: str) -> bool:
+        """Return whether a tenant is a claim that is not a SharePod's, known or only in a ledger."""
+        if self.sharepods.get(tenant) is not None:
+            return False
+        known = self.seen_claims.claims.get(tenant)
+        if known is not None and known.ours:
+            return True
+        rows = (row for _, row in self.cluster.reservations_of(TenantId(tenant)))
+        return any(row.claim is not None and row.claim.uid == tenant for row in rows)
+
     # Other pods
 
     def put_other_pod(self, raw: Json) -> None:
-        """Count the requests of a pod without the tenant label on its node."""
+        """Count the requests of a pod without the tenant label on its node. One that uses claims is kept."""
         uid, version = _version(raw)
         if version < self._other_pods.get(uid, 0):
             return
         node, needs = other_pod(raw)
         self._other_pods[uid] = version
+        tenant = self._claim_of(raw) if uses_claims(raw) else None
         if node:
             before = self.cluster.room_version
-            self.cluster.set_pod_usage(node, uid, needs)
+            self.cluster.set_pod_usage(node, uid, needs, tenant=tenant)
             self._room_since(before)
+
+    def _claim_of(self, raw: Json) -> TenantId | None:
+        """Take in a Pod that uses claims; return the claim whose reservation has assumed what the Pod needs."""
+        pod = self.seen_claims.put_pod(raw)
+        first = next(self.seen_claims.of_pod(pod), None) if pod is not None else None
+        return TenantId(first.uid) if first is not None else None
 
     def drop_other_pod(self, uid: str) -> None:
         """Count a pod without the tenant label no longer."""
         self._other_pods.pop(uid, None)
+        self.seen_claims.drop_pod(uid)
         if self.pods.get(uid) is None:  # else it has got the label
             self.cluster.remove_pod(uid)
             self.on_room_changed()
@@ -283,6 +307,7 @@ class ClusterState:
     def distrust_other_pods(self) -> None:
         """Count each known version of a pod without the tenant label as the oldest."""
         self._other_pods = dict.fromkeys(self._other_pods, 0)
+        self.seen_claims.distrust_pods()
 
     # Nodes
 
@@ -409,9 +434,7 @@ class ClusterState:
         """
         rows = []
         for row in item.spec.tenants:
-            sharepod = self.sharepods.get(row.id)
-            owner = sharepod.owner if sharepod else None
-            needs = sharepod.needs.resources if sharepod else Resources()
+            owner, needs = self._owner_and_needs(row.id)
             rows.append(Reservation.of_row(row, owner=owner, needs=needs))
         faults = self.cluster.load(item.name, rows, item.generation, uid=item.uid)
         written = item.rows
@@ -427,6 +450,17 @@ class ClusterState:
         for left in self.cluster.overcommits(item.name):
             log.error("GPU is overcommitted", node=item.name, gpu=left.gpu, error=left.text)
         self.on_room_changed()
+
+    def _owner_and_needs(self, tenant: str) -> tuple[str | None, Resources]:
+        """Return what the ledger does not hold of a tenant: what made it, and what its Pod takes of the node."""
+        if (sharepod := self.sharepods.get(tenant)) is not None:
+            return sharepod.owner, sharepod.needs.resources
+        claim = self.seen_claims.claims.get(tenant)
+        pod = next(iter(self.seen_claims.users(claim)), None) if claim is not None else None
+        if pod is None or pod.asks is None:
+            return None, Resources()
+        first = next(self.seen_claims.of_pod(pod), None)
+        return pod.owner, pod.asks.resources if first is claim else Resources()
 
     def unreserve(self, node: str, tenant: str) -> None:
         """Forget a reservation, unless the ledger as last read has it: a written row ends by a write alone."""
@@ -496,10 +530,11 @@ class ClusterState:
     # All of it
 
     def tenants(self) -> set[str]:
-        """Return every tenant that has a SharePod, a Pod or a reservation."""
+        """Return every tenant that has a SharePod, a claim, a Pod or a reservation."""
         rows = {row for gpunode in self.gpunodes for row in gpunode.rows}
         decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
-        return self.sharepods.uids() | set(self._pods_of) | rows | decided
+        claims = {claim.uid for claim in self.seen_claims.claims if claim.ours}
+        return self.sharepods.uids() | claims | set(self._pods_of) | rows | decided
 
 
 def _agent_unready(gpunode: GpuNodeFacts) -> str | None:

@@ -257,7 +257,7 @@ class GpuNodeFacts(ObjectFacts):
 
 def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
     """Read a SharePod. `before`: an earlier version of it; if it asks for the same, that is not read again."""
-    metadata, status_raw = _object(raw.get("metadata")), _object(raw.get("status"))
+    metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
     slim = _slim(raw)
     if before is not None and _asks_the_same(slim, before):
         gpu, needs, error = before.gpu, before.needs, before.error
@@ -269,10 +269,10 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
     status_fits = beyond(status_raw) is None
     return SharePodFacts(
         **_common(metadata),
-        generation=_whole(metadata.get("generation")),
+        generation=whole_number(metadata.get("generation")),
         created=str(metadata.get("creationTimestamp") or ""),
         deleting=bool(metadata.get("deletionTimestamp")),
-        owner=_controller(metadata, None),
+        owner=controller_of(metadata, None),
         gpu=gpu,
         needs=needs,
         error=error,
@@ -287,7 +287,7 @@ def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | Non
 
 def _restart_policy(slim: Json) -> RestartPolicy:
     """Return the restartPolicy of a SharePod: Always by default, as for a Pod."""
-    policy = _object(slim.get("spec")).get("restartPolicy")
+    policy = mapping(slim.get("spec")).get("restartPolicy")
     try:
         return RestartPolicy(policy) if policy else RestartPolicy.ALWAYS
     except ValueError:
@@ -301,7 +301,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 def _ttl_s(slim: Json) -> int | None:
     """Return the seconds for which a SharePod that has ended is kept; None: for ever, as where that cannot be read."""
-    ttl = _object(slim.get("spec")).get(TTL)
+    ttl = mapping(slim.get("spec")).get(TTL)
     return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
 
 
@@ -310,7 +310,7 @@ def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
     known = before.raw
     if not before.readable or slim.keys() != known.keys() or slim.get("spec") != known.get("spec"):
         return False
-    metadata, former = slim["metadata"], _object(known.get("metadata"))
+    metadata, former = slim["metadata"], mapping(known.get("metadata"))
     return metadata.keys() == former.keys() and all(
         value == former[name] for name, value in metadata.items() if name != "resourceVersion"
     )
@@ -344,10 +344,10 @@ def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
     known = METADATA(metadata) or {}
     return SharePodFacts(
         **_common(known),
-        generation=_whole(known.get("generation")),
+        generation=whole_number(known.get("generation")),
         created=str(known.get("creationTimestamp") or ""),
         deleting=bool(known.get("deletionTimestamp")),
-        owner=_controller(known, None),
+        owner=controller_of(known, None),
         gpu=None,
         needs=PodNeeds(),
         error=SpecError("spec", f"cannot be read: the object {why}"),
@@ -360,7 +360,7 @@ def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
 
 def pod_facts(raw: Json) -> PodFacts:
     """Read a Pod with the tenant label. What cannot be read of it counts as absent."""
-    affinity = _object(_object(raw.get("spec")).get("affinity")) or None
+    affinity = mapping(mapping(raw.get("spec")).get("affinity")) or None
     try:
         if _usual(raw):
             return _pod_facts(raw, affinity)
@@ -384,12 +384,12 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled") or {}
     disruption = conditions.get("DisruptionTarget") or {}
-    gates = tuple(_text(gate.get("name")) for gate in _maps(spec.get("schedulingGates")))
+    gates = tuple(_text(gate.get("name")) for gate in maps(spec.get("schedulingGates")))
     waits = SHARE_GATE in gates
     return PodFacts(
         **_common(metadata),
         tenant=_tenant(metadata),
-        orphaned=_tenant(metadata) is not None and _controller(metadata, None) is None,
+        orphaned=_tenant(metadata) is not None and controller_of(metadata, None) is None,
         node=_text(spec.get("nodeName")) or None,
         pin=None if waits else _pin(spec),
         phase=str(status.get("phase") or "Pending"),
@@ -404,7 +404,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         gates=gates,
         restarts=(spec.get("restartPolicy") or "Always") == "Always",
         started=clipped(str(status.get("startTime") or "")),
-        restarted=sum(_whole(container.get("restartCount")) for container in containers),
+        restarted=sum(whole_number(container.get("restartCount")) for container in containers),
         containers=ready_containers(spec, status),
         summary=summary(metadata, spec, status),
         address=clipped(str(status.get("podIP") or "")),
@@ -413,7 +413,7 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
         ended_first=_ended_first(metadata, containers),
         scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
         needs=_resources(spec),
-        priority=_whole(spec.get("priority")),
+        priority=whole_number(spec.get("priority")),
         asks=_asks(spec) if waits else None,
         affinity=affinity if waits else None,
     )
@@ -421,15 +421,15 @@ def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
 
 def node_facts(raw: Json) -> NodeFacts:
     """Read a Node."""
-    metadata, status = _object(raw.get("metadata")), _object(raw.get("status"))
+    metadata, status = mapping(raw.get("metadata")), mapping(raw.get("status"))
     error: str | None = None
-    labels = _object(metadata.get("labels"))
+    labels = mapping(metadata.get("labels"))
     taints: tuple[Taint, ...] = ()
     allocatable, pods, ready = Resources(), 0, False
     if len(labels) > MAX_VALUES or not all(isinstance(value, str) for value in labels.values()):
         error, labels = f"has {len(labels)} labels, which cannot be read", texts(labels)
     try:
-        taints = parse_taints(_object(raw.get("spec")))
+        taints = parse_taints(mapping(raw.get("spec")))
         allocatable, pods = parse_allocatable(status)
         conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
         ready = (conditions.get("Ready") or {}).get("status") == "True"
@@ -449,8 +449,8 @@ def node_facts(raw: Json) -> NodeFacts:
 
 def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts:
     """Read a GPUNode. `before`: an earlier version of it, of which what has not changed is taken over."""
-    metadata = _object(raw.get("metadata"))
-    spec_raw, status_raw = _object(raw.get("spec")), _object(raw.get("status"))
+    metadata = mapping(raw.get("metadata"))
+    spec_raw, status_raw = mapping(raw.get("spec")), mapping(raw.get("status"))
     was = before.lists if before is not None else GpuNodeLists()
     faults: list[str] = []
     rows = entries(Tenant, spec_raw, "tenants", MAX_TENANTS, faults, was.rows)
@@ -472,7 +472,7 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
     forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
     return GpuNodeFacts(
         **_common(metadata),
-        generation=_whole(metadata.get("generation")),
+        generation=whole_number(metadata.get("generation")),
         spec=spec,
         status=status,
         has_tenants="tenants" in spec_raw,
@@ -487,7 +487,7 @@ def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts
 def other_pod(raw: Json) -> tuple[str, Resources]:
     """Read node and requests of a pod without the tenant label. What cannot be read of it counts as nothing: it is
     kube-scheduler that decides whether a node has room."""
-    spec = _object(raw.get("spec"))
+    spec = mapping(raw.get("spec"))
     node = spec.get("nodeName")
     return node if isinstance(node, str) else "", _resources(spec)
 
@@ -497,7 +497,7 @@ def _common(metadata: Json) -> dict[str, Any]:
         "uid": str(metadata["uid"]),
         "name": str(metadata["name"]),
         "namespace": str(metadata.get("namespace") or ""),
-        "version": _whole(metadata.get("resourceVersion")),
+        "version": whole_number(metadata.get("resourceVersion")),
     }
 
 
@@ -508,7 +508,7 @@ def _text(value: object) -> str:
     return value or ""
 
 
-def _whole(value: object) -> int:
+def whole_number(value: object) -> int:
     """Return a whole number of the API server's own, which may be written as a text; 0 for what is none."""
     try:
         return int(str(value)[:20])
@@ -517,31 +517,33 @@ def _whole(value: object) -> int:
 
 
 def _slim(raw: Json) -> Json:
-    metadata = {key: value for key, value in _object(raw.get("metadata")).items() if key != "managedFields"}
+    metadata = {key: value for key, value in mapping(raw.get("metadata")).items() if key != "managedFields"}
     return {key: value for key, value in raw.items() if key != "status"} | {"metadata": metadata}
 
 
-def _controller(metadata: Json, kind: str | None) -> str | None:
-    for owner in _maps(metadata.get("ownerReferences")):
+def controller_of(metadata: Json, kind: str | None) -> str | None:
+    """Return the uid of an object's controller, of that kind alone unless None; None if it has none."""
+    for owner in maps(metadata.get("ownerReferences")):
         if owner.get("controller") and kind in (None, owner.get("kind")):
             return str(owner.get("uid") or "")[:MAX_NAME]
     return None
 
 
 def _tenant(metadata: Json) -> str | None:
-    label = str(_object(metadata.get("labels")).get(TENANT_LABEL) or "") or None
-    controller = _controller(metadata, None)
+    label = str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "") or None
+    controller = controller_of(metadata, None)
     return label if controller is None or controller == label else None
 
 
-def _object(value: object) -> Json:
+def mapping(value: object) -> Json:
+    """Return a map; an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _maps(value: object) -> Iterator[Json]:
+def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
     """Yield the maps among the first entries of a list."""
     if isinstance(value, list | tuple):
-        yield from (item for item in islice(value, MAX_LIST) if isinstance(item, Mapping))
+        yield from (item for item in islice(value, most) if isinstance(item, Mapping))
 
 
 def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
@@ -555,7 +557,7 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
         decides.setdefault("endTime", "")
     elif raw.get("phase") in tuple(Phase):
         decides["phase"] = raw["phase"]
-    former = _object(raw.get("lastEnd")).get("podUID")
+    former = mapping(raw.get("lastEnd")).get("podUID")
     if isinstance(former, str) and len(former) <= MAX_LABEL:
         decides["lastEnd"] = {"podUID": former}
     readable = raw
@@ -572,12 +574,15 @@ def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
 
 def _pin(spec: Json) -> str | None:
     """Return the node that every term of the required affinity names (as `build_pod` has it), or None."""
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return pinned_node(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+
+
+def pinned_node(selector: Json) -> str | None:
+    """Return the one node that the terms of a node selector name, or None."""
     pins: set[str] = set()
-    for term in _maps(affinity.get("nodeSelectorTerms")):
-        for wanted in _maps(term.get("matchFields")):
+    for term in maps(selector.get("nodeSelectorTerms")):
+        for wanted in maps(term.get("matchFields")):
             if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In":
                 pins.update(str(value) for value in islice(wanted.get("values") or (), MAX_LIST))
     return pins.pop() if len(pins) == 1 else None
@@ -586,7 +591,7 @@ def _pin(spec: Json) -> str | None:
 def _begun(container: Json) -> bool:
     """Return whether a container has been started, by its status."""
     state = container.get("state") or {}
-    return bool(state.get("running") or state.get("terminated") or _whole(container.get("restartCount")))
+    return bool(state.get("running") or state.get("terminated") or whole_number(container.get("restartCount")))
 
 
 def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
@@ -600,7 +605,7 @@ def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
     ended = [seconds(str((_ended_state(container)).get("finishedAt") or "")) for container in containers]
     if gone is None or not ended:
         return False
-    asked = gone - _whole(metadata.get("deletionGracePeriodSeconds"))
+    asked = gone - whole_number(metadata.get("deletionGracePeriodSeconds"))
     return all(time is not None and time < asked for time in ended)
 
 

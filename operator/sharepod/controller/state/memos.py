@@ -55,6 +55,26 @@ class Eviction:
 
 
 @dataclass(slots=True)
+class ClaimMemo:
+    """Memory of one claim. Times are monotonic seconds."""
+
+    allocated: bool = False
+    """This process has written the allocation of its row, or seen it."""
+    give_up: bool = False
+    """Another claim of its Pod has lost its place: its own goes too."""
+    taken_back: bool = False
+    """This process has taken its allocation back."""
+    withdrawn: float | None = None
+    """When its reservation for a Pod that waits was taken back, so that the allocation can be."""
+    waits: tuple[str, float, str] | None = None
+    """Uid of the Pod that waits with the claim allocated, since when, and what kube-scheduler had said by then."""
+    refused_since: float | None = None
+    """When kube-scheduler was first seen to say something else of that Pod."""
+    waited: bool = False
+    """It was told that there is no place for it: the place that it gets is news."""
+
+
+@dataclass(slots=True)
 class TenantMemo:
     """Memory of one tenant. Times are monotonic seconds."""
 
@@ -95,8 +115,16 @@ class TenantMemo:
     """When `status.usage` was last written."""
     shown: tuple[object, ...] | None = None
     """What the status as it is written was made of (`decisions.status.looked_at`); None: compose it."""
+    _of_claim: ClaimMemo | None = None
     announced: dict[str, str] | None = None
     """By condition type or finding: the words of the last Event; None before the first write of this process."""
+
+    @property
+    def claim(self) -> ClaimMemo:
+        """Memory of a tenant that is a claim."""
+        if self._of_claim is None:
+            self._of_claim = ClaimMemo()
+        return self._of_claim
 
     def next_pause_s(self, first_s: float) -> float:
         """Count one more failure and return how long to stay away: `first_s`, then twice as long each time."""

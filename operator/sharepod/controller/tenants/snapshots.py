@@ -41,8 +41,7 @@ class Snapshots:
     def take(self, tenant: str, memo: TenantMemo) -> TenantSnapshot:
         """Return everything known of a tenant now."""
         sharepod, pod = self._state.sharepods.get(tenant), _as_evicted(self._state.pod_of(tenant), memo)
-        reservations = self._state.cluster.reservations_of(TenantId(tenant))
-        reserved = tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
+        reserved = self.reserved(tenant, memo)
         now = self._clock()
         if pod is None or pod.node is not None or pod.gates or not pod.unschedulable:
             memo.unbound = None
@@ -70,6 +69,11 @@ class Snapshots:
             unreadable_row=self._state.unreadable_row(tenant),
             gpu_failed=pod is not None and any(self._gpu_failed(item) for item in reserved),
         )
+
+    def reserved(self, tenant: str, memo: TenantMemo) -> tuple[ReservationSnapshot, ...]:
+        """Return the reservations of a tenant, a SharePod or a claim."""
+        reservations = self._state.cluster.reservations_of(TenantId(tenant))
+        return tuple(self._reserved(node, wanted, tenant, memo) for node, wanted in reservations)
 
     def _gpu_failed(self, reserved: ReservationSnapshot) -> bool:
         """Return whether the agent reports that a GPU of a row has failed."""

@@ -40,9 +40,16 @@ def candidates_of_group(
     cluster: Cluster, request: PlacementRequest, places: Sequence[GroupPlace]
 ) -> Iterator[Candidate]:
     """Yield the candidates among the places of an affinity group: exactly the group's GPUs."""
-    checks = gpu_checks(request)
+    return candidates_among(cluster.known(name for name, _ in places), request, places)
+
+
+def candidates_among(
+    nodes: Iterable[NodeAccount], request: PlacementRequest, places: Sequence[GroupPlace]
+) -> Iterator[Candidate]:
+    """Yield the candidates of an affinity group among these accounts of nodes."""
+    checks, accounts = gpu_checks(request), {node.name: node for node in nodes}
     for name, uuids in places:
-        node = cluster.node(name)
+        node = accounts.get(name)
         if node is None or len(uuids) != request.gpu.count or not node_passes(node, request):
             continue
         members = [gpu for gpu in node.gpus if gpu.state.uuid in uuids]

@@ -46,6 +46,15 @@ class _Tally:
 
 def explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
     """Word the refusal of a request that has no place. `fits` decides whether another request would find one."""
+    refusal = _explain(cluster, request, fits=fits)
+    if not request.beside:
+        return refusal
+    number = len(request.beside) + 1
+    text = f"its pod has {number} claims, and all of them go to one node or none is placed"
+    return replace(refusal, obstacles=(*refusal.obstacles, Obstacle("Together", "claim", number, text)))
+
+
+def _explain(cluster: Cluster, request: PlacementRequest, *, fits: Fits) -> Refusal:
     nodes = sorted(cluster.nodes(), key=lambda node: node.name)
     if not nodes:
         return Refusal(

@@ -219,6 +219,17 @@ class NodeAccount:
         """True if nothing is known of the node any more."""
         return self.state is None and not (self.rows or self.pods or self.holders or self.generation)
 
+    def copy(self) -> NodeAccount:
+        """Return an account of the same node that can be changed apart from this one."""
+        other = NodeAccount(self.name, interactive_per_gpu=self._interactive_per_gpu)
+        other.set_state(self.state)
+        other.pods, other.holders = dict(self.pods), dict(self.holders)
+        for tenant, row in self.rows.items():
+            other.put(tenant, row)
+        for mine, theirs in zip(other.gpus, self.gpus, strict=True):
+            mine.head_tenant, mine.head_priority = theirs.head_tenant, theirs.head_priority
+        return other
+
     def set_state(self, state: NodeState | None) -> None:
         """Replace what is known of the Node; None: it is not known any more."""
         before = self.state.gpus if self.state else ()
@@ -324,9 +335,10 @@ class NodeAccount:
                 if pod.tenant is not None:
                     seen.add(pod.tenant)
             for tenant, row in self.rows.items():
-                if tenant not in seen and not row.wanted.releasing:
-                    total += row.wanted.needs
-                    count += 1
+                wanted = row.wanted
+                if tenant not in seen and not wanted.releasing:
+                    total += wanted.needs
+                    count += wanted.claim is None or wanted.needs != Resources()  # one Pod may have several claims
             allocatable = self.state.allocatable if self.state else Resources()
             self._taken = Taken(count, allocatable - total)
         return self._taken

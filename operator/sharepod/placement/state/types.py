@@ -245,6 +245,8 @@ class PlacementRequest:
     created: str = ""
     claim: ClaimReference | None = None
     avoid: Mapping[str, str] = field(default_factory=dict, hash=False)
+    beside: tuple[PlacementRequest, ...] = ()
+    """Requests of the same Pod: all go to one node, or none is placed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +256,8 @@ class Assignment:
     node: str
     gpus: tuple[GpuUuid, ...]
     memory: Bytes
+    beside: tuple[Assignment, ...] = ()
+    """Places of the requests beside this one, in their order, on the same node."""
 
     def reservation(self, request: PlacementRequest) -> Reservation:
         """Return the row that puts this assignment into effect."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from sharepod.api.gpunode import ClaimReference, SchedulingLabels, Tenant
+from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, device_name
 from sharepod.api.units import Bytes, GpuUuid, Milli, TenantId
 from sharepod.placement.state.types import Reservation
 
@@ -42,3 +44,9 @@ def test_a_row_that_names_no_pod_can_be_read() -> None:
 def test_messages_name_the_claim_where_there_is_no_pod() -> None:
     assert OF_A_CLAIM.title == "team-a/share"
     assert replace(OF_A_CLAIM, pod_name="one").title == "team-a/one"
+
+
+def test_names_in_claims_are_names_that_the_api_server_takes() -> None:
+    device = device_name("GPU-5A9E0001-0000-4000-8000-000000000001")
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", device)
+    assert (DEVICE_CLASS, CLAIM_DRIVER) == ("sharepod.dev", "gpu.sharepod.dev")

@@ -1,0 +1,256 @@
+"""Admission policy on claims of class `sharepod.dev` and their templates: what cannot be had is refused at apply. Pure.
+
+It refuses what `claims.lower` would refuse later, in nearly the same words, from the same tables. It leaves to
+`claims.lower` what a rule can hardly say: selectors that contradict each other, and sums over requests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.api.bounds import MAX_ITEMS
+from sharepod.api.claims import ANNOTATIONS, CAPACITIES, EXAMPLE, FIELDS, GATE_HINT, LIMIT, MEMORY, TIME
+from sharepod.api.dialects import (
+    DECIMAL_PATTERN,
+    FIELD_OF,
+    MAX_LIST_TEXT,
+    MAX_MEMORY,
+    MIN_MEMORY,
+    NATIVE_PREFIX,
+    STARTS,
+)
+from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
+from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, MAX_GPUS
+from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
+
+from .cel import Validation, refuse, text, texts
+
+NAME = "sharepod-claims"
+
+_TEXT = r"""("[^"\\\n]*"|'[^'\\\n]*')"""
+_ONE = (
+    r"\s*device\s*\.\s*attributes\s*\[\s*[\"']" + CLAIM_DRIVER.replace(".", "[.]") + r"[\"']\s*\]\s*\.\s*(uuid|model)"
+    rf"\s*(==\s*{_TEXT}|in\s*\[\s*{_TEXT}(\s*,\s*{_TEXT})*\s*\])\s*"
+)
+_EXPRESSION = f"^{_ONE}(&&{_ONE})*$"
+"""Regular expression of the selectors that are understood."""
+
+_REQUESTS = "variables.devices.?requests.orValue([])"
+
+
+def claim_policy() -> list[dict[str, Any]]:
+    """Return the policy on claims and templates, and its binding."""
+    template = "object.kind == 'ResourceClaimTemplate'"
+    is_class = f"?deviceClassName.orValue('') == {text(DEVICE_CLASS)}"
+    ours = f"(r.?exactly.{is_class} || r.?firstAvailable.orValue([]).exists(a, a.{is_class}))"
+    spec = f"({template} ? object.spec.?spec : object.?spec)"
+    variables = [
+        ("devices", f"{spec}.?devices.orValue({{}})"),
+        (
+            "annotations",
+            f"({template} ? object.spec.?metadata.?annotations : object.metadata.?annotations).orValue({{}})",
+        ),
+        (
+            "said",
+            f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, "
+            + " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
+            + ")",
+        ),
+        ("asked", f"{_REQUESTS}.map(r, r.?exactly.orValue({{}}))"),
+        ("amounts", "variables.asked.map(e, e.?capacity.?requests.orValue({}))"),
+        (
+            "exclusive",
+            f"variables.annotations.?['{NATIVE_PREFIX}mode'].orValue('') == '{Mode.EXCLUSIVE}'".replace(".?[", "[?"),
+        ),
+    ]
+    metadata = {"name": NAME}
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims", "resourceclaimtemplates"],
+    }
+    devices = f"{spec}.?devices.?requests.orValue([])"
+    changed = (
+        "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
+        "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
+    )
+    return [
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": metadata,
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": [rule]},
+                "matchConditions": [
+                    {"name": "of-our-class", "expression": f"{devices}.exists(r, {ours})"},
+                    {"name": "new-or-annotations-changed", "expression": changed},
+                ],
+                "variables": [{"name": name, "expression": expression} for name, expression in variables],
+                "validations": [*_annotations(), *_supported(), *_capacity()],
+            },
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": metadata,
+            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def _annotations() -> list[Validation]:
+    """Refuse annotations that a claim cannot have, and values that they cannot have."""
+    unknown = f"variables.said.filter(k, !(k in {texts(ANNOTATIONS)}))"
+    known = ", ".join(ANNOTATIONS)
+    choices: dict[str, list[str]] = {
+        "mode": [*Mode],
+        "memoryIsolation": [*MemoryIsolation],
+        "latency": [*Latency],
+        "placement": [*PlacementPolicy],
+    }
+    labels = [name for name in ANNOTATIONS if FIELD_OF[name] in ("affinity", "antiAffinity", "exclusion")]
+    rules = [
+        refuse(
+            f"size(variables.annotations) <= {MAX_ITEMS}",
+            "'metadata.annotations: has ' + string(size(variables.annotations)) + "
+            f"' entries; write at most {MAX_ITEMS}'",
+        ),
+        refuse(
+            f"{unknown}.size() == 0",
+            f"'metadata.annotations[' + {unknown}[0] + ']: is not known on a claim, which says size and number in its "
+            f"spec; use one of {known}, or remove it'",
+        ),
+        refuse(
+            f"variables.said.all(k, size(variables.annotations[k]) <= {MAX_LIST_TEXT})",
+            "'metadata.annotations: one of them is too long; write names with commas between them'",
+        ),
+    ]
+    for name in ANNOTATIONS:
+        said = f"variables.annotations[?{text(name)}]"
+        if (field := FIELD_OF[name]) in choices:
+            some = choices[field]
+            rules.append(
+                refuse(
+                    f"!{said}.hasValue() || {said}.value() in {texts(some)}",
+                    f"'metadata.annotations[{name}]: \"' + {said}.value() + "
+                    f"'\" is not known; write {' or '.join(some)}'",
+                )
+            )
+        elif name in labels:
+            rules.append(
+                refuse(
+                    f"!{said}.hasValue() || {said}.value().matches('{LABEL_PATTERN}')",
+                    f"'metadata.annotations[{name}]: \"' + {said}.value() + '\" is not a label; write up to 63 "
+                    'letters, digits, ".", "_" and "-", beginning and ending with a letter or digit\'',
+                )
+            )
+        elif field == "request":
+            rules.append(
+                refuse(
+                    f"!{said}.hasValue() || {said}.value().matches('{DECIMAL_PATTERN}')",
+                    f"'metadata.annotations[{name}]: \"' + {said}.value() + '\" is not a fraction; write 0 to 1 "
+                    'with at most three decimals, such as "0.4"\'',
+                )
+            )
+    return rules
+
+
+def _supported() -> list[Validation]:
+    """Refuse what a claim of our class cannot ask for."""
+    return [
+        refuse(
+            "variables.devices.?constraints.orValue([]).size() == 0",
+            f"'spec.devices.constraints: {FIELDS['constraints']}; leave it out'",
+        ),
+        refuse(
+            "variables.devices.?config.orValue([]).size() == 0",
+            f"'spec.devices.config: {FIELDS['config']}; leave it out'",
+        ),
+        refuse(
+            f"{_REQUESTS}.all(r, r.?firstAvailable.orValue([]).size() == 0)",
+            f"'spec.devices.requests: firstAvailable: {FIELDS['firstAvailable']}'",
+        ),
+        refuse(
+            f"variables.asked.all(e, e.?deviceClassName.orValue('') == {text(DEVICE_CLASS)})",
+            f"'spec.devices.requests: deviceClassName: is another class than {DEVICE_CLASS}; "
+            "write a claim of its own for it'",
+        ),
+        refuse(
+            "variables.asked.all(e, !e.?adminAccess.orValue(false))",
+            "'spec.devices.requests: adminAccess: goes past every share; leave it out'",
+        ),
+        refuse(
+            "variables.asked.all(e, e.?allocationMode.orValue('ExactCount') in ['', 'ExactCount'])",
+            "'spec.devices.requests: allocationMode: is not supported; "
+            "write ExactCount with the number of GPUs in count'",
+        ),
+        refuse(
+            f"variables.asked.all(e, e.?count.orValue(1) <= {MAX_GPUS})",
+            f"'spec.devices.requests: count: more GPUs than a node has; write a whole number from 1 to {MAX_GPUS}'",
+        ),
+        refuse(
+            "variables.asked.all(e, e.?selectors.orValue([]).all(s, "
+            f"s.?cel.?expression.orValue('').matches(r'''{_EXPRESSION}''')))",
+            "'spec.devices.requests: selectors: only == and in on uuid and model are understood, joined by &&; write "
+            f"one such as {EXAMPLE}'",
+        ),
+    ]
+
+
+def _capacity() -> list[Validation]:
+    """Refuse amounts that no GPU has."""
+
+    def each(name: str, unless: str, message: str) -> Validation:
+        return refuse(
+            f"variables.amounts.all(a, !('{name}' in a) || {unless})",
+            f"'spec.devices.requests: capacity.requests.{name}: {message}'",
+        )
+
+    others = f"k, !(k in {texts(CAPACITIES)})"
+    unknown = f"variables.amounts.filter(a, a.exists({others}))[0].filter({others})[0]"
+    amount = "quantity(string(a['{}']))"
+    time, limit, memory = (amount.format(name) for name in (TIME, LIMIT, MEMORY))
+    whole = "is not a whole number of thousandths of one GPU; write 0 to 1000, and several GPUs with count"
+    return [
+        refuse(
+            "!variables.exclusive || variables.amounts.all(a, size(a) == 0)",
+            "'spec.devices.requests: capacity: an Exclusive claim has whole GPUs; leave it out or remove "
+            f"the annotation {NATIVE_PREFIX}mode'",
+        ),
+        refuse(
+            "variables.exclusive || variables.amounts.all(a, size(a) > 0)",
+            f"'spec.devices.requests: capacity: {GATE_HINT}'",
+        ),
+        refuse(
+            f"variables.amounts.all(a, a.all(k, k in {texts(CAPACITIES)}))",
+            f"'spec.devices.requests: capacity.requests.' + {unknown} + ': is not known; use {', '.join(CAPACITIES)}, "
+            "or remove it'",
+        ),
+        refuse(
+            f"variables.exclusive || variables.amounts.all(a, '{TIME}' in a)",
+            f"'spec.devices.requests: capacity.requests.{TIME}: is required; write the thousandths of the time of each "
+            'GPU to guarantee, such as "400"\'',
+        ),
+        each(TIME, f"({time}.isInteger() && {time}.asInteger() >= 0 && {time}.asInteger() <= 1000)", whole),
+        each(
+            LIMIT,
+            f"({limit}.isInteger() && {limit}.asInteger() >= 1 && {limit}.asInteger() <= 1000)",
+            "is not a whole number of thousandths of one GPU; write 1 to 1000, or leave it out",
+        ),
+        refuse(
+            f"variables.amounts.all(a, !('{LIMIT}' in a) || !('{TIME}' in a) || {limit}.compareTo({time}) >= 0)",
+            f"'spec.devices.requests: capacity.requests.{LIMIT}: is less than {TIME}; write that or more'",
+        ),
+        each(
+            MEMORY,
+            f"({memory}.compareTo(quantity('{MIN_MEMORY}')) >= 0 && {memory}.compareTo(quantity('{MAX_MEMORY}')) <= 0)",
+            "is no size that a GPU has; write a size with its unit, such as 4Gi",
+        ),
+        refuse(
+            f"variables.amounts.all(a, !('{TIME}' in a) || {time}.compareTo(quantity('0')) > 0 || '{MEMORY}' in a)",
+            f"'spec.devices.requests: capacity.requests.{MEMORY}: is required with {TIME} 0 (best effort); write a "
+            "size such as 4Gi'",
+        ),
+    ]

@@ -1,0 +1,146 @@
+"""Status of a claim: its allocation, what `status.devices` says of the share, and what its owner is told. Pure.
+
+Guarantees:
+- The allocation names one node, and one device for each GPU of the row, in the row's order.
+- Objects are plain JSON of maps with sorted keys: the API server compares some of it byte by byte.
+- Nothing is told twice in the same words while it stays so (the recorder of Events sees to that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sharepod.api.bounds import clipped
+from sharepod.api.claims import ClaimRequest
+from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import CLAIM_DRIVER, device_name
+from sharepod.placement.state.types import Refusal
+from sharepod.placement.wording import of_claims
+
+from .claim_steps import ClaimSnapshot, holds
+from .conditions import granted, share
+
+Json = dict[str, Any]
+
+CONDITION_GRANTED = "Granted"
+CONDITION_RESIZED = "Resized"
+
+_CONDITION_MESSAGE = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One Event about a claim and the Pods that wait for it. `warning`: of type Warning, else Normal."""
+
+    warning: bool
+    reason: str
+    action: str
+    message: str
+
+
+def allocation(node: str, row: Tenant, request: ClaimRequest, now: str) -> Json:
+    """Return `status.allocation` for a row. `now`: RFC 3339, in whole seconds."""
+    names = [name for name, count in request.devices for _ in range(count)]
+    results = [
+        {"device": device_name(uuid), "driver": CLAIM_DRIVER, "pool": node, "request": name}
+        for name, uuid in zip(names, row.gpus, strict=True)
+    ]
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {
+        "allocationTimestamp": now,
+        "devices": {"results": results},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]},
+    }
+
+
+def devices(node: str, row: Tenant, resize: Refusal | None, before: Sequence[Any], now: str) -> list[Json]:
+    """Return `status.devices` for a row: the share in force of each GPU.
+
+    Args:
+        node: Name of the node.
+        row: The row as the ledger has it.
+        resize: Refusal of the share that is asked for instead; None if none was refused.
+        before: The entries as they are, of which conditions that have not changed keep their time.
+        now: RFC 3339, in whole seconds.
+    """
+    known = {
+        (entry.get("device"), item.get("type")): item
+        for entry in before
+        for item in entry.get("conditions") or ()
+        if isinstance(item, dict)
+    }
+    return [
+        {
+            "conditions": [
+                _since(condition, known.get((device_name(uuid), condition["type"])), now)
+                for condition in _conditions(row, resize)
+            ],
+            "data": granted(row),
+            "device": device_name(uuid),
+            "driver": CLAIM_DRIVER,
+            "pool": node,
+        }
+        for uuid in row.gpus
+    ]
+
+
+def _conditions(row: Tenant, resize: Refusal | None) -> Iterator[Json]:
+    yield {"message": share(row), "reason": "Reserved", "status": "True", "type": CONDITION_GRANTED}
+    if resize is not None:
+        text = of_claims(resize.message)[:_CONDITION_MESSAGE]
+        yield {"message": text, "reason": resize.outlook.value, "status": "False", "type": CONDITION_RESIZED}
+
+
+def _since(condition: Json, former: Json | None, now: str) -> Json:
+    same = former is not None and former.get("status") == condition["status"]
+    return condition | {"lastTransitionTime": former["lastTransitionTime"] if same and former is not None else now}
+
+
+def says(entries: Sequence[Any]) -> list[Json]:
+    """Return what entries of `status.devices` say but for times."""
+    return [
+        {
+            "conditions": [
+                {key: value for key, value in item.items() if key != "lastTransitionTime"}
+                for item in entry.get("conditions") or ()
+            ],
+            **{key: entry.get(key) for key in ("data", "device", "pool")},
+        }
+        for entry in entries
+    ]
+
+
+def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None, *, waited: bool) -> Iterator[Note]:
+    """Yield what the owner of a claim should know.
+
+    Args:
+        snapshot: The claim.
+        refusal: Last refusal of a place, of the claim or of the one that placement is asked by; None if there is none.
+        blocked: Why placement is not asked although a Pod waits; None if it is.
+        waited: It was told before that there is no place.
+    """
+    claim = snapshot.claim
+    if claim is None or not claim.ours or claim.deleting:
+        return
+    if claim.allocation is not None:
+        mine = next((item.written for item in snapshot.reserved if holds(item, claim.allocation)), None)
+        if mine is not None and waited:
+            yield Note(False, "Placed", "Place", f"on {claim.allocation.node}: {share(mine)}")
+        elif mine is None and snapshot.lives:
+            text = "its pod has no share: the ledger has no row for the claim; delete the pod to have it placed again"
+            yield Note(True, "ReservationLost", "Place", text)
+        elif not claim.allocation.ours:
+            text = (
+                "was allocated by another allocator: its pod gets no GPU on nodes of SharePod; see that no "
+                f"ResourceSlice of {CLAIM_DRIVER} or with devices of the class is published"
+            )
+            yield Note(True, "ForeignAllocation", "Place", text)
+    if claim.error is not None:
+        yield Note(True, "Invalid", "Place", str(claim.error))
+    elif claim.allocation is None and snapshot.waited_for and not snapshot.reserved:
+        if blocked is not None:
+            yield Note(True, "Waiting", "Place", blocked)
+        elif refusal is not None:
+            yield Note(True, refusal.outlook.value, "Place", clipped(of_claims(refusal.message)))

@@ -1,0 +1,178 @@
+"""The next step for one claim. Pure: a snapshot of what is known goes in, one step comes out.
+
+The Pod comes first: a claim gets a place once a Pod that uses it waits for a node. Then its row is written to the
+ledger, then the allocation to the claim, by which kube-scheduler brings the Pod to that node.
+
+Guarantees, whatever order things happen in:
+- A1 row-before-allocation: a claim is allocated only where the ledger, as the API server has it, says Reserved for it.
+- A2 one place at a time: a place is asked for only while no ledger has a row of the claim.
+- A3 no share is given away under a process: a row is removed in one step only where this process decided it and saw no
+  Pod on a node that uses the claim; every other row in two, as a SharePod's.
+- A4 an allocation is taken back only while no Pod that kube-scheduler has given it to can be on a node.
+- A5 an unreadable row decides nothing.
+- A6 nobody waits with a share: an allocation that no Pod waits for or uses is taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import device_name
+from sharepod.controller.state.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
+
+from .lifecycle import BeginRelease, Forget, Place, RemovalReason, RemoveRow, ReservationSnapshot, Unreserve, Wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimSnapshot:
+    """Everything known of one claim at one moment. Times are monotonic seconds."""
+
+    claim: ClaimFacts | None
+    pods: tuple[ClaimPodFacts, ...] = ()
+    """Pods that use it, those that wait first."""
+    reserved: tuple[ReservationSnapshot, ...] = ()
+    leads: bool = False
+    """A Pod waits for it, and it is the claim by which placement is asked for all of that Pod's."""
+    unused: bool = False
+    """This process decided its row, and has seen no Pod with it since, neither given to one nor used by one."""
+    allocated: bool = False
+    """This process has written the allocation of its row."""
+    give_up: bool = False
+    """Another claim of its Pod has lost the place beside it."""
+    due: float = float("inf")
+    """When an allocation that no Pod was bound with is taken back."""
+    overdue: str = ""
+    """Reason for that, in words that fit after "the node"."""
+    unreadable_row: bool = False
+    """A row of the claim cannot be read."""
+    namespace_ends: bool = False
+    now: float = 0.0
+
+    @property
+    def waited_for(self) -> bool:
+        """True if a Pod that uses it waits for a node."""
+        return any(pod.waits for pod in self.pods)
+
+    @property
+    def lives(self) -> bool:
+        """True if a Pod that is not being deleted runs with it."""
+        return any(pod.runs and not pod.deleting for pod in self.pods)
+
+    @property
+    def in_use(self) -> bool:
+        """True if a Pod may have processes that use it. A Pod that waits for a node has none."""
+        waiting = {pod.uid for pod in self.pods if pod.waits}
+        given = self.claim is not None and not waiting.issuperset(self.claim.consumers)
+        return given or any(pod.runs for pod in self.pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Write the allocation of the claim: the GPUs of this row."""
+
+    claim: ClaimFacts
+    node: str
+    row: Tenant
+    consumer: ClaimPodFacts | None = None
+    """Pod to reserve the claim for, where others that have ended may still name it: kube-controller-manager reserves an
+    allocated claim for each bound Pod, and takes the allocation of one away whose last Pod has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deallocate:
+    """Take the allocation back, unless kube-scheduler has given it to a Pod by now. A reservation for a Pod that waits
+    goes a moment before, so that kube-scheduler cannot bind that Pod meanwhile."""
+
+    claim: ClaimFacts
+    node: str | None
+    """Node to stay away from for a while; None: none."""
+    message: str
+
+
+ClaimStep = Forget | Wait | Place | Allocate | Deallocate | Unreserve | BeginRelease | RemoveRow
+
+
+def next_step(snapshot: ClaimSnapshot) -> ClaimStep:
+    """Return the next step for a claim."""
+    if snapshot.unreadable_row:  # A5
+        return Wait()
+    claim = snapshot.claim
+    if claim is None:
+        return _release(snapshot) or Forget()
+    if not claim.readable:  # A5
+        return Wait()
+    if claim.allocation is not None:
+        return _allocated(snapshot, claim, claim.allocation)
+    return _unallocated(snapshot, claim)
+
+
+def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocation) -> ClaimStep:
+    """Return the next step for a claim that has an allocation."""
+    mine = next((item for item in snapshot.reserved if holds(item, allocation)), None)
+    for reserved in snapshot.reserved:
+        if reserved is not mine and not snapshot.in_use and (step := _drop(snapshot, reserved)) is not None:
+            return step
+    if mine is not None and mine.forced and not snapshot.lives:
+        return RemoveRow(mine.node, RemovalReason.FORCED)
+    if snapshot.in_use or claim.deleting or not allocation.ours:
+        return Wait()  # kube-controller-manager takes it away with the last Pod
+    if mine is None:
+        return Deallocate(claim, None, "the ledger has no share for it")  # A4: the caller names this version
+    if snapshot.give_up:
+        return Deallocate(claim, mine.node, "another claim of its pod has lost its place there")
+    if not snapshot.waited_for:
+        return Deallocate(claim, None, "no pod waits for it any more")  # A6
+    if snapshot.now >= snapshot.due:
+        return Deallocate(claim, mine.node, snapshot.overdue)
+    return Wait(snapshot.due) if snapshot.due < float("inf") else Wait()
+
+
+def holds(reserved: ReservationSnapshot, allocation: Allocation) -> bool:
+    """Return whether a row, as written, is the share that an allocation names."""
+    row = reserved.written
+    if row is None or reserved.releasing or allocation.node != reserved.node:
+        return False
+    return [device for _, _, device in allocation.devices] == [device_name(uuid) for uuid in row.gpus]
+
+
+def _unallocated(snapshot: ClaimSnapshot, claim: ClaimFacts) -> ClaimStep:
+    """Return the next step for a claim that has no allocation, not yet or no longer."""
+    wanted = snapshot.waited_for and not claim.deleting and claim.request is not None and not snapshot.namespace_ends
+    mine: ReservationSnapshot | None = None
+    for reserved in sorted(snapshot.reserved, key=lambda item: (item.written is None, item.releasing, item.node)):
+        fresh = snapshot.unused and not snapshot.allocated and not snapshot.give_up
+        ends = reserved.releasing or reserved.wanted.releasing or reserved.forced
+        if mine is None and wanted and fresh and not ends:
+            mine = reserved
+        elif (step := _drop(snapshot, reserved)) is not None:
+            return step
+    if mine is not None:
+        if mine.written is None:
+            return Wait()
+        waiting = next((pod for pod in snapshot.pods if pod.waits), None)
+        return Allocate(claim, mine.node, mine.written, waiting if claim.made_for is None else None)  # A1
+    if snapshot.reserved or not (wanted and snapshot.leads):
+        return Wait()
+    return Place()  # A2
+
+
+def _release(snapshot: ClaimSnapshot) -> ClaimStep | None:
+    """Return the step by which the rows of a claim that is gone go; None once there are none."""
+    for reserved in snapshot.reserved:
+        if (step := _drop(snapshot, reserved)) is not None:
+            return step
+    return Wait() if snapshot.reserved else None
+
+
+def _drop(snapshot: ClaimSnapshot, reserved: ReservationSnapshot) -> ClaimStep | None:
+    """Return the step by which a row ends; None while the ledger or its agent is awaited."""
+    if reserved.written is None:
+        return Unreserve(reserved.node)
+    if reserved.forced:
+        return RemoveRow(reserved.node, RemovalReason.FORCED)
+    if reserved.releasing:
+        return RemoveRow(reserved.node, reserved.confirmed) if reserved.confirmed is not None else None
+    if snapshot.unused and not snapshot.in_use:  # A3
+        return RemoveRow(reserved.node, RemovalReason.NEVER_BOUND)
+    return None if reserved.wanted.releasing else BeginRelease(reserved.node)

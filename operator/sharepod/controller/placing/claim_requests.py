@@ -1,0 +1,92 @@
+"""Requests of claims: what is asked of placement for the claims of a Pod that waits for them.
+
+Guarantees:
+- A claim is asked for only while a Pod that uses it waits for a node, and only once all claims of that Pod are known.
+- Claims of one Pod that have no place are asked for together: all go to one node, or none is placed.
+- A Pod with a claim that has a place goes to that node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sharepod.api.gpunode import ClaimReference
+from sharepod.api.units import TenantId
+from sharepod.controller.state.claim_facts import ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
+
+
+def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
+    """Return the Pod that a claim is to be placed for: of those that wait, the first by priority and age."""
+    return next((pod for pod in state.seen_claims.users(claim) if pod.waits), None)
+
+
+def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
+    """Return the claims of a Pod that have no place and are to be placed together, the hardest to place first.
+
+    None while not all claims of the Pod are known, or one of them can get no place: then no share is booked for it.
+    """
+    if not state.seen_claims.complete(pod):
+        return None
+    missing: list[ClaimFacts] = []
+    for one in state.seen_claims.of_pod(pod):
+        if one.request is None or one.deleting or waiting_pod(state, one) is None:
+            return None
+        if one.allocation is None and not state.cluster.reservations_of(TenantId(one.uid)):
+            missing.append(one)
+    missing.sort(key=_hardest)
+    return tuple(missing) if claim in missing else None
+
+
+def claim_request(state: ClusterState, claim: ClaimFacts, avoid: Mapping[str, str]) -> PlacementRequest | None:
+    """Return the request of a claim and of those to be placed beside it; None if another leads, or none waits.
+
+    `avoid`: nodes not to use this time, each with the reason.
+    """
+    pod = waiting_pod(state, claim)
+    group = group_of(state, claim, pod) if pod is not None else None
+    if pod is None or not group or group[0].uid != claim.uid:
+        return None
+    needs = pod.asks or PodNeeds()
+    for one in state.seen_claims.of_pod(pod):
+        for node, _ in state.cluster.reservations_of(TenantId(one.uid)):
+            needs = pinned(needs, node)
+    first = next(state.seen_claims.of_pod(pod), None)
+    requests = [_request(one, pod, needs, avoid, counts=one is first) for one in group]
+    return replace(requests[0], beside=tuple(requests[1:]))
+
+
+def pinned(needs: PodNeeds, node: str) -> PodNeeds:
+    """Return the same needs for a Pod that can only go to one node."""
+    here = NodeRequirement(key="metadata.name", operator="In", values=(node,))
+    terms = needs.node_affinity_terms or (NodeSelectorTerm(),)
+    return replace(needs, node_affinity_terms=tuple(replace(term, fields=(*term.fields, here)) for term in terms))
+
+
+def _hardest(claim: ClaimFacts) -> tuple[object, ...]:
+    """Return a sort key: fewest GPUs to choose from first, then the largest share."""
+    assert claim.request is not None
+    gpu = claim.request.gpu
+    named = bool(gpu.uuids or gpu.models or gpu.labels.affinity)
+    return (not named, -gpu.count, -gpu.request_milli, -(gpu.memory or 0), claim.name)
+
+
+def _request(
+    claim: ClaimFacts, pod: ClaimPodFacts, needs: PodNeeds, avoid: Mapping[str, str], *, counts: bool
+) -> PlacementRequest:
+    """Make the request of one claim. `counts`: it is the one with which the Pod's own needs are counted."""
+    assert claim.request is not None
+    return PlacementRequest(
+        tenant=TenantId(claim.uid),
+        namespace=claim.namespace,
+        name=claim.name,
+        gpu=claim.request.gpu,
+        pod=needs if counts else replace(needs, resources=Resources()),
+        owner=pod.owner,
+        priority=pod.priority,
+        created=pod.created,
+        claim=ClaimReference(name=claim.name, uid=claim.uid),
+        avoid=avoid,
+    )

@@ -1,0 +1,245 @@
+"""Facts of ResourceClaims and of the Pods that use them. Typed, frozen, small.
+
+Guarantees:
+- No object that has a uid and a name makes these functions raise, whatever else is in it.
+- Of a claim of another class only its name is kept.
+- Reading takes bounded time, whatever the size of the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
+from sharepod.api.claims import ClaimRequest, is_ours, lower
+from sharepod.api.objects import CLAIM_DRIVER
+from sharepod.api.sharepod import SpecError
+from sharepod.placement.state.needs import parse_needs
+from sharepod.placement.state.types import PodNeeds
+
+from .facts import ObjectFacts, controller_of, mapping, maps, pinned_node, whole_number
+from .fitting import METADATA, POD
+
+Json = Mapping[str, Any]
+
+FINALIZER = "resource.kubernetes.io/delete-protection"
+"""Finalizer of an allocated claim: kube-controller-manager removes it with the allocation."""
+MADE_FOR = "resource.kubernetes.io/pod-claim-name"
+"""Annotation of a claim that was made from a template: the Pod's name for it."""
+
+_TERMINAL = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Allocation in the status of a claim. `node`: the one node that it names; None if it names none or several.
+    `devices`: request, pool and device of each result. `ours`: each result is of our driver."""
+
+    node: str | None
+    devices: tuple[tuple[str, str, str], ...]
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimFacts(ObjectFacts):
+    """Facts of a ResourceClaim. Of one of our class exactly one of `request` and `error` is set."""
+
+    ours: bool
+    created: str = ""
+    deleting: bool = False
+    made_for: str | None = None
+    """Uid of the Pod that it was made for from a template."""
+    entry: str = ""
+    """That Pod's name for it."""
+    request: ClaimRequest | None = None
+    error: SpecError | None = None
+    allocation: Allocation | None = None
+    consumers: tuple[str, ...] = ()
+    """Uids in `status.reservedFor`: Pods that kube-scheduler has given it to."""
+    finalizers: tuple[str, ...] = ()
+    asks: Json = field(default_factory=dict, repr=False)
+    """All of it that `request` was read from."""
+    readable: bool = True
+    """False if only the metadata is known: neither what it asks nor its status."""
+    shown: tuple[Json, ...] = ()
+    """Entries of `status.devices` of our driver."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimPodFacts(ObjectFacts):
+    """Facts of a Pod that uses ResourceClaims."""
+
+    entries: tuple[tuple[str, str | None], ...]
+    """Its claims: its own name for each and, once it is made, the name of the ResourceClaim. A claim that turned out
+    not to be needed is left out."""
+    node: str | None
+    """Node that it is bound to."""
+    phase: str
+    deleting: bool
+    gated: bool
+    """It has a scheduling gate."""
+    unschedulable: str
+    """kube-scheduler's reason not to bind it; empty if it was not refused."""
+    priority: int
+    created: str
+    owner: str | None
+    """Uid of its controller, such as a ReplicaSet."""
+    asks: PodNeeds | None
+    """What it asks of its node; None where that cannot be read."""
+
+    @property
+    def ended(self) -> bool:
+        """True if its phase is terminal."""
+        return self.phase in _TERMINAL
+
+    @property
+    def waits(self) -> bool:
+        """True while kube-scheduler may give it a node."""
+        return self.node is None and not (self.deleting or self.ended or self.gated)
+
+    @property
+    def runs(self) -> bool:
+        """True if it is bound and may have processes."""
+        return self.node is not None and not self.ended
+
+    def says(self) -> tuple[object, ...]:
+        """Return everything that it says but for its version."""
+        return (
+            self.entries,
+            self.node,
+            self.phase,
+            self.deleting,
+            self.gated,
+            self.unschedulable,
+            self.priority,
+        )
+
+
+def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
+    """Read a claim. `before`: an earlier version of it; if it asks for the same, that is not read again."""
+    try:
+        return _claim_facts(raw, before)
+    except Exception as found:  # whatever a user has written costs that user alone
+        error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
+        return replace(unreadable_claim(mapping(raw.get("metadata")), ""), ours=is_ours(raw), error=error)
+
+
+def unreadable_claim(metadata: Json, why: str) -> ClaimFacts:
+    """Return the facts of a claim of which only the metadata is known. `why`: after "the object"."""
+    known = METADATA(metadata) or {}
+    return ClaimFacts(
+        uid=str(metadata["uid"]),
+        name=str(metadata["name"]),
+        namespace=str(metadata.get("namespace") or ""),
+        version=whole_number(metadata.get("resourceVersion")),
+        ours=False,
+        deleting=bool(known.get("deletionTimestamp")),
+        error=SpecError("spec", f"cannot be read: the object {why}"),
+        readable=False,
+    )
+
+
+def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
+    metadata, spec, status = (mapping(raw.get(name)) for name in ("metadata", "spec", "status"))
+    common: dict[str, Any] = {
+        "uid": str(metadata["uid"]),
+        "name": str(metadata["name"]),
+        "namespace": str(metadata.get("namespace") or ""),
+        "version": whole_number(metadata.get("resourceVersion")),
+        "made_for": controller_of(metadata, "Pod"),
+        "entry": str(mapping(metadata.get("annotations")).get(MADE_FOR) or "")[:MAX_NAME],
+    }
+    if not is_ours(raw):
+        return ClaimFacts(**common, ours=False)
+    asks: Json = {"metadata": {"annotations": metadata.get("annotations") or {}}, "spec": spec}
+    request: ClaimRequest | None = None
+    error: SpecError | None = None
+    if before is not None and before.ours and before.asks == asks:
+        request, error, asks = before.request, before.error, before.asks
+    else:
+        try:
+            request = lower(asks)
+        except SpecError as found:
+            error, asks = found, {}
+    return ClaimFacts(
+        **common,
+        ours=True,
+        created=str(metadata.get("creationTimestamp") or ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        request=request,
+        error=error,
+        allocation=_allocation(status.get("allocation")),
+        consumers=tuple(str(item.get("uid") or "")[:MAX_NAME] for item in maps(status.get("reservedFor"), MAX_ITEMS)),
+        finalizers=tuple(str(item) for item in islice(metadata.get("finalizers") or (), MAX_ITEMS)),
+        asks=asks,
+        shown=tuple(item for item in maps(status.get("devices"), MAX_ITEMS) if item.get("driver") == CLAIM_DRIVER),
+    )
+
+
+def _allocation(value: object) -> Allocation | None:
+    if not isinstance(value, Mapping):
+        return None
+    results = list(maps(mapping(value.get("devices")).get("results"), MAX_ITEMS))
+    devices = tuple(tuple(str(item.get(key) or "") for key in ("request", "pool", "device")) for item in results)
+    return Allocation(
+        node=pinned_node(mapping(value.get("nodeSelector"))),
+        devices=tuple((request, pool, device) for request, pool, device in devices),
+        ours=bool(results) and all(item.get("driver") == CLAIM_DRIVER for item in results),
+    )
+
+
+def uses_claims(pod: Json) -> bool:
+    """Return whether a Pod uses ResourceClaims."""
+    return bool(mapping(pod.get("spec")).get("resourceClaims"))
+
+
+def claim_pod_facts(raw: Json) -> ClaimPodFacts:
+    """Read a Pod that uses claims. What cannot be read of it counts as absent."""
+    spec, status = mapping(raw.get("spec")), mapping(raw.get("status"))
+    fitted = POD(raw) or {}
+    metadata, fitted_spec, fitted_status = (mapping(fitted.get(name)) for name in ("metadata", "spec", "status"))
+    made = {
+        str(item.get("name")): item.get("resourceClaimName")
+        for item in maps(status.get("resourceClaimStatuses"), MAX_ITEMS)
+    }
+    conditions = {item.get("type"): item for item in fitted_status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    return ClaimPodFacts(
+        uid=str(metadata["uid"]),
+        name=str(metadata["name"]),
+        namespace=str(metadata.get("namespace") or ""),
+        version=whole_number(metadata.get("resourceVersion")),
+        entries=tuple(_entries(spec, made)),
+        node=str(fitted_spec.get("nodeName") or "") or None,
+        phase=str(fitted_status.get("phase") or "Pending"),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        gated=bool(fitted_spec.get("schedulingGates")),
+        unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
+        priority=whole_number(fitted_spec.get("priority")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        owner=controller_of(metadata, None),
+        asks=_needs(spec),
+    )
+
+
+def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    found: list[tuple[str, str | None]] = []
+    for item in maps(spec.get("resourceClaims"), MAX_ITEMS):
+        entry, name = str(item.get("name") or "")[:MAX_NAME], item.get("resourceClaimName")
+        if isinstance(name, str):
+            found.append((entry, name[:MAX_NAME]))
+        elif entry not in made:
+            found.append((entry, None))
+        elif isinstance(made[entry], str):
+            found.append((entry, made[entry][:MAX_NAME]))
+    return found
+
+
+def _needs(spec: Json) -> PodNeeds | None:
+    try:
+        return parse_needs(spec)
+    except Exception:  # kube-scheduler makes its own checks
+        return None

@@ -1,0 +1,198 @@
+"""Claims as the watches show them: ResourceClaims, the Pods that use them, and which belong together.
+
+Guarantees:
+- Watches and lists may feed it in any order: it ends at the newest version of each object.
+- A claim that was made for a Pod belongs to that Pod alone, as kube-scheduler has it.
+- A change is told by the uids of the claims that it concerns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from .claim_facts import ClaimFacts, ClaimPodFacts, claim_facts, claim_pod_facts, unreadable_claim
+from .store import Store
+
+Json = Mapping[str, Any]
+
+_DELETED_REMEMBERED = 20_000
+"""Deletions of claims that are remembered: a forgotten one costs a GET."""
+
+
+class ClaimsSeen:
+    """All claims and the Pods that use any. `on_changed`: called with the uid of each claim that a change concerns."""
+
+    def __init__(self, on_changed: Callable[[str], None]) -> None:
+        self.claims: Store[ClaimFacts] = Store()
+        self.pods: Store[ClaimPodFacts] = Store()
+        self._on_changed = on_changed
+        self._users: dict[tuple[str, str], set[str]] = {}
+        """Uids of Pods by namespace and name of a claim that they name."""
+        self._made: dict[str, set[str]] = {}
+        """Uids of claims by the uid of the Pod that they were made for."""
+        self._deleted: dict[str, None] = {}
+        self._unused: set[str] = set()
+
+    # Claims
+
+    def booked(self, uid: str) -> None:
+        """Note that a place was decided for a claim: until something shows otherwise, nobody has used it since."""
+        self._unused.add(uid)
+
+    def unused(self, uid: str) -> bool:
+        """Return whether no Pod was seen with a claim, on a node or in `status.reservedFor`, since it was booked."""
+        return uid in self._unused
+
+    def doubt(self) -> None:
+        """Forget which claims nobody has used: what happened before a list is not seen."""
+        self._unused.clear()
+
+    def put_claim(self, raw: Json, *, sure: bool = False, news: bool = True) -> None:
+        """Take in a claim as it was read. `sure`: by a GET just now. `news`: False if the caller wrote it."""
+        metadata = raw["metadata"]
+        uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
+        if not self.claims.knows(uid, version, sure=sure):
+            self._take(claim_facts(raw, self.claims.get(uid)), sure=sure, news=news)
+
+    def put_unreadable_claim(self, metadata: Json, why: str) -> None:
+        """Take in a claim of which only the metadata can be read. One that was known keeps what was known of it."""
+        if self.claims.get(str(metadata["uid"])) is None:
+            self._take(unreadable_claim(metadata, why))
+
+    def _take(self, item: ClaimFacts, *, sure: bool = False, news: bool = True) -> None:
+        taken, before, replaced = self.claims.put(item, sure=sure)
+        if replaced is not None:
+            self._claim_gone(replaced)
+        if not taken:
+            return
+        if not all(self._waits(uid) for uid in item.consumers):
+            self._unused.discard(item.uid)
+        if item.made_for is not None:
+            self._made.setdefault(item.made_for, set()).add(item.uid)
+        if news and item.ours:
+            self._on_changed(item.uid)
+        if before is None:
+            self._tell_siblings(item)
+
+    def _waits(self, uid: str) -> bool:
+        """Return whether a Pod is known that is on no node yet."""
+        pod = self.pods.get(uid)
+        return pod is not None and pod.node is None
+
+    def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
+        """Take out a claim that is gone, as of `version` if that is known. `deleted`: a watch has shown its end."""
+        if deleted:
+            self._deleted[uid] = None
+            if len(self._deleted) > _DELETED_REMEMBERED:
+                del self._deleted[next(iter(self._deleted))]
+        item = self.claims.drop(uid, version)
+        if item is not None:
+            self._claim_gone(item)
+        elif deleted:
+            self._on_changed(uid)
+
+    def saw_deleted(self, uid: str) -> bool:
+        """Return whether a watch has shown the deletion of this claim."""
+        return uid in self._deleted
+
+    def distrust_claims(self) -> None:
+        """Count each known version of a claim as the oldest, and forget which were deleted."""
+        self._deleted.clear()
+        self.claims.distrust()
+
+    def _claim_gone(self, item: ClaimFacts) -> None:
+        if item.made_for is not None:
+            mine = self._made.get(item.made_for, set())
+            mine.discard(item.uid)
+            if not mine:
+                self._made.pop(item.made_for, None)
+        if item.ours:
+            self._on_changed(item.uid)
+        self._tell_siblings(item)
+
+    def _tell_siblings(self, item: ClaimFacts) -> None:
+        for pod in self.users(item):
+            if len(pod.entries) > 1:
+                self._tell_claims_of(pod)
+
+    # Pods
+
+    def put_pod(self, raw: Json) -> ClaimPodFacts | None:
+        """Take in a Pod that uses claims; return it as it is known now."""
+        item = claim_pod_facts(raw)
+        taken, before, _ = self.pods.put(item)
+        if not taken:
+            return self.pods.get(item.uid)
+        if before is not None and before.entries != item.entries:
+            self._forget_names(before)
+        for _, name in item.entries:
+            if name is not None:
+                self._users.setdefault((item.namespace, name), set()).add(item.uid)
+        if item.node is not None:
+            self._unused.difference_update(claim.uid for claim in self.of_pod(item))
+        if before is None or before.says() != item.says():
+            self._tell_claims_of(item)
+        return item
+
+    def drop_pod(self, uid: str, version: float = math.inf) -> None:
+        """Take out a Pod that is gone or has ended."""
+        item = self.pods.drop(uid, version)
+        if item is not None:
+            concerned = list(self.of_pod(item))
+            self._forget_names(item)
+            for claim in concerned:
+                self._on_changed(claim.uid)
+
+    def distrust_pods(self) -> None:
+        """Count each known version of a Pod as the oldest."""
+        self.pods.distrust()
+
+    def _forget_names(self, item: ClaimPodFacts) -> None:
+        for _, name in item.entries:
+            key = (item.namespace, name or "")
+            users = self._users.get(key, set())
+            users.discard(item.uid)
+            if not users:
+                self._users.pop(key, None)
+
+    def _tell_claims_of(self, pod: ClaimPodFacts) -> None:
+        for claim in self.of_pod(pod):
+            self._on_changed(claim.uid)
+
+    # Which belong together
+
+    def users(self, claim: ClaimFacts) -> list[ClaimPodFacts]:
+        """Return the Pods that use a claim: those that wait first by priority, then by age."""
+        if claim.made_for is not None:
+            owner = self.pods.get(claim.made_for)
+            return [owner] if owner is not None else []
+        uids = self._users.get((claim.namespace, claim.name), ())
+        found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
+        return sorted(found, key=lambda pod: (not pod.waits, -pod.priority, pod.created, pod.name))
+
+    def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
+        """Yield the claims of our class that a Pod uses, as far as they are known, in the Pod's order."""
+        for entry in pod.entries:
+            claim = self._named(pod, *entry)
+            if claim is not None and claim.ours:
+                yield claim
+
+    def complete(self, pod: ClaimPodFacts) -> bool:
+        """Return whether every claim of a Pod is known, those of other classes included."""
+        return all(self._named(pod, *entry) is not None for entry in pod.entries)
+
+    def _named(self, pod: ClaimPodFacts, entry: str, name: str | None) -> ClaimFacts | None:
+        """Return one claim of a Pod. One from a template is known by its owner before the Pod's status names it."""
+        if name is not None:
+            claim = self.claims.named(name, pod.namespace)
+            return claim if claim is None or claim.made_for in (None, pod.uid) else None
+        made = (self.claims.get(uid) for uid in self._made.get(pod.uid, ()))
+        return next((claim for claim in made if claim is not None and claim.entry == entry), None)
+
+    def tell_namespace(self, namespace: str) -> None:
+        """Tell of every claim of a namespace."""
+        for claim in self.claims:
+            if claim.ours and claim.namespace == namespace:
+                self._on_changed(claim.uid)

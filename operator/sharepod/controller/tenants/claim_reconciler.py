@@ -1,0 +1,315 @@
+"""Reconciles one claim: takes a snapshot, lets `claim_steps` decide the next step, acts, tells its owner.
+
+Guarantees:
+- One claim is worked on at most once at a time.
+- Everything done can be done again: whatever a crash between any two calls leaves behind, the next look fixes.
+- That a claim is gone is confirmed by a GET before its row begins to go, unless its deletion was seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api import claims
+from sharepod.api.units import TenantId
+from sharepod.controller import metrics
+from sharepod.controller.apiserver.client import Client
+from sharepod.controller.apiserver.events import Events
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.decisions import claim_steps
+from sharepod.controller.decisions.claim_status import Note, notes
+from sharepod.controller.decisions.claim_steps import ClaimSnapshot, ClaimStep, holds
+from sharepod.controller.decisions.lifecycle import (
+    BeginRelease,
+    Forget,
+    Place,
+    RemovalReason,
+    RemoveRow,
+    ReservationSnapshot,
+    Unreserve,
+    Wait,
+)
+from sharepod.controller.placing.claim_requests import group_of, waiting_pod
+from sharepod.controller.placing.ledger_writer import LedgerWriter
+from sharepod.controller.placing.loop import PlacementLoop
+from sharepod.controller.settings import OperatorSettings
+from sharepod.controller.state.claim_facts import ClaimFacts
+from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.memos import TenantMemo, TenantMemos
+from sharepod.placement.state.types import Outlook, Refusal
+
+from .claim_writer import ClaimWriter
+from .snapshots import LOOK_AGAIN_S, Snapshots
+
+log = structlog.get_logger(__name__)
+
+
+class ClaimReconciler:
+    """Reconciler of claims by uid. `clock`: monotonic seconds; `wall`: since the epoch."""
+
+    loop: PlacementLoop
+    """Set once, before `run`."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        client: Client,
+        ledger: LedgerWriter,
+        events: Events,
+        memos: TenantMemos,
+        settings: OperatorSettings,
+        clock: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+        *,
+        listed: Callable[[], bool],
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._events = events
+        self._memos = memos
+        self._settings = settings
+        self._clock = clock
+        self._listed = listed
+        """True once all claims were listed: only then one that is not known can be gone."""
+        self._writer = ClaimWriter(state.seen_claims, client, wall)
+        self._snapshots = Snapshots(state, settings, clock, wall)
+        self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers)
+
+    async def run(self) -> None:
+        """Reconcile claims from the queue until cancelled."""
+        await self.queue.run()
+
+    async def reconcile(self, uid: str) -> None:
+        """Bring one claim a step further. Raises `ApiError` and `NotLeadingError`."""
+        memo = self._memos.of(uid)
+        # 1. Take a snapshot; that the claim is gone is confirmed by a live read, unless its deletion was seen.
+        snapshot = self._take(uid, memo)
+        if snapshot.claim is None and snapshot.reserved:
+            if not await self._gone(uid, snapshot.reserved, memo):
+                return
+            snapshot = self._take(uid, memo)
+        # 2. Decide the next step, and 3. do it.
+        step = claim_steps.next_step(snapshot)
+        await self._act(snapshot, uid, memo, step)
+        # 4. Show the share, and tell the owner what stands in the way.
+        if isinstance(step, Wait | Place):
+            await self._show(snapshot, uid, memo)
+
+    # What is known
+
+    def _take(self, uid: str, memo: TenantMemo) -> ClaimSnapshot:
+        """Return everything known of a claim now, and keep in the memo since when things are as they are."""
+        seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
+        claim = seen.claims.get(uid)
+        reserved = self._snapshots.reserved(uid, memo)
+        pods = tuple(seen.users(claim)) if claim is not None else ()
+        if claim is not None and claim.allocation is not None:
+            mine.allocated = mine.allocated or any(holds(item, claim.allocation) for item in reserved)
+        elif not reserved:
+            mine.allocated = mine.give_up = mine.taken_back = False
+            mine.withdrawn = None
+        pod = next((pod for pod in pods if pod.waits), None)
+        if claim is None or claim.allocation is None or pod is None:
+            mine.waits = mine.refused_since = None
+        elif mine.waits is None or mine.waits[0] != pod.uid:
+            mine.waits, mine.refused_since = (pod.uid, now, pod.unschedulable), None
+        elif mine.refused_since is None and pod.unschedulable not in ("", mine.waits[2]):
+            mine.refused_since = now
+        due, overdue = float("inf"), ""
+        if pod is not None and mine.refused_since is not None:
+            due = mine.refused_since + self._settings.bind_timeout
+            overdue = f"was refused by kube-scheduler: {pod.unschedulable}"
+        elif mine.waits is not None:
+            due = mine.waits[1] + self._settings.start_timeout
+            overdue = "was given a pod that no scheduler has bound"
+        group = group_of(self._state, claim, pod) if claim is not None and pod is not None else None
+        return ClaimSnapshot(
+            claim=claim,
+            pods=pods,
+            reserved=reserved,
+            leads=bool(group) and group is not None and group[0].uid == uid,
+            unused=seen.unused(uid),
+            allocated=mine.allocated,
+            give_up=mine.give_up,
+            due=due,
+            overdue=overdue,
+            unreadable_row=self._state.unreadable_row(uid),
+            namespace_ends=claim is not None and claim.namespace in self._state.ending_namespaces,
+            now=now,
+        )
+
+    async def _gone(self, uid: str, reserved: tuple[ReservationSnapshot, ...], memo: TenantMemo) -> bool:
+        """Confirm that a claim with a row is gone."""
+        memo.gone = memo.gone or self._state.seen_claims.saw_deleted(uid)
+        if not memo.gone:
+            if not self._listed():
+                self.queue.add_after(uid, LOOK_AGAIN_S)
+                return False
+            row = reserved[0].wanted
+            name = row.claim.name if row.claim is not None else ""
+            memo.gone = await self._writer.gone(name, row.namespace, uid)
+        return memo.gone
+
+    # What is done
+
+    async def _act(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: ClaimStep) -> None:
+        """Do the step."""
+        log.debug("step", claim=uid, step=step)
+        if not isinstance(step, Place):
+            self._resize_or_leave(snapshot, uid, memo)
+        match step:
+            case Forget():
+                self._memos.forget(uid)
+            case Wait(until=float(until)):
+                self.queue.add_after(uid, until - snapshot.now)
+            case Place():
+                self.loop.want_place(uid)
+            case claim_steps.Allocate(claim=claim, node=node, row=row, consumer=consumer):
+                memo.claim.allocated = await self._writer.allocate(claim, node, row, consumer)
+                if memo.claim.allocated:
+                    self.queue.add(uid)
+                else:
+                    self.queue.add_after(uid, LOOK_AGAIN_S / 20)
+            case claim_steps.Deallocate(claim=claim, node=avoided, message=message):
+                if await self._may_deallocate(claim, memo, snapshot.now) and await self._writer.deallocate(claim):
+                    self._taken_back(snapshot, claim, memo, avoided, message)
+                    self.queue.add(uid)
+            case Unreserve(node=node):
+                self._state.unreserve(node, uid)
+                self.queue.add(uid)
+            case BeginRelease(node=node):
+                self._state.cluster.set_releasing(node, TenantId(uid))
+                self._ledger.add(node)
+            case RemoveRow():
+                self._remove(snapshot, uid, memo, step)
+
+    async def _may_deallocate(self, claim: ClaimFacts, memo: TenantMemo, now: float) -> bool:
+        """Take the reservation of a Pod that waits back; return whether kube-scheduler knows that by now."""
+        mine = memo.claim
+        if claim.consumers:
+            mine.withdrawn = now if await self._writer.withdraw(claim) else None
+        left = 0.0 if mine.withdrawn is None else mine.withdrawn + LOOK_AGAIN_S - now
+        if claim.consumers or left > 0:
+            self.queue.add_after(claim.uid, LOOK_AGAIN_S if claim.consumers else left)
+            return False
+        return True
+
+    def _taken_back(
+        self, snapshot: ClaimSnapshot, claim: ClaimFacts, memo: TenantMemo, node: str | None, message: str
+    ) -> None:
+        """Note why an allocation was taken back; with a node, stay away from it for a while."""
+        log.info("took an allocation back", claim=f"{claim.namespace}/{claim.name}", node=node, why=message)
+        metrics.PODS_TAKEN_BACK.inc()
+        memo.claim.taken_back = True
+        if node is not None and not memo.claim.give_up:
+            text = f"took the allocation back; the claim will be placed again: {node} {message}"
+            self._tell(snapshot, claim, Note(True, "AllocationTakenBack", "Bind", text))
+            memo.claim.waited = True
+            self._avoid(claim, memo, node, message)
+
+    def _avoid(self, claim: ClaimFacts, memo: TenantMemo, node: str, message: str) -> None:
+        """Keep all claims of a Pod away from a node that it does not fit, and take back the places that they have."""
+        until = self._clock() + memo.next_pause_s(self._settings.bind_timeout)
+        pod = waiting_pod(self._state, claim)
+        siblings = self._state.seen_claims.of_pod(pod) if pod is not None else iter((claim,))
+        for sibling in siblings:
+            other = self._memos.of(sibling.uid)
+            other.avoid[node] = (message, until)
+            if sibling.uid != claim.uid:
+                other.claim.give_up = True
+                self.queue.add(sibling.uid)
+
+    def _remove(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo, step: RemoveRow) -> None:
+        if self._ledger.leaving(step.node, uid):
+            return
+        if snapshot.claim is not None and self._was_refused(snapshot, memo, step):
+            self._avoid(snapshot.claim, memo, step.node, _refused(snapshot))
+        log.info("claim leaves its node", claim=uid, node=step.node, why=step.text)
+        usual = {RemovalReason.DRAINED: "agent", RemovalReason.NEVER_BOUND: "unbound"}
+        metrics.RELEASES.labels(usual.get(step.reason, "override")).inc()
+        gpunode = self._state.gpunodes.named(step.node)
+        if step.reason not in usual and gpunode is not None:
+            title = next((item.wanted.title for item in snapshot.reserved if item.node == step.node), uid)
+            text = f"gave away the share of claim {title} ({uid}): {step.text}"
+            self._events.warning("GPUNode", gpunode, "ShareGivenAway", "Release", text)
+        self._ledger.remove(step.node, uid)
+
+    @staticmethod
+    def _was_refused(snapshot: ClaimSnapshot, memo: TenantMemo, step: RemoveRow) -> bool:
+        """Return whether a row goes because kube-scheduler has taken the allocation of a Pod that does not fit."""
+        mine, claim = memo.claim, snapshot.claim
+        if claim is None or claim.allocation is not None or not snapshot.waited_for:
+            return False
+        ours = mine.taken_back or mine.give_up or step.node in memo.avoid
+        return step.reason is RemovalReason.NEVER_BOUND and mine.allocated and not ours
+
+    def _resize_or_leave(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
+        """Queue the claim for another share while its annotation asks for one, else take it out of the loop's queue."""
+        claim = snapshot.claim
+        row = next((item for item in snapshot.reserved if item.written is not None and not item.releasing), None)
+        wants = (
+            claim is not None
+            and claim.request is not None
+            and claim.allocation is not None
+            and row is not None
+            and row.wanted.request_milli != claim.request.gpu.request_milli
+        )
+        if wants and claim is not None and claim.request is not None:
+            in_use = memo.resize_refusal is not None and memo.resize_refusal.outlook is Outlook.IN_USE
+            asked = claim.request.gpu.request_milli
+            self.loop.want_resize(uid, changed=in_use or memo.resize_asked != asked)
+            memo.resize_asked = asked
+        else:
+            memo.resize_refusal = None
+            self.loop.leave(uid)
+
+    # What is told
+
+    async def _show(self, snapshot: ClaimSnapshot, uid: str, memo: TenantMemo) -> None:
+        """Show the share in the claim's status, and write Events on the claim and the Pods that wait for it."""
+        claim = snapshot.claim
+        if claim is None:
+            return
+        row = next(
+            (item for item in snapshot.reserved if claim.allocation is not None and holds(item, claim.allocation)), None
+        )
+        if row is not None and row.written is not None and not claim.deleting:
+            await self._writer.show(claim, row.node, row.written, memo.resize_refusal)
+        refusal, blocked = memo.refusal, None
+        if snapshot.waited_for and not snapshot.leads and not snapshot.reserved:
+            refusal, blocked = self._of_leader(claim)
+        for note in notes(snapshot, refusal, blocked, waited=memo.claim.waited):
+            memo.claim.waited = note.warning
+            self._tell(snapshot, claim, note)
+
+    def _of_leader(self, claim: ClaimFacts) -> tuple[Refusal | None, str | None]:
+        """Return the refusal of the claim by which placement is asked for a Pod, or why placement is not asked."""
+        pod = waiting_pod(self._state, claim)
+        if pod is None or not self._state.seen_claims.complete(pod):
+            return None, None
+        for other in self._state.seen_claims.of_pod(pod):
+            if other.uid == claim.uid:
+                continue
+            if other.error is not None:
+                return None, f"claim {other.name} of the same pod is invalid: {other.error}"
+            refusal = self._memos.of(other.uid).refusal
+            if refusal is not None:
+                return refusal, None
+        return None, None
+
+    def _tell(self, snapshot: ClaimSnapshot, claim: ClaimFacts, note: Note) -> None:
+        tell = self._events.warning if note.warning else self._events.normal
+        tell(claims.KIND, claim, note.reason, note.action, note.message)
+        for pod in snapshot.pods:
+            if pod.waits:
+                tell("Pod", pod, note.reason, note.action, f"claim {claim.name}: {note.message}")
+
+
+def _refused(snapshot: ClaimSnapshot) -> str:
+    """Return why kube-scheduler has taken an allocation away, in words that fit after "the node"."""
+    said = next((pod.unschedulable for pod in snapshot.pods if pod.waits), "")
+    why = f": {said}" if said and "cannot allocate all claims" not in said else ", where the pod does not fit"
+    return f"was refused by kube-scheduler{why}"

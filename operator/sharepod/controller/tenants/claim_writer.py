@@ -1,0 +1,118 @@
+"""Writer of ResourceClaims: allocates them, takes allocations back, shows shares in `status.devices`.
+
+Guarantees:
+- Every write names uid and resourceVersion: it changes only the claim that it was worked out from.
+- The finalizer comes before the allocation, so that kube-controller-manager takes the allocation away at the end.
+- An answer that was lost is followed by a live read before anything else is written.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from sharepod.api.gpunode import Tenant
+from sharepod.controller.apiserver.client import CLAIMS, Client
+from sharepod.controller.decisions.claim_status import allocation, devices, says
+from sharepod.controller.state.claim_facts import FINALIZER, ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.kube import ApiError, ConflictError, InvalidError, Json, NotFoundError
+from sharepod.placement.state.types import Refusal
+
+log = structlog.get_logger(__name__)
+
+
+class ClaimWriter:
+    """Writer of claims. Every method may raise an `ApiError` or `NotLeadingError`. `wall`: seconds since the epoch."""
+
+    def __init__(self, seen: ClaimsSeen, client: Client, wall: Callable[[], float]) -> None:
+        self._seen = seen
+        self._client = client
+        self._wall = wall
+
+    async def allocate(self, claim: ClaimFacts, node: str, row: Tenant, consumer: ClaimPodFacts | None) -> bool:
+        """Allocate a claim to the GPUs of a row; reserve it for `consumer`, if given.
+
+        Return False if it is not as it was last seen; it is read again.
+        """
+        if FINALIZER not in claim.finalizers:
+            first: Json = {"op": "add", "path": "/metadata/finalizers", "value": [FINALIZER]}
+            another: Json = {"op": "add", "path": "/metadata/finalizers/-", "value": FINALIZER}
+            operations: list[Json] = [
+                {"op": "test", "path": "/metadata/uid", "value": claim.uid},
+                {"op": "test", "path": "/metadata/resourceVersion", "value": str(claim.version)},
+                another if claim.finalizers else first,
+            ]
+            if not await self._write(claim, lambda: self._patch(claim, operations)):
+                return False
+            read = self._seen.claims.get(claim.uid)
+            if read is None or read.allocation is not None or read.request is None:
+                return False
+            claim = read
+        assert claim.request is not None
+        now = self._now()
+        status: Json = {
+            "allocation": allocation(node, row, claim.request, now),
+            "devices": devices(node, row, None, (), now),
+        }
+        if consumer is not None:
+            status["reservedFor"] = [{"name": consumer.name, "resource": "pods", "uid": consumer.uid}]
+        return await self._write(claim, lambda: self._patch_status(claim, status))
+
+    async def withdraw(self, claim: ClaimFacts) -> bool:
+        """Take the reservation of a claim back. Return False if it is not as it was last seen; it is read again."""
+        return await self._write(claim, lambda: self._patch_status(claim, {"reservedFor": None}))
+
+    async def deallocate(self, claim: ClaimFacts) -> bool:
+        """Take an allocation back. Return False if the claim is not as it was last seen; it is read again."""
+        return await self._write(claim, lambda: self._patch_status(claim, {"allocation": None, "devices": None}))
+
+    async def show(self, claim: ClaimFacts, node: str, row: Tenant, resize: Refusal | None) -> None:
+        """Bring `status.devices` up to date, if it says something else."""
+        wanted = devices(node, row, resize, claim.shown, self._now())
+        if says(wanted) != says(claim.shown):
+            await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
+
+    async def gone(self, claim_name: str, namespace: str, uid: str) -> bool:
+        """Confirm by a live read that a claim is gone; one that is there is taken in."""
+        try:
+            raw = await self._client.get(CLAIMS, claim_name, namespace)
+        except NotFoundError:
+            return True
+        if str(raw["metadata"]["uid"]) != uid:
+            return True
+        self._seen.put_claim(raw, sure=True)
+        return self._seen.claims.get(uid) is None
+
+    async def _write(self, claim: ClaimFacts, write: Callable[[], Awaitable[Json]]) -> bool:
+        """Make one write and take in the claim as it is then. Return False if it was refused for what has changed."""
+        try:
+            made = await write()
+        except (ConflictError, NotFoundError, InvalidError) as error:
+            if isinstance(error, InvalidError) and error.of_object:
+                log.error("claim cannot be written", claim=f"{claim.namespace}/{claim.name}", error=str(error))
+            await self._refresh(claim)
+            return False
+        except ApiError:
+            await self._refresh(claim)
+            raise
+        self._seen.put_claim(made, news=False)
+        return True
+
+    async def _refresh(self, claim: ClaimFacts) -> None:
+        if await self.gone(claim.name, claim.namespace, claim.uid):
+            self._seen.drop_claim(claim.uid)
+
+    async def _patch(self, claim: ClaimFacts, operations: list[Json]) -> Json:
+        return await self._client.patch_json(CLAIMS, claim.name, operations, claim.namespace)
+
+    async def _patch_status(self, claim: ClaimFacts, status: Json) -> Json:
+        metadata = {"uid": claim.uid, "resourceVersion": str(claim.version)}
+        return await self._client.patch_status(
+            CLAIMS, claim.name, {"metadata": metadata, "status": status}, claim.namespace
+        )
+
+    def _now(self) -> str:
+        return datetime.datetime.fromtimestamp(self._wall(), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,212 @@
+"""Claims as users apply them: the examples, and what the API server refuses of claims of class `sharepod.dev`."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.claims_world import CLAIMS, claim_path, claim_spec, serves_claims
+from harness.api import Api, ApiError, Object
+from harness.cluster import Cluster, wait_until
+from harness.installation import MANIFESTS
+from sharepod.api.claims import lower
+from sharepod.api.sharepod import SpecError
+
+EXAMPLES = sorted((MANIFESTS.parent / "examples" / "claims").glob("*.yaml"))
+DEVICE = 'device.attributes["gpu.sharepod.dev"]'
+UUID = "GPU-5a9e0001-0000-4000-8000-000000000001"
+
+
+@pytest.fixture(scope="module")
+def api(server: Cluster) -> Api:
+    if not serves_claims(server.api):
+        pytest.skip("the API server does not serve resource.k8s.io/v1")
+    for _ in range(2):  # applying it again changes nothing
+        server.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
+    wait_until(
+        lambda: "metadata.annotations" in said(server.api, claim(annotations={"sharepod.dev/gpu-mode": "Half"})),
+        what="the policy in force",
+        timeout=30,
+    )
+    return server.api
+
+
+def claim(annotations: dict[str, str] | None = None, spec: Object | None = None) -> Object:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "probe", "annotations": annotations or {}},
+        "spec": spec or claim_spec(),
+    }
+
+
+def said(api: Api, body: Object) -> str:
+    """Return the API server's refusal of a claim; empty if it takes it."""
+    try:
+        api.create(claim_path("default"), body, dryRun="All")
+    except ApiError as error:
+        return error.message
+    return ""
+
+
+def of_template(body: Object) -> Object:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "probe"},
+        "spec": {"metadata": {"annotations": body["metadata"]["annotations"]}, "spec": body["spec"]},
+    }
+
+
+def asking(**exactly: Any) -> Object:
+    return claim(spec=claim_spec(**exactly))
+
+
+def amounts(**said: str | None) -> Object:
+    """A claim of 0.4 and 1Gi with these capacities instead."""
+    spec = claim_spec()
+    asked = spec["devices"]["requests"][0]["exactly"]["capacity"]["requests"]
+    for name, value in said.items():
+        asked[name] = value
+        if value is None:
+            del asked[name]
+    return claim(spec=spec)
+
+
+def selecting(expression: str) -> Object:
+    return asking(selectors=[{"cel": {"expression": expression}}])
+
+
+def devices(**fields: Any) -> Object:
+    spec = claim_spec()
+    spec["devices"] |= fields
+    return claim(spec=spec)
+
+
+def without_capacity(annotations: dict[str, str] | None = None) -> Object:
+    spec = claim_spec()
+    del spec["devices"]["requests"][0]["exactly"]["capacity"]
+    return claim(annotations, spec)
+
+
+TAKEN = {
+    "plain": claim(),
+    "all capacities": amounts(limitMilli="900"),
+    "whole GPU by time": amounts(timeMilli="1000"),
+    "best effort": amounts(timeMilli="0"),
+    "exclusive": without_capacity({"sharepod.dev/gpu-mode": "Exclusive"}),
+    "labels": claim({"sharepod.dev/gpu-affinity": "a", "sharepod.dev/gpu-latency": "Interactive", "x/gpu": "1"}),
+    "uuid": selecting(f'{DEVICE}.uuid == "{UUID}"'),
+    "models": selecting(f'{DEVICE}.model in ["A", "B"] && {DEVICE}.uuid in ["{UUID}"]'),
+    "several": asking(count=4),
+}
+REFUSED = {
+    "no capacity": without_capacity(),
+    "too much time": amounts(timeMilli="1001"),
+    "fraction": amounts(timeMilli="0.4"),
+    "no time": amounts(timeMilli=None),
+    "limit below time": amounts(limitMilli="300"),
+    "limit 0": amounts(limitMilli="0", timeMilli="0"),
+    "memory without unit": amounts(memory="4"),
+    "more memory than any": amounts(memory="2Ei"),
+    "best effort without memory": amounts(timeMilli="0", memory=None),
+    "unknown capacity": amounts(bandwidth="1"),
+    "exclusive with capacity": claim({"sharepod.dev/gpu-mode": "Exclusive"}),
+    "all devices": asking(allocationMode="All"),
+    "17 GPUs": asking(count=17),
+    "constraints": devices(constraints=[{"requests": ["gpu"], "matchAttribute": "gpu.sharepod.dev/model"}]),
+    "config": devices(config=[{"opaque": {"driver": "gpu.sharepod.dev", "parameters": {"a": 1}}}]),
+    "alternatives": claim(
+        spec={
+            "devices": {
+                "requests": [
+                    {"name": "gpu", "firstAvailable": [{"name": "a", "deviceClassName": "sharepod.dev"}]},
+                ]
+            }
+        }
+    ),
+    "another class beside ours": devices(
+        requests=[*claim_spec()["devices"]["requests"], {"name": "nic", "exactly": {"deviceClassName": "nic.example"}}]
+    ),
+    "annotation of another dialect": claim({"gemini/gpu_request": "0.4"}),
+    "annotation for what the spec says": claim({"sharepod.dev/gpu-memory": "4Gi"}),
+    "annotation without such a value": claim({"sharepod.dev/gpu-placement": "Anywhere"}),
+    "no label": claim({"sharepod.dev/gpu-affinity": "a b"}),
+    "no fraction": claim({"sharepod.dev/gpu-request": "half"}),
+    **{
+        f"selector {expression}": selecting(expression)
+        for expression in (
+            "true",
+            f'{DEVICE}.model != "A"',
+            f'{DEVICE}.model == "A" || true',
+            f'{DEVICE}.model.startsWith("A")',
+            f'{DEVICE}.memory == "A"',
+            'device.driver == "gpu.sharepod.dev"',
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_claim_that_python_reads_is_taken(api: Api, name: str) -> None:
+    body = TAKEN[name]
+    lower(body)
+    assert said(api, body) == ""
+    api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
+
+
+@pytest.mark.promise("operator-claim-at-apply")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str) -> None:
+    body = REFUSED[name]
+    with pytest.raises(SpecError) as caught:
+        lower(body)
+    message = said(api, body)
+    assert message
+    field = caught.value.field.rpartition(".exactly.")[2].partition("[0].cel")[0].rpartition("devices.")[2]
+    assert field.removeprefix("requests[0].").partition("[1]")[0] in message, (message, caught.value.field)
+    with pytest.raises(ApiError):
+        api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
+
+
+def test_a_claim_of_another_class_is_left_alone(api: Api) -> None:
+    spec = {"devices": {"requests": [{"name": "nic", "exactly": {"deviceClassName": "nic.example"}}]}}
+    assert said(api, claim({"sharepod.dev/gpu-mode": "Half"}, spec)) == ""
+
+
+def test_an_invalid_annotation_is_refused_on_a_claim_that_exists(api: Api) -> None:
+    body = copy.deepcopy(claim())
+    body["metadata"]["name"] = "existing"
+    api.create(claim_path("default"), body)
+    with pytest.raises(ApiError, match="gpu-request"):
+        api.patch(claim_path("default", "existing"), {"metadata": {"annotations": {"sharepod.dev/gpu-request": "no"}}})
+    api.patch(claim_path("default", "existing"), {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}})
+    api.delete(claim_path("default", "existing"))
+
+
+@pytest.mark.promise("operator-claim-no-slices")
+def test_nobody_publishes_devices_of_the_driver(api: Api) -> None:
+    spec = {
+        "driver": "gpu.sharepod.dev",
+        "nodeName": "n",
+        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+    }
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "foreign"}, "spec": spec}
+    with pytest.raises(ApiError, match="only allocator"):
+        api.create(f"{CLAIMS}/resourceslices", body, dryRun="All")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_applies_and_says_what_is_read(api: Api, server: Cluster, path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    server.kubectl("apply", "--server-side", "-f", str(path))
+    for document in yaml.safe_load_all(path.read_text()):
+        metadata = document["metadata"]
+        place = f"{CLAIMS}/namespaces/{metadata.get('namespace', 'default')}"
+        if document["kind"] == "ResourceClaim":
+            lower(api.get(f"{place}/resourceclaims/{metadata['name']}"))
+        if document["kind"] == "ResourceClaimTemplate":
+            lower(api.get(f"{place}/resourceclaimtemplates/{metadata['name']}")["spec"])

@@ -1,0 +1,108 @@
+"""No claim, whatever it is, makes its reading raise anything but the refusal that its owner is told."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
+from sharepod.api.claims import is_ours, lower
+from sharepod.api.objects import MAX_GPUS
+from sharepod.api.sharepod import SpecError
+
+_TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(["sharepod.dev", "gpu.sharepod.dev", "400", "1k", "4Gi", "-1", "1e99", "All", "Exclusive", "0.4"]),
+)
+_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(_TEXTS, inner, max_size=3)),
+    max_leaves=8,
+)
+_EXPRESSION = 'device.attributes["gpu.sharepod.dev"].uuid in ["GPU-5a9e0001-0000-4000-8000-000000000001"]'
+_CLAIM = {
+    "metadata": {
+        "name": "share",
+        "annotations": {"sharepod.dev/gpu-mode": "Shared", "sharepod.dev/gpu-request": "0.3", "a": "b"},
+    },
+    "spec": {
+        "devices": {
+            "requests": [
+                {
+                    "name": "gpu",
+                    "exactly": {
+                        "deviceClassName": "sharepod.dev",
+                        "allocationMode": "ExactCount",
+                        "count": 1,
+                        "capacity": {"requests": {"timeMilli": "400", "limitMilli": "700", "memory": "4Gi"}},
+                        "selectors": [{"cel": {"expression": _EXPRESSION}}],
+                    },
+                }
+            ],
+            "constraints": [],
+            "config": [],
+        }
+    },
+}
+
+
+def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [above] if above else []
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in entries:
+        found += _paths(item, (*above, key))
+    return found
+
+
+def _read(raw: Any) -> None:
+    """Read a claim; nothing but its refusal may come out, and that no longer than an Event takes."""
+    is_ours(raw)
+    try:
+        gpu = lower(raw).gpu
+    except SpecError as refused:
+        error = refused
+    else:
+        assert 0 <= gpu.request_milli <= gpu.limit_milli <= 1000
+        assert 1 <= gpu.count <= MAX_GPUS
+        return
+    assert len(error.field) <= MAX_FIELD
+    assert len(error.message) <= MAX_MESSAGE
+
+
+@pytest.mark.promise("operator-claim-hostile")
+@given(value=_VALUES, place=st.integers(min_value=0))
+def test_a_claim_with_anything_in_any_place_is_read_or_refused(value: Any, place: int) -> None:
+    claim: Any = copy.deepcopy(_CLAIM)
+    *parents, last = (paths := _paths(claim))[place % len(paths)]
+    inner = claim
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    _read(claim)
+
+
+@given(value=st.dictionaries(_TEXTS, _VALUES, max_size=4))
+def test_any_document_is_read_or_refused(value: dict[str, Any]) -> None:
+    _read(value)
+
+
+@given(seed=st.integers(min_value=0))
+def test_an_expression_with_any_change_is_read_or_refused(seed: int) -> None:
+    chance = random.Random(seed)
+    letters = list(_EXPRESSION)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(letters))
+        letters[place : place + chance.randint(0, 3)] = chance.choice(
+            ['"', "'", "\\", "&&", "]", "(", "\n", "é", " ", ""]
+        )
+    claim: Any = copy.deepcopy(_CLAIM)
+    claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": "".join(letters)}}]
+    _read(claim)
+
+
+def test_the_claim_that_is_changed_is_read_unchanged() -> None:
+    assert lower(_CLAIM).gpu.request_milli == 300
