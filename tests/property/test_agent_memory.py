@@ -320,6 +320,26 @@ def test_growth_that_nobody_could_refuse_is_credited_over_the_limit_and_counted(
         ledger.grow("a", CLAIM_MAX)
 
 
+@pytest.mark.promise("security-claimed-memory")
+def test_a_process_claims_no_more_than_its_gpu_can_have_given() -> None:
+    """Bytes that a limit allows, and as many again by the driver; managed memory may be larger where nothing
+    is enforced."""
+    ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
+    ledger.gpu_memory = 1000
+    ledger.reserve(0, "a", 1, 90)
+    ledger.grow("a", 1910)
+    with pytest.raises(LedgerError, match="the GPU has 1000"):
+        ledger.grow("a", 1)
+    with pytest.raises(LedgerError, match="the GPU has 1000"):
+        ledger.handover(0, "b", 2001)
+    ledger.handover(0, "b", 2000)
+    counted = MemoryLedger(100, enforced=False, recall_ns=RECALL)
+    counted.gpu_memory = 1000
+    counted.grow("a", 5000)
+    counted.handover(0, "b", 5000)
+    assert counted.used == 10_000
+
+
 def test_growth_that_the_driver_has_told_of_already_is_not_counted_twice() -> None:
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.begin_reading()

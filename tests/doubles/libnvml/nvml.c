@@ -26,6 +26,9 @@ enum {
     NVML_ARGUMENT_VERSION_MISMATCH = 25
 };
 
+/* SAMPLE_EACH: ns between two samples of utilization. */
+enum { SAMPLE_EACH = 100000000 };
+
 struct memory {
     unsigned long long total, free, used;
 };
@@ -43,6 +46,12 @@ struct process {
 
 struct utilization {
     unsigned gpu, memory;
+};
+
+struct process_utilization {
+    unsigned pid;
+    unsigned long long stamp; /* us */
+    unsigned sm, memory, encoder, decoder;
 };
 
 static const char mig_uuid[] = "MIG-10000000-0000-0000-0000-000000000001";
@@ -269,9 +278,53 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two,
     return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
 }
 
-EXPORT int nvmlDeviceGetProcessUtilization(void *handle, void *samples, unsigned *count, unsigned long long since) {
-    (void)samples, (void)count, (void)since;
-    return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+/* The last samples of a device: of each process the part of the time since the samples before. */
+struct samples {
+    uint64_t at;                                   /* CLOCK_MONOTONIC, ns */
+    struct process_utilization rows[FAKE_CLIENTS]; /* of the processes that were at work */
+    unsigned count;
+    uint64_t busy_ns[FAKE_CLIENTS];
+};
+
+/* Take samples anew, unless the last ones are young. */
+static const struct samples *sample(int device) {
+    static struct samples of[FAKE_DEVICES];
+    struct samples *samples = &of[device];
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec, elapsed = ns - samples->at;
+    if (elapsed < SAMPLE_EACH)
+        return samples;
+    samples->count = 0;
+    for (unsigned i = 0; i < FAKE_CLIENTS; i++) {
+        const struct fake_client *client = fake_state_client(i);
+        uint64_t busy = client->usage[device].busy_ns, before = samples->busy_ns[i];
+        uint64_t part = (busy >= before ? busy - before : busy) * 100 / elapsed;
+        samples->busy_ns[i] = busy;
+        if (samples->at == 0 || part == 0 || !fake_state_lives(i, client->pid))
+            continue;
+        samples->rows[samples->count++] = (struct process_utilization){
+            .pid = client->pid, .stamp = ns / 1000, .sm = part < 100 ? (unsigned)part : 100};
+    }
+    samples->at = ns;
+    return samples;
+}
+
+/* Utilization by process: one sample of each process that was at work. The real one has several a second, and those of
+ * processes that have ended. */
+EXPORT int nvmlDeviceGetProcessUtilization(void *handle, struct process_utilization *out, unsigned *count,
+                                           unsigned long long since) {
+    int device = device_of(handle);
+    if (device < 0 || count == NULL)
+        return NVML_INVALID_ARGUMENT;
+    const struct samples *samples = sample(device);
+    unsigned found = samples->at / 1000 > since ? samples->count : 0, room = out == NULL ? 0 : *count;
+    for (unsigned i = 0; i < found && i < room; i++)
+        out[i] = samples->rows[i];
+    *count = found;
+    if (found == 0)
+        return NVML_NOT_FOUND;
+    return found <= room ? NVML_SUCCESS : NVML_INSUFFICIENT_SIZE;
 }
 
 EXPORT int nvmlEventSetCreate(void **set) {

@@ -176,7 +176,7 @@ async def test_it_follows_its_tenants_file_and_keeps_what_it_has_when_that_is_wr
         await program.says("tenant", lambda line: line.get("tenant") == "b")
         await program.says("tenant changed", lambda line: line["request"] == 500)
         replace(directory / "tenants.yaml", "tenants: [{id: x}]")
-        await program.says("keeping the tenants as they were", lambda line: "podName" in line["error"])
+        await program.says("keeping the tenants as they were", lambda line: "namespace" in line["error"])
         client = await Client.connect(tenant_directory(directory, "a"))
         client.close()
         write_tenants(directory, [row("a", 500, 700), row("b", 400, state=TenantState.RELEASING)])

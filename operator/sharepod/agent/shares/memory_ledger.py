@@ -99,6 +99,8 @@ class MemoryLedger:
     def __init__(self, limit: int, *, enforced: bool, recall_ns: int) -> None:
         self.limit = limit
         self.enforced = enforced
+        self.gpu_memory = 0
+        """Bytes that the GPU has; 0 while the driver has not told."""
         self.grown = 0
         """Bytes credited by `grow` since the start."""
         self.refused = 0
@@ -168,10 +170,11 @@ class MemoryLedger:
 
     def handover(self, now: int, client: ClientKey, size: int, pid: int | None = None) -> list[MemoryAction]:
         """Credit what a process has already, whatever the limit: from before this ledger, or from an earlier connection
-        of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than any GPU has."""
+        of `pid`. A waiting request may now have a sibling to ask. Raises `LedgerError` for more than the GPU can have
+        given."""
         handed = self._handed.get(client, 0) + size
-        if handed > CLAIM_MAX or self._tracked + size > _SUM_MAX:
-            raise LedgerError(f"{handed} bytes handed over; no GPU has as much")
+        if handed > self._claim_max() or self._tracked + size > _SUM_MAX:
+            raise LedgerError(f"{handed} bytes handed over; {self._on_the_gpu()}")
         self._handed[client] = handed
         if pid in self._kept:
             kept = min(size, self._kept[pid])
@@ -187,9 +190,9 @@ class MemoryLedger:
 
     def grow(self, client: ClientKey, size: int) -> None:
         """Credit what the driver took for a client without a call that could have been refused, whatever the limit.
-        Raises `LedgerError` for more than any GPU has."""
-        if self.credit(client) + size > CLAIM_MAX or self._tracked + size > _SUM_MAX:
-            raise LedgerError(f"{size} more bytes taken; no GPU has as much")
+        Raises `LedgerError` for more than the GPU can have given."""
+        if self.credit(client) + size > self._claim_max() or self._tracked + size > _SUM_MAX:
+            raise LedgerError(f"{size} more bytes taken; {self._on_the_gpu()}")
         self.grown += size
         self._untracked = max(0, self._untracked - size)
         self._add(client, size)
@@ -306,6 +309,14 @@ class MemoryLedger:
         return self._pending[0].deadline or 0
 
     # ---- inside
+
+    def _claim_max(self) -> int:
+        """Return the bytes that a client may have by its own word. Where the limit is enforced these are what a limit
+        allows at most, and as much again that the driver took; else managed memory may be larger than the GPU."""
+        return min(2 * self.gpu_memory, CLAIM_MAX) if self.enforced and self.gpu_memory else CLAIM_MAX
+
+    def _on_the_gpu(self) -> str:
+        return f"the GPU has {self.gpu_memory}" if self._claim_max() < CLAIM_MAX else "no GPU has as much"
 
     def _add(self, client: ClientKey, size: int) -> None:
         if size:

@@ -83,6 +83,12 @@ class TenantMemory:
         for ledger in self._ledgers:
             ledger.begin_reading()
 
+    def set_gpu_memory(self, size_of: Mapping[str, int]) -> None:
+        """Take the bytes that the GPUs have, by UUID; 0 where the driver does not tell. They bound what a process can
+        claim."""
+        for gpu, ledger in zip(self._gpus, self._ledgers, strict=True):
+            ledger.gpu_memory = size_of.get(gpu, 0)
+
     def observe(
         self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], absent: Collection[int]
     ) -> None:

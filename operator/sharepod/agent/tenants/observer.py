@@ -106,10 +106,12 @@ class Observer:
         for entry in entries.values():
             entry.seen = attribution.of(entry.row.id)
         if reading.fresh:
+            gpu_memory = {gpu.uuid: gpu.memory for gpu in reading.gpus}
             now = asyncio.get_running_loop().time()
             self._observe_utilization(now, entries, reading)
             for entry in entries.values():
                 if entry.serving is not None:
+                    entry.serving.memory.set_gpu_memory(gpu_memory)
                     entry.serving.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
                     self._apply_rules(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
