@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from harness import build  # noqa: E402  it is found through the line above
 from harness.assets import VARIABLE  # noqa: E402
 from harness.errors import HarnessError  # noqa: E402
+from harness.node_packages import why_no_node  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,14 @@ class Step:
     takes: str
 
 
-def steps(root: Path, to_build: tuple[str, ...]) -> list[Step]:
-    """Return what has to be done once before the demo runs. `to_build`: programs of the test cluster."""
+def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool) -> list[Step]:
+    """Return what has to be done once before the demo runs.
+
+    Args:
+        root: root of the repository.
+        to_build: programs of the test cluster.
+        containerd: the real node's containerd has to be built.
+    """
     found = []
     if not (root / ".venv" / "installed").exists():
         found.append(Step("Python packages into .venv", "about a minute"))
@@ -35,6 +42,8 @@ def steps(root: Path, to_build: tuple[str, ...]) -> list[Step]:
         found.append(Step("hook, test doubles and programs, compiled", "about a minute"))
     if to_build:
         found.append(Step(f"Kubernetes {build.KUBERNETES} from source: {', '.join(to_build)}", build.USUAL_DURATION))
+    if containerd:
+        found.append(Step(f"{build.CONTAINERD.name} from source, for the real node", build.CONTAINERD.duration))
     return found
 
 
@@ -44,7 +53,8 @@ def main() -> int:
     except HarnessError as error:
         print(error, file=sys.stderr)
         return 1
-    first = steps(ROOT, to_build)
+    containerd = why_no_node() is None and build.built(build.CONTAINERD) is None
+    first = steps(ROOT, to_build, containerd=containerd)
     if not first:
         print("make demo: about one minute")
         return 0

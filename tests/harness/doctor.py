@@ -123,14 +123,18 @@ def _disk(directory: Path, needed: int) -> Finding:
 
 
 def _node() -> Finding:
+    from harness import build
     from harness.node_packages import missing_packages, why_no_node
 
     reason = why_no_node()
     if reason is not None:
         return Finding("a real node", f"node tests will be skipped: {reason}", required=False)
     missing = missing_packages()
-    later = f" (apt-get will install {', '.join(missing)})" if missing else ""
-    return Finding(f"a real node: root, cgroups, namespaces, a free subnet{later}", required=False)
+    later = [f"apt-get will install {', '.join(missing)}"] if missing else []
+    if build.built(build.CONTAINERD) is None:
+        later.append(f"{build.CONTAINERD.name} will be built from Go modules, {build.CONTAINERD.duration}")
+    told = f" ({'; '.join(later)})" if later else ""
+    return Finding(f"a real node: root, cgroups, namespaces, a free subnet{told}", required=False)
 
 
 def _ask(command: list[str], timeout: float, directory: str | None = None) -> str | None:

@@ -27,8 +27,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness import images, nvidia_runtime
+from harness import images, nvidia_cdi, nvidia_runtime
 from harness.api import ApiError
+from harness.build import CONTAINERD, own_programs
 from harness.cache import acquire
 from harness.cluster import Cluster, free_ports, wait_until
 from harness.commands import command
@@ -95,6 +96,7 @@ class Node:
         if (reason := why_no_node()) is not None:
             raise NodeUnavailableError(reason)
         install_packages()
+        self._containerd = own_programs(CONTAINERD)
         self.cluster = cluster
         self.name = name
         self.keep_logs = keep_logs
@@ -138,7 +140,7 @@ class Node:
         command("ip", "address", "add", f"{layout.address}/{layout.subnet.prefixlen}", "dev", layout.bridge)
         command("ip", "link", "set", layout.bridge, "up")
         config = self.state / "containerd.toml"
-        containerd = self.services.start("containerd", ["containerd", "--config", config], grace=0.0)
+        containerd = self.services.start("containerd", [self._containerd / "containerd", "--config", config], grace=0.0)
         self._await(containerd, lambda: self._ctr("version", check=False).returncode == 0)
         self._load_own_images()
         kubelet = self.services.start(
@@ -276,12 +278,12 @@ class Node:
 
     def _ctr(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         socket = self._layout.containerd_socket
-        return self.run("ctr", "--address", socket, "--namespace", "k8s.io", *argv, check=check, timeout=timeout)
+        return self.run(self._containerd / "ctr", "--address", socket, "--namespace", "k8s.io", *argv, check=check, timeout=timeout)
 
     # GPUs
 
     def set_gpus(self, gpus: Sequence[Gpu], *, libcuda: Path | None = None, state: Path | None = None) -> None:
-        """Set the GPUs that the runtime `nvidia` gives to containers created from now on.
+        """Set the GPUs that the runtime `nvidia` gives to containers created from now on, and their CDI devices.
 
         `libcuda`: put into them as libcuda.so.1. `state`: the simulated devices' shared file, put into them writable
         (it must be so for every user); the container's FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL
@@ -294,9 +296,19 @@ class Node:
             "libcuda": None if libcuda is None else str(libcuda.resolve()),
             "state": None if state is None else str(state.resolve()),
         }
-        fresh = self.state / "nvidia.json.new"
-        fresh.write_text(json.dumps(config))
-        fresh.rename(self.state / "nvidia.json")
+        _replace(self.state / "nvidia.json", config)
+        markers = self.state / "gpus"
+        markers.mkdir(exist_ok=True)
+        for gpu in gpus:
+            (markers / gpu.uuid).touch()
+        specification = nvidia_cdi.specification([gpu.uuid for gpu in gpus], markers, libcuda=libcuda, state=state)
+        _replace(self.state / "root/run/cdi/nvidia.json", specification)
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(content))
+    fresh.rename(path)
 
 
 def _plan(name: str) -> NodeLayout:

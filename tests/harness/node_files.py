@@ -15,6 +15,8 @@ from typing import Any
 from harness.certs import KeyPair
 
 PAUSE_IMAGE = "sharepod.test/pause:1"
+CDI_DIRECTORIES = ["/etc/cdi", "/run/cdi"]
+"""Directories of CDI specifications; the later one counts where both have a device. /var/run is a link to /run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def containerd_config(layout: NodeLayout) -> str:
         return json.dumps(str(value))
 
     return f"""\
-version = 2
+version = 3
 root = {quoted(layout.state / "containerd" / "root")}
 state = {quoted(layout.state / "containerd" / "run")}
 disabled_plugins = ["io.containerd.internal.v1.opt"]  # would make /opt/containerd
@@ -74,24 +76,28 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]  # would make /opt/containe
 [grpc]
   address = {quoted(layout.containerd_socket)}
 
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = {quoted(PAUSE_IMAGE)}
-  restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = {quoted(layout.snapshotter)}
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = {quoted(PAUSE_IMAGE)}
 
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = {quoted(layout.cni_plugins)}
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  cdi_spec_dirs = {json.dumps(CDI_DIRECTORIES)}
+
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = [{quoted(layout.cni_plugins)}]
     conf_dir = {quoted(layout.cni)}
 
-  [plugins."io.containerd.grpc.v1.cri".containerd]
+  [plugins."io.containerd.cri.v1.runtime".containerd]
     default_runtime_name = "runc"
-    snapshotter = {quoted(layout.snapshotter)}
 
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
 
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]
       runtime_type = "io.containerd.runc.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]
         BinaryName = {quoted(layout.nvidia_runtime)}
 """
 

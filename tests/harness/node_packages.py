@@ -26,8 +26,6 @@ CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CGROUPS = Path("/sys/fs/cgroup")
 _CNI_PLUGINS = ("bridge", "host-local", "loopback")
 _PACKAGE_OF = {
-    "containerd": "containerd",
-    "ctr": "containerd",
     "runc": "runc",
     "busybox": "busybox-static",
     "ip": "iproute2",

@@ -20,6 +20,8 @@ from harness.process import alive, start_time
 LOCK = RECORD.with_suffix(".lock")
 # What would else be written outside of the state directory. Each is bound over, in the node's mount namespace only.
 OWN_DIRECTORIES = (
+    "/etc/cdi",
+    "/run/cdi",
     "/run/containerd",
     "/run/netns",
     "/var/lib/cni",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.build import programs
+from harness.build import CONTAINERD, own_programs, programs
 from harness.cluster import Cluster
 from harness.node import Node
 from harness.node_packages import install_packages, why_no_node
@@ -33,6 +33,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly and any(item.get_closest_marker("skip") is None for item in mine):
         programs()
         install_packages()
+        own_programs(CONTAINERD)
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,13 @@ def test_only_visible_devices_are_there(state: Path) -> None:
     assert "CUDA_ERROR_NO_DEVICE" in output
 
 
+def test_markers_choose_the_devices_whatever_the_variable_says(state: Path, tmp_path: Path) -> None:
+    (tmp_path / GPU_1).touch()
+    last_report(loop(state, "marked", "--seconds", "0.1", FAKE_CUDA_DEVICES=str(tmp_path), FAKE_CUDA_VISIBLE=GPU_0))
+    usage = read_state(state).client("marked").usage
+    assert usage[GPU_0].busy_ns == 0 < usage[GPU_1].busy_ns
+
+
 @pytest.mark.parametrize(
     ("container", "choice", "seen"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from harness.build import KUBERNETES
+from harness.build import CONTAINERD, KUBERNETES
 from minutes import steps
 from screen import Phase, Screen
 
@@ -82,12 +82,13 @@ def test_the_end_tells_where_the_seconds_went() -> None:
 
 
 def test_the_minutes_name_what_is_still_to_do(tmp_path: Path) -> None:
-    assert [step.what.partition(",")[0] for step in steps(tmp_path, ("kubelet",))] == [
+    assert [step.what.partition(",")[0] for step in steps(tmp_path, ("kubelet",), containerd=True)] == [
         "Python packages into .venv",
         "hook",
         f"Kubernetes {KUBERNETES} from source: kubelet",
+        f"{CONTAINERD.name} from source",
     ]
     for path in (".venv/installed", "build/shim.built", "build/doubles.built"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
-    assert steps(tmp_path, ()) == []
+    assert steps(tmp_path, (), containerd=False) == []

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,19 +127,34 @@ static void choose(const char *list) {
     free(copy);
 }
 
+/* Devices that have a file of their UUID's name in the folder FAKE_CUDA_DEVICES, as real ones have device nodes. */
+static int find_marked(const char *folder) {
+    int count = 0;
+    for (int i = 0; i < (int)state->device_count; i++) {
+        char path[PATH_MAX], uuid[64];
+        format_uuid(state->devices[i].uuid, uuid);
+        if (snprintf(path, sizeof path, "%s/%s", folder, uuid) < (int)sizeof path && access(path, F_OK) == 0)
+            visible[count++] = i;
+    }
+    return count;
+}
+
 /* Devices of FAKE_CUDA_VISIBLE: those of the container, as NVIDIA_VISIBLE_DEVICES names them. */
 static void find_visible(const char *choice) {
-    const char *list = getenv("FAKE_CUDA_VISIBLE");
+    const char *list = getenv("FAKE_CUDA_VISIBLE"), *folder = getenv("FAKE_CUDA_DEVICES");
     int all[FAKE_DEVICES], count = 0;
     for (int i = 0; i < FAKE_DEVICES; i++) {
         all[i] = i;
         visible[i] = -1;
     }
     char *copy = list == NULL || strcmp(list, "all") == 0 ? NULL : strdup(list), *rest = copy;
-    if (copy == NULL)
+    if (folder != NULL)
+        count = find_marked(folder);
+    else if (copy == NULL)
         for (; count < (int)state->device_count; count++)
             visible[count] = count;
-    for (char *item = strsep(&rest, ","); item != NULL && count < FAKE_DEVICES; item = strsep(&rest, ",")) {
+    for (char *item = folder != NULL ? NULL : strsep(&rest, ","); item != NULL && count < FAKE_DEVICES;
+         item = strsep(&rest, ",")) {
         int device = named(item, all, (int)state->device_count);
         if (device >= 0)
             visible[count++] = device;
