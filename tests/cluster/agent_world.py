@@ -17,7 +17,7 @@ import yaml
 from harness.api import Api, ApiError, Object
 from harness.cluster import Cluster, wait_until
 from harness.services import Service
-from sharepod.agent.kubelet.csi import csi_pb2 as csi
+from sharepod.agent.kubelet.wire import csi_pb2 as csi
 
 ROOT = Path(__file__).parents[2]
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"

@@ -15,7 +15,7 @@ import yaml
 from cluster.agent_world import GPUNODES, GPUS, LEASES, OneNode, one_node, row
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, suppress_reason, wait_until
-from sharepod.agent.kubelet.csi import registration_pb2 as registration
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 

@@ -5,9 +5,11 @@ Programs run in containers on a real node, or, without root, as plain processes 
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -45,6 +47,13 @@ class Machine(ABC):
         self.gpus: list[dict[str, str]] = yaml.safe_load(inventory.read_text())["gpus"]
         devices = [(gpu["uuid"], gpu["model"], int(parse_quantity(gpu["memory"]))) for gpu in self.gpus]
         self.state = create_state(self.directory / "gpus", devices)
+
+    def say_processes(self, on: Mapping[int, str]) -> None:
+        """Let the driver show these processes, by the node's pid, each on the GPU with that UUID."""
+        processes = [{"pid": pid, "uuid": uuid} for pid, uuid in on.items()]
+        fresh = self._inventory.with_suffix(".new")
+        fresh.write_text(json.dumps({**yaml.safe_load(self._inventory.read_text()), "processes": processes}))
+        fresh.rename(self._inventory)
 
     @abstractmethod
     def start_agent(self, installation: Installation, name: str = "agent") -> Service:

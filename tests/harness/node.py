@@ -143,22 +143,30 @@ class Node:
         containerd = self.services.start("containerd", [self._containerd / "containerd", "--config", config], grace=0.0)
         self._await(containerd, lambda: self._ctr("version", check=False).returncode == 0)
         self._load_own_images()
-        kubelet = self.services.start(
-            "kubelet",
-            [
-                self.cluster.bin / "kubelet",
-                f"--config={self.state / 'kubelet.json'}",
-                f"--kubeconfig={self._kubeconfig}",
-                f"--hostname-override={self.name}",
-                f"--node-ip={layout.address}",
-                f"--node-labels={','.join(f'{key}={value}' for key, value in labels.items())}",
-                "--root-dir=/var/lib/kubelet",
-            ],
-            grace=0.0,
-        )
-        self._await(kubelet, self._is_ready)
+        self._kubelet_command: list[str | Path] = [
+            self.cluster.bin / "kubelet",
+            f"--config={self.state / 'kubelet.json'}",
+            f"--kubeconfig={self._kubeconfig}",
+            f"--hostname-override={self.name}",
+            f"--node-ip={layout.address}",
+            f"--node-labels={','.join(f'{key}={value}' for key, value in labels.items())}",
+            "--root-dir=/var/lib/kubelet",
+        ]
+        self._kubelet_starts = 0
+        self._kubelet = self._start_kubelet()
+        self._await(self._kubelet, self._is_ready)
         if not self.cluster.node_lifecycle:  # then nobody else takes away the taint that every new Node gets
             self.cluster.api.patch(f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}})
+
+    def _start_kubelet(self) -> Service:
+        self._kubelet_starts += 1
+        name = "kubelet" if self._kubelet_starts == 1 else f"kubelet-{self._kubelet_starts}"
+        return self.services.start(name, self._kubelet_command, grace=0.0)
+
+    def restart_kubelet(self) -> None:
+        """Kill the kubelet and start it again; containers go on."""
+        self._kubelet.stop()
+        self._kubelet = self._start_kubelet()
 
     def _write_files(self, settings: Mapping[str, Any]) -> None:
         layout = self._layout
@@ -278,7 +286,9 @@ class Node:
 
     def _ctr(self, *argv: str | Path, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
         socket = self._layout.containerd_socket
-        return self.run(self._containerd / "ctr", "--address", socket, "--namespace", "k8s.io", *argv, check=check, timeout=timeout)
+        return self.run(
+            self._containerd / "ctr", "--address", socket, "--namespace", "k8s.io", *argv, check=check, timeout=timeout
+        )
 
     # GPUs
 

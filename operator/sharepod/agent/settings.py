@@ -60,6 +60,14 @@ class AgentSettings(BaseSettings):
     kubelet_root: AbsolutePath = Path("/var/lib/kubelet")
     """The kubelet's root directory (`--root-dir`). The agent uses `plugins`, `plugins_registry` and `pods` in it."""
 
+    cdi_dirs: Annotated[tuple[AbsolutePath, ...], Field(min_length=1)] = (Path("/etc/cdi"), Path("/var/run/cdi"))
+    """CDI directories of the node's container runtime, the one that goes before others last. The GPUs' CDI devices are
+    looked up in all of them; those of the tenants are written to the last one. Each has to be the same path in the
+    agent's container as on the node."""
+
+    cdi_generate: bool = True
+    """Whether the agent runs the node's `nvidia-ctk cdi generate` where a GPU has no CDI device."""
+
     kubeconfig: AbsolutePath | None = None
     """Kubeconfig file for the API server. Unset: the pod's ServiceAccount."""
 

@@ -22,6 +22,8 @@ PLURAL = "gpunodes"
 
 CONDITION_AGENT_READY = "AgentReady"
 """Condition of a GPUNode: False while its agent cannot serve new tenants."""
+CONDITION_CDI_DEVICES = "CDIDevices"
+"""Condition of a GPUNode: True while its agent can attach every GPU by a resource claim, as CDI devices."""
 
 MilliField = Annotated[int, Field(ge=0, le=1000)]
 BytesField = Annotated[int, Field(ge=0, le=MAX_BYTES)]

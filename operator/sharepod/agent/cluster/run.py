@@ -1,32 +1,40 @@
-"""The agent in a cluster: ledger in, volumes to pods, status and Lease out, wired together.
+"""The agent in a cluster: ledger in, volumes and claims to pods, status and Lease out, wired together.
 
 Guarantees:
-- The kubelet can unpublish volumes from the start on, whatever the API server does.
-- Volumes are published only once the ledger is known.
+- The kubelet can unpublish volumes and give claims back from the start on, whatever the API server does.
+- Volumes are published, and claims prepared, only once the ledger is known.
 - While the API server is away, everything that runs goes on; each loop tries again by itself.
 - Tenants of the ledger that is on disk are served also if the GPUs cannot be read.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 import structlog
 
 from sharepod.agent.agent import Agent, agent_version
+from sharepod.agent.kubelet.attachments import Attachments
 from sharepod.agent.kubelet.csi.driver import Driver, GetPod, PodsUnavailableError, PodUnknownError
 from sharepod.agent.kubelet.csi.volumes import Volumes
+from sharepod.agent.kubelet.dra.cdi_watch import CdiWatch
+from sharepod.agent.kubelet.dra.claim_driver import ClaimDriver
+from sharepod.agent.kubelet.dra.generation import CdiGenerator
+from sharepod.agent.kubelet.dra.gpu_devices import GpuDevices
+from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
 from sharepod.agent.kubelet.plugin_pods import PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
-from sharepod.agent.kubelet.registration import KubeletRegistration, pods_dir
-from sharepod.api.gpunode import Tenant
+from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
+from sharepod.agent.kubelet.tenant_mounts import TenantMounts
+from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Tenant
 from sharepod.kube import ApiError, Connection, NotFoundError
 from sharepod.tasks import Supervisor
 
 from .ledger_watch import LedgerWatch
 from .liveness import LivenessLease
-from .status_report import Readiness, ReadyReason, StatusReport
+from .status_report import CdiReason, Readiness, ReadyReason, StatusReport
 
 log = structlog.get_logger(__name__)
 
@@ -43,19 +51,20 @@ async def run(agent: Agent) -> None:
     """
     settings = agent.settings
     node = settings.node_name
-    volumes = Volumes(
-        pods_dir=pods_dir(settings.kubelet_root),
-        tenants_dir=settings.state_dir / "tenants",
-        state_dir=settings.state_dir,
-    )
+    tenants_dir = settings.state_dir / "tenants"
+    volumes = Volumes(pods_dir=pods_dir(settings.kubelet_root), tenants_dir=tenants_dir, state_dir=settings.state_dir)
     volumes.recover()
-    pod_residue = PodResidue(volumes)
+    claims = PreparedClaims(cdi_dir=settings.cdi_dirs[-1], tenants_dir=tenants_dir, state_dir=settings.state_dir)
+    claims.recover()
+    pod_residue = PodResidue(Attachments(volumes, claims), TenantMounts.of(tenants_dir))
     agent.residue = pod_residue.residue
     agent.owner_of = pod_residue.owner_of
 
     async def apply(rows: Sequence[Tenant]) -> None:
         await agent.tenants.apply(rows)
-        await volumes.forget_all_but({row.id for row in rows})
+        ids = {row.id for row in rows}
+        await volumes.forget_all_but(ids)
+        await claims.forget_all_but(ids)
 
     checkpoint = settings.state_dir / "ledger.json"
     api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
@@ -72,30 +81,49 @@ async def run(agent: Agent) -> None:
             trouble=agent.tenants.unservable,
             get_pod=pod_getter(api),
         )
+        cdi = cdi_watch(agent)
+        await cdi.look()
+        claim_driver = ClaimDriver(
+            node=node,
+            claims=claims,
+            ledger=ledger,
+            directory=agent.tenants.directory,
+            trouble=agent.tenants.unservable,
+            gpu_devices=cdi.devices,
+        )
         kubelet = KubeletRegistration(settings.kubelet_root, driver.services(), changed=agent.changed.set)
+        dra = KubeletRegistration(settings.kubelet_root, claim_driver.services(), DRA_PLUGIN, changed=agent.changed.set)
         lease = LivenessLease(api, namespace=settings.namespace, node=node, owner_uid=lambda: ledger.uid)
         report = StatusReport(
             api,
             node=node,
             ledger=ledger,
             facts=agent.facts,
-            readiness=lambda: readiness(agent, ledger, kubelet),
+            readiness=lambda: {
+                CONDITION_AGENT_READY: readiness(agent, ledger, kubelet),
+                CONDITION_CDI_DEVICES: cdi_readiness(cdi, dra),
+            },
             woken=agent.changed,
         )
         plugin_pods = PluginPods(settings.kubelet_root)
+        warn_of_propagation(settings.kubelet_root)
         await kubelet.start()
         try:
+            await dra.start()
             async with Supervisor() as supervisor:
                 supervisor.start("ledger-follow", ledger.follow())
                 supervisor.start("ledger-enforce", ledger.enforce())
                 supervisor.start("report", report.run())
                 supervisor.start("lease", lease.run())
                 supervisor.start("kubelet", kubelet.run())
+                supervisor.start("kubelet-dra", dra.run())
+                supervisor.start("cdi", cdi.run())
                 supervisor.start("residue", pod_residue.run())
                 supervisor.start("plugin-pods", plugin_pods.run(known=agent.know_plugin_pods))
                 await supervisor.wait()
         finally:
-            await kubelet.stop()
+            await asyncio.gather(dra.stop(), kubelet.stop())
+            await claims.close()
             if not agent.successor_waits():
                 await report.say_stopped()
     finally:
@@ -114,6 +142,24 @@ def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -
     if kubelet.problem is not None:
         return Readiness(ReadyReason.VOLUMES_UNAVAILABLE, kubelet.problem)
     return Readiness(ReadyReason.SERVING)
+
+
+def cdi_watch(agent: Agent) -> CdiWatch:
+    """Return the watch of this node's CDI devices. Simulated GPUs have no toolkit that could generate theirs."""
+    folders, generate = agent.settings.cdi_dirs, agent.settings.cdi_generate and not agent.inventory.simulated
+    generator = CdiGenerator(folders[-1]) if generate else None
+    return CdiWatch(GpuDevices(folders), agent.gpus, generator, changed=agent.changed.set)
+
+
+def cdi_readiness(cdi: CdiWatch, dra: KubeletRegistration) -> Readiness:
+    """Return whether a claim that is allocated here now would be attached, and why not."""
+    if dra.settling:
+        return Readiness(CdiReason.STARTING, "the kubelet has not registered the driver yet")
+    if dra.problem is not None:
+        return Readiness(CdiReason.NOT_REGISTERED, f"{dra.problem}; claims need Kubernetes 1.34 or newer on the node")
+    if cdi.problem is not None:
+        return Readiness(CdiReason.DEVICES_MISSING, cdi.problem)
+    return Readiness(CdiReason.ATTACHABLE)
 
 
 def pod_getter(api: Connection) -> GetPod:

@@ -55,11 +55,25 @@ class ReadyReason(StrEnum):
         return {ReadyReason.SERVING: "True", ReadyReason.STARTING: "Unknown"}.get(self, "False")
 
 
+class CdiReason(StrEnum):
+    """Reason of the condition `CDIDevices`."""
+
+    ATTACHABLE = "Attachable"
+    STARTING = "Starting"
+    NOT_REGISTERED = "NotRegistered"
+    DEVICES_MISSING = "DevicesMissing"
+
+    @property
+    def status(self) -> str:
+        """Status of the condition: `True`, `False` or `Unknown`."""
+        return {CdiReason.ATTACHABLE: "True", CdiReason.STARTING: "Unknown"}.get(self, "False")
+
+
 @dataclass(frozen=True)
 class Readiness:
-    """Readiness of the agent to run a pod that is placed here now."""
+    """Readiness of the agent to run a pod that is placed here now, in one respect."""
 
-    reason: ReadyReason
+    reason: ReadyReason | CdiReason
     message: str = ""
     """Sentence for people."""
 
@@ -84,7 +98,7 @@ class StatusReport:
         node: str,
         ledger: LedgerWatch,
         facts: Callable[[], AgentFacts],
-        readiness: Callable[[], Readiness],
+        readiness: Callable[[], Mapping[str, Readiness]],
         woken: asyncio.Event,
     ) -> None:
         """Args:
@@ -92,7 +106,7 @@ class StatusReport:
         node: name of the node.
         ledger: the node's ledger.
         facts: returns what the agent knows.
-        readiness: returns the agent's readiness.
+        readiness: returns the agent's readiness, by type of the condition.
         woken: set by others when facts or readiness have changed; cleared here before they are read.
         """
         self._api = api
@@ -131,9 +145,11 @@ class StatusReport:
         """Write that the agent has stopped, if the API server answers within `LAST_WRITE_S`."""
         if self._written is None:
             return
-        self._readiness = lambda: Readiness(
+        last = self._readiness()
+        stopped = Readiness(
             ReadyReason.STOPPED, "the agent was stopped; until it is back, tenants run on at their request"
         )
+        self._readiness = lambda: {**last, CONDITION_AGENT_READY: stopped}
         try:
             async with asyncio.timeout(LAST_WRITE_S):
                 await self.write_if_due()
@@ -176,19 +192,7 @@ class StatusReport:
                 await self._woken.wait()
 
     def _status(self, facts: AgentFacts, server: Mapping[str, Any]) -> Json:
-        readiness = self._readiness()
-        before: Mapping[str, Any] = next(
-            (c for c in server.get("conditions") or () if c.get("type") == CONDITION_AGENT_READY), {}
-        )
-        same = before.get("status") == readiness.reason.status
-        since = before.get("lastTransitionTime") if same else None
-        condition = {
-            "type": CONDITION_AGENT_READY,
-            "status": readiness.reason.status,
-            "reason": readiness.reason.value,
-            "message": readiness.message,
-            "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
+        conditions = [condition(kind, readiness, server) for kind, readiness in self._readiness().items()]
         if facts.gpus_known:
             gpus, reserves = [gpu.dump() for gpu in facts.gpus], reserved(facts.gpus, self._ledger.in_force)
         else:
@@ -196,7 +200,7 @@ class StatusReport:
         return {
             "gpus": gpus,
             "tenants": [tenant.dump() for tenant in facts.tenants],
-            "conditions": [condition],
+            "conditions": conditions,
             "observedGeneration": self._ledger.generation,
             "agentVersion": facts.agent_version,
             "gpuCount": len(gpus),
@@ -204,6 +208,26 @@ class StatusReport:
             "reserved": reserves,
             "simulated": facts.simulated,
         }
+
+
+def condition(kind: str, readiness: Readiness, server: Mapping[str, Any]) -> Json:
+    """Return a condition of the status. It keeps the time of its last transition while its status stays the same.
+
+    Args:
+        kind: type of the condition.
+        readiness: its reason and message.
+        server: the status as the API server has it.
+    """
+    before: Mapping[str, Any] = next((c for c in server.get("conditions") or () if c.get("type") == kind), {})
+    same = before.get("status") == readiness.reason.status
+    since = before.get("lastTransitionTime") if same else None
+    return {
+        "type": kind,
+        "status": readiness.reason.status,
+        "reason": readiness.reason.value,
+        "message": readiness.message,
+        "lastTransitionTime": since or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
 
 
 def reserved(gpus: Sequence[Gpu], rows: Sequence[Tenant]) -> str:

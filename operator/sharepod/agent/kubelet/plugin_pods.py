@@ -17,7 +17,7 @@ import grpc
 import structlog
 
 from sharepod.agent.devices.inventory import is_gpu_uuid
-from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
+from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
 
 log = structlog.get_logger(__name__)
 

@@ -1,31 +1,41 @@
-"""Processes of pods: the pod that a process belongs to, and whether processes of a released tenant's pod still run.
+"""Processes of pods: the tenant that a process belongs to, and whether processes of a released tenant still run.
+
+A process is a tenant's if it has the tenant's directory among its mounts, or runs in the cgroup of a pod of the tenant.
+The kubelet names the pod of a volume; the pods of a claim are learned from processes that have its directory.
 
 Guarantees:
 - Every cgroup layout that kubelets create is understood: cgroup v1 and v2, cgroupfs and systemd naming, any root.
 - All processes of the node are seen, provided that the agent shares the host's PID namespace.
-- A tenant cannot hide a process: it cannot move one out of its pod's cgroup.
+- A tenant cannot hide a process of a known pod: it cannot move one out of its pod's cgroup.
 
 Reading all of /proc takes tens of milliseconds on a large node. It is therefore done in a thread, and only for tenants
-whose volume is unpublished and whose release waits for it.
+whose directory is detached and whose release waits for it, and for a pod that nobody knows yet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from sharepod.agent.kubelet.csi.volumes import Volumes
+from .attachments import Attachments
+from .tenant_mounts import TenantMounts
 
 log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
 SCAN_INTERVAL_S = 1.0
 """Seconds between two scans of /proc: the delay of a release that waits for the pod's last process."""
+STRANGER_INTERVAL_S = 10.0
+"""Seconds between two scans of /proc for the tenant of one unknown pod."""
+_POD = re.compile(rb"^pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})$")
+"""Name of a pod's cgroup, with the UID of an ordinary or of a static pod."""
 
 
 class PodCgroups:
@@ -51,27 +61,69 @@ class PodCgroups:
         return None
 
 
-def pod_of_process(pid: int, pods: PodCgroups, proc: Path = PROC) -> str | None:
-    """Return the UID of the pod that a process runs in; None if it runs in none of `pods` or has ended."""
-    text = _read(f"{proc}/{pid}/cgroup")
-    return pods.find(text) if text else None
+def pod_of_cgroup(cgroup: bytes) -> str | None:
+    """Return the UID of the pod, whichever it is, that the content of a /proc/<pid>/cgroup names; None for none."""
+    for line in cgroup.splitlines():
+        for component in line.split(b":", 2)[-1].split(b"/"):
+            name = component
+            if component.endswith(b".slice"):
+                name = component.rpartition(b"-")[2].removesuffix(b".slice").replace(b"_", b"-")
+            match = _POD.match(name)
+            if match is not None:
+                return match.group(1).decode()
+    return None
 
 
-def count_processes(uids: Iterable[str], proc: Path = PROC) -> Counter[str]:
-    """Return the number of processes of each pod, by UID. Zombies do not count: they hold no GPU.
+@dataclass
+class ProcessScan:
+    """Result of one scan of /proc. Zombies do not count: they hold no GPU."""
 
-    Raise `OSError` if /proc cannot be read.
+    processes: Counter[str] = field(default_factory=Counter)
+    """Number of processes of each tenant."""
+    pods: set[tuple[str, str]] = field(default_factory=set)
+    """Tenants and pods of which a process that sees the tenant's directory runs in the pod."""
+
+
+def scan_processes(pods: Mapping[str, Iterable[str]], mounts: TenantMounts, proc: Path = PROC) -> ProcessScan:
+    """Scan /proc for the processes of tenants. Raise `OSError` if it cannot be read.
+
+    Args:
+        pods: UIDs of the known pods of each tenant that is looked for.
+        mounts: the tenants' directories.
+        proc: the folder of the processes.
     """
-    pods = PodCgroups(uids)
-    counts: Counter[str] = Counter()
+    owners: dict[str, list[str]] = {}
+    for tenant_id, uids in pods.items():
+        for known in uids:
+            owners.setdefault(known, []).append(tenant_id)
+    cgroups = PodCgroups(owners)
+    seen: dict[str, frozenset[str]] = {}
+    """Tenants by mount namespace: the containers of a node have far more processes than mount namespaces."""
+    scan = ProcessScan()
     for name in os.listdir(proc):  # noqa: PTH208 - thousands of names, no need of Path objects
         if not name.isdecimal():
             continue
         text = _read(f"{proc}/{name}/cgroup")
-        uid = pods.find(text) if text else None
-        if uid is not None and not _is_dead(_read(f"{proc}/{name}/stat")):
-            counts[uid] += 1
-    return counts
+        uid = cgroups.find(text) if text else None
+        space = _mount_namespace(name, proc)
+        if space not in seen:
+            seen[space] = mounts.of_process(int(name), proc)
+        found = seen[space] | frozenset(owners[uid] if uid is not None else ())
+        if not found or _is_dead(_read(f"{proc}/{name}/stat")):
+            continue
+        scan.processes.update(found & pods.keys())
+        pod = pod_of_cgroup(text) if seen[space] else None
+        if pod is not None:
+            scan.pods.update((tenant_id, pod) for tenant_id in seen[space])
+    return scan
+
+
+def _mount_namespace(name: str, proc: Path) -> str:
+    """Return the identity of a process's mount namespace; one of its own if that cannot be read."""
+    try:
+        return os.readlink(f"{proc}/{name}/ns/mnt")  # noqa: PTH115 - thousands of them
+    except OSError:
+        return name
 
 
 def _is_dead(stat: bytes) -> bool:
@@ -97,34 +149,37 @@ def _read(path: str) -> bytes:
 
 
 class PodResidue:
-    """Residue of released tenants outside the agent: the published volume, then processes of its pods.
+    """Residue of released tenants outside the agent: the attached directory, then processes of its pods.
 
-    A tenant has no residue only after a scan of /proc that began after its volume was unpublished (the agent's part of
+    A tenant has no residue only after a scan of /proc that began after its directory was detached (the agent's part of
     LE5 released-means-gone in docs/design.md).
     """
 
-    def __init__(self, volumes: Volumes, proc: Path = PROC) -> None:
-        self._volumes = volumes
+    def __init__(self, attachments: Attachments, mounts: TenantMounts, proc: Path = PROC) -> None:
+        self._attachments = attachments
+        self._mounts = mounts
         self._proc = proc
         self._asked: set[str] = set()
         self._wanted = asyncio.Event()
-        self._seen: dict[str, tuple[frozenset[str], int]] = {}
-        """By tenant: its pods at the last scan, and how many of their processes there were."""
+        self._seen: dict[str, tuple[Hashable, int]] = {}
+        """By tenant: its run at the last scan, and how many of its processes there were."""
+        self._strangers: dict[str, float] = {}
+        """Loop time at which the tenant of an unknown pod was last looked for, by the pod's UID."""
 
     def residue(self, tenant_id: str) -> str | None:
         """Return in words what is left of the tenant; None if nothing is. No I/O.
 
-        The first answers after the volume was unpublished may be that its processes are being looked for.
+        The first answers after the directory was detached may be that its processes are being looked for.
         """
-        published = self._volumes.published(tenant_id)
-        if published:
+        attached = self._attachments.attached(tenant_id)
+        if attached is not None:
             self._seen.pop(tenant_id, None)
-            return f"its volume is still published at {published[0]}"
-        pods = self._volumes.pods(tenant_id)
-        if not pods:
+            return attached
+        run = self._attachments.run(tenant_id)
+        if run is None:
             return None
-        looked_for, seen = self._seen.get(tenant_id, (frozenset[str](), None))
-        if looked_for != pods:
+        looked_for, seen = self._seen.get(tenant_id, (None, None))
+        if looked_for != run:
             seen = None  # the scan was for an earlier run
         if seen == 0:
             return None
@@ -135,10 +190,26 @@ class PodResidue:
         return f"{seen} process{'es' if seen > 1 else ''} of its pod still run{'' if seen > 1 else 's'}"
 
     def owner_of(self, pid: int) -> str | None:
-        """Return the id of the tenant in whose pod a process runs; None if it runs in no tenant's pod."""
-        owners = {uid: tenant_id for tenant_id in self._volumes.tenants() for uid in self._volumes.pods(tenant_id)}
-        uid = pod_of_process(pid, PodCgroups(owners), self._proc)
-        return owners[uid] if uid is not None else None
+        """Return the id of the tenant that a process belongs to, by its mounts, else by its pod; None for none.
+
+        A process that shows neither, in a pod that nobody knows, may be a tenant's at the next call: the other
+        processes of its pod are looked at meanwhile.
+        """
+        known = self._attachments.tenants()
+        cgroup = _read(f"{self._proc}/{pid}/cgroup")
+        pod = pod_of_cgroup(cgroup) if cgroup else None
+        mounted = sorted(self._mounts.of_process(pid, self._proc) & known)
+        if mounted:
+            if pod is not None:
+                self._attachments.learn(mounted[0], pod)
+            return mounted[0]
+        owners = {uid: tenant_id for tenant_id in sorted(known) for uid in self._attachments.pods(tenant_id)}
+        uid = PodCgroups(owners).find(cgroup) if cgroup else None
+        if uid is not None:
+            return owners[uid]
+        if pod is not None and known:
+            self._look_for(pod)
+        return None
 
     async def run(self) -> None:
         """Scan /proc for the tenants that were asked about, at most each `SCAN_INTERVAL_S`, until cancelled."""
@@ -151,25 +222,37 @@ class PodResidue:
     async def look(self) -> None:
         """Scan once for all tenants that were asked about since the last scan."""
         asked, self._asked = self._asked, set()
-        pods = {
-            tenant_id: self._volumes.pods(tenant_id) for tenant_id in asked if not self._volumes.published(tenant_id)
+        runs = {
+            tenant_id: self._attachments.run(tenant_id)
+            for tenant_id in asked
+            if self._attachments.attached(tenant_id) is None
         }
-        uids = frozenset[str]().union(*pods.values())
+        pods = {tenant_id: self._attachments.pods(tenant_id) for tenant_id in runs}
         try:
-            counts: Mapping[str, int] = await asyncio.to_thread(self._count_settled, uids)
+            scan = await asyncio.to_thread(self._scan_settled, pods)
         except OSError as error:
             log.error("cannot look for processes of released tenants; their shares stay reserved", error=str(error))
             return
-        for tenant_id, uids_of_tenant in pods.items():
-            if not self._volumes.published(tenant_id):
-                self._seen[tenant_id] = (uids_of_tenant, sum(counts.get(uid, 0) for uid in uids_of_tenant))
-        for tenant_id in self._seen.keys() - self._volumes.tenants():
+        for tenant_id, pod in scan.pods:
+            self._attachments.learn(tenant_id, pod)
+        for tenant_id, run in runs.items():
+            if self._attachments.attached(tenant_id) is None:
+                self._seen[tenant_id] = (run, scan.processes[tenant_id])
+        for tenant_id in self._seen.keys() - self._attachments.tenants():
             del self._seen[tenant_id]
 
-    def _count_settled(self, uids: frozenset[str]) -> Counter[str]:
-        """Count twice if a pod seems empty: one scan can miss a process that forks and ends meanwhile, two hardly."""
-        counts = count_processes(uids, self._proc)
-        if not counts or any(uid not in counts for uid in uids):
-            second = count_processes(uids, self._proc)
-            counts |= second
-        return counts
+    def _look_for(self, pod: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._strangers = {uid: at for uid, at in self._strangers.items() if now - at < STRANGER_INTERVAL_S}
+        if pod not in self._strangers:
+            self._strangers[pod] = now
+            self._wanted.set()
+
+    def _scan_settled(self, pods: Mapping[str, frozenset[str]]) -> ProcessScan:
+        """Scan twice if a tenant seems gone: one scan can miss a process that forks and ends meanwhile, two hardly."""
+        scan = scan_processes(pods, self._mounts, self._proc)
+        if not scan.processes or any(tenant_id not in scan.processes for tenant_id in pods):
+            second = scan_processes(pods, self._mounts, self._proc)
+            scan.processes |= second.processes
+            scan.pods |= second.pods
+        return scan

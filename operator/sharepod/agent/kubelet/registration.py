@@ -1,31 +1,29 @@
-"""Registration of the CSI driver with this node's kubelet, without a sidecar; and the paths of the kubelet.
+"""Registration of the agent's plugins with this node's kubelet, without a sidecar; and the paths of the kubelet.
 
 The kubelet watches its folder `plugins_registry` for sockets, calls `GetInfo` on each, and answers with the result of
-the registration. It registers the driver again whenever it or the agent has restarted.
+the registration. It registers a plugin again whenever it or the agent has restarted.
 
 Guarantees:
 - A socket that is removed (a wiped plugin folder) is created again within seconds.
-- A refusal of the kubelet is logged and becomes the agent's `problem`.
+- A refusal of the kubelet is logged and becomes the plugin's `problem`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from sharepod.agent.kubelet.csi import mounts
-from sharepod.agent.kubelet.csi import registration_pb2 as registration
-from sharepod.agent.kubelet.csi.rpc import SocketError, UnixServer, service
+from sharepod.agent.kubelet import mounts
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
+from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
 from sharepod.api.objects import CSI_DRIVER
 
 log = structlog.get_logger(__name__)
-
-CSI_VERSIONS = ("1.0.0",)
-"""CSI versions that the driver registers: the kubelet reads the major number."""
 
 REGISTER_WITHIN_S = 30.0
 """Seconds that the kubelet may take to register the driver before a missing registration is a problem."""
@@ -35,22 +33,54 @@ STOP_GRACE_S = 2.0
 """Seconds that calls under way may take when a server stops."""
 
 
-class KubeletRegistration:
-    """CSI driver and registration sockets of one kubelet."""
+@dataclass(frozen=True)
+class KubeletPlugin:
+    """Plugin as the kubelet registers it. CSI and DRA know their plugins apart by `type`, and each by one name."""
 
-    def __init__(self, root: Path, services: tuple[Any, ...], *, changed: Callable[[], None] = lambda: None) -> None:
+    type: str
+    """Type, in the kubelet's words: `CSIPlugin` or `DRAPlugin`."""
+    socket: str
+    """Name of the socket that serves the plugin."""
+    registration: str
+    """Name of the registration socket."""
+    versions: tuple[str, ...]
+    """Versions of the plugin's interface."""
+    effect: str
+    """What the plugin is for, in words of `problem`."""
+    name: str = CSI_DRIVER
+
+
+CSI_PLUGIN = KubeletPlugin("CSIPlugin", "csi.sock", f"{CSI_DRIVER}-reg.sock", ("1.0.0",), "CSI volumes")
+"""The CSI driver. The kubelet reads the major number of its version."""
+DRA_PLUGIN = KubeletPlugin("DRAPlugin", "dra.sock", f"{CSI_DRIVER}-dra-reg.sock", ("v1.DRAPlugin",), "resource claims")
+"""The DRA driver. Kubelets serve version 1 since Kubernetes 1.34."""
+
+
+class KubeletRegistration:
+    """Plugin and registration sockets of one plugin at one kubelet."""
+
+    def __init__(
+        self,
+        root: Path,
+        services: tuple[Any, ...],
+        plugin: KubeletPlugin = CSI_PLUGIN,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Args:
         root: the kubelet's root directory.
-        services: gRPC services of the CSI socket.
+        services: gRPC services of the plugin's socket.
+        plugin: what is registered.
         changed: called when `problem` may have changed.
         """
-        self._csi = UnixServer(csi_socket(root), *services)
+        self._plugin = plugin
+        self._server = UnixServer(plugin_socket(root, plugin), *services)
         registrar = service(
             registration.DESCRIPTOR,
             "Registration",
             {"GetInfo": self._get_info, "NotifyRegistrationStatus": self._notify},
         )
-        self._registration = UnixServer(root / "plugins_registry" / f"{CSI_DRIVER}-reg.sock", registrar)
+        self._registration = UnixServer(root / "plugins_registry" / plugin.registration, registrar)
         self._root = root
         self._changed = changed
         self._started_at = 0.0
@@ -59,12 +89,12 @@ class KubeletRegistration:
 
     @property
     def problem(self) -> str | None:
-        """Reason why pods on this node get no volumes at present; None if they do."""
+        """Reason why the kubelet does not call the plugin at present; None if it does."""
         if self._refusal is not None:
-            return f"the kubelet refused the driver: {self._refusal}"
+            return f"the kubelet refused the driver for {self._plugin.effect}: {self._refusal}"
         if not self._registered:
             return (
-                f"the kubelet has not registered the driver; "
+                f"the kubelet has not registered the driver for {self._plugin.effect}; "
                 f"check that it runs and that its --root-dir is {self._root} (setting kubelet_root)"
             )
         return None
@@ -76,12 +106,9 @@ class KubeletRegistration:
 
     async def start(self) -> None:
         """Create both sockets and serve. Raise `SocketError`."""
-        unseen = propagation_problem(pods_dir(self._root))
-        if unseen is not None:
-            log.warning("volumes may not reach pods", reason=unseen)
         self._started_at = asyncio.get_running_loop().time()
         try:
-            await self._csi.start()
+            await self._server.start()
             await self._registration.start()
         except SocketError:
             await self.stop()
@@ -91,7 +118,7 @@ class KubeletRegistration:
         """Create a removed socket again, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            for server in (self._csi, self._registration):
+            for server in (self._server, self._registration):
                 if not server.path.is_socket():
                     log.warning("socket is gone; creating it again", socket=str(server.path))
                     await server.stop(STOP_GRACE_S)
@@ -103,20 +130,24 @@ class KubeletRegistration:
     async def stop(self) -> None:
         """Remove the registration socket, then the driver's."""
         await self._registration.stop(STOP_GRACE_S)
-        await self._csi.stop(STOP_GRACE_S)
+        await self._server.stop(STOP_GRACE_S)
 
     async def _get_info(self, _: registration.InfoRequest) -> registration.PluginInfo:
         return registration.PluginInfo(
-            type="CSIPlugin", name=CSI_DRIVER, endpoint=str(self._csi.path), supported_versions=CSI_VERSIONS
+            type=self._plugin.type,
+            name=self._plugin.name,
+            endpoint=str(self._server.path),
+            supported_versions=self._plugin.versions,
         )
 
     async def _notify(self, status: registration.RegistrationStatus) -> registration.RegistrationStatusResponse:
-        self._registered = status.plugin_registered
+        before, self._registered = self._refusal, status.plugin_registered
         self._refusal = None if status.plugin_registered else status.error or "no reason given"
+        plugin = {"driver": self._plugin.name, "type": self._plugin.type}
         if self._registered:
-            log.info("registered with the kubelet", driver=CSI_DRIVER, socket=str(self._csi.path))
-        else:
-            log.error("kubelet refused the driver", driver=CSI_DRIVER, reason=self._refusal)
+            log.info("registered with the kubelet", **plugin, socket=str(self._server.path))
+        elif self._refusal != before:  # the kubelet tries again for ever
+            log.error("kubelet refused the driver", **plugin, reason=self._refusal)
         self._changed()
         return registration.RegistrationStatusResponse()
 
@@ -126,9 +157,16 @@ def pods_dir(root: Path) -> Path:
     return root / "pods"
 
 
-def csi_socket(root: Path) -> Path:
-    """Return the path of the driver's socket."""
-    return root / "plugins" / CSI_DRIVER / "csi.sock"
+def plugin_socket(root: Path, plugin: KubeletPlugin) -> Path:
+    """Return the path of the plugin's socket."""
+    return root / "plugins" / plugin.name / plugin.socket
+
+
+def warn_of_propagation(root: Path) -> None:
+    """Log why volumes may not reach pods, if that is so."""
+    unseen = propagation_problem(pods_dir(root))
+    if unseen is not None:
+        log.warning("volumes may not reach pods", reason=unseen)
 
 
 def propagation_problem(pods: Path) -> str | None:

@@ -85,5 +85,6 @@ def not_servable(row: Tenant) -> str | None:
 
 
 def pod_of(row: Tenant) -> str:
-    """Return namespace/name of the row's pod, as logged under `pod`."""
-    return f"{row.namespace}/{row.pod_name}"
+    """Return namespace/name of the row's pod, or of its claim where the ledger names no pod, as logged under `pod`."""
+    claim = f"claim {row.claim.name}" if row.claim is not None else ""
+    return f"{row.namespace}/{row.pod_name or claim}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from sharepod.agent.kubelet.csi import mounts
+from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet.csi.volumes import TargetError, VolumeBusyError, VolumeError, Volumes
 
 CASES: dict[str, Callable[[Path], Coroutine[None, None, None]]] = {}

@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
+from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet import registration as kubelet_module
-from sharepod.agent.kubelet.csi import csi_pb2 as csi
-from sharepod.agent.kubelet.csi import mounts
-from sharepod.agent.kubelet.csi import registration_pb2 as registration
 from sharepod.agent.kubelet.csi.driver import Driver, PodsUnavailableError, PodUnknownError
-from sharepod.agent.kubelet.csi.rpc import SocketError, UnixServer, service
 from sharepod.agent.kubelet.csi.volumes import Volumes
 from sharepod.agent.kubelet.registration import KubeletRegistration, propagation_problem
+from sharepod.agent.kubelet.wire import csi_pb2 as csi
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
+from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
 from sharepod.api.gpunode import Tenant, TenantState
 
 NODE = "node-1"
@@ -216,7 +216,7 @@ async def test_what_the_kubelet_says_of_the_registration_is_known(bench: Bench) 
     assert bench.kubelet.settling
     assert "has not registered" in (bench.kubelet.problem or "")
     await notify(plugin_registered=False, error="node too new")
-    assert bench.kubelet.problem == "the kubelet refused the driver: node too new"
+    assert bench.kubelet.problem == "the kubelet refused the driver for CSI volumes: node too new"
     await notify(plugin_registered=True)
     assert bench.kubelet.problem is None
     assert not bench.kubelet.settling
@@ -406,4 +406,4 @@ def test_missing_propagation_is_noticed_only_where_it_matters(tmp_path: Path, mo
 
 def test_sockets_fit_the_usual_kubelet_roots() -> None:
     for root in ("/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/var/lib/k0s/kubelet"):
-        assert len(os.fsencode(kubelet_module.csi_socket(Path(root)))) <= 107
+        assert len(os.fsencode(kubelet_module.plugin_socket(Path(root), kubelet_module.CSI_PLUGIN))) <= 107

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sharepod.agent.kubelet.csi import csi_pb2 as csi
-from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
-from sharepod.agent.kubelet.csi import registration_pb2 as registration
-from sharepod.agent.kubelet.csi.generate import HERE, generate
+from sharepod.agent.kubelet.wire import csi_pb2 as csi
+from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
+from sharepod.agent.kubelet.wire.generate import HERE, generate
 
 
 def test_the_checked_in_messages_are_not_stale(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools generates the messages")
     for fresh in generate(tmp_path):
         assert (HERE / fresh.name).read_text() == fresh.read_text(), (
-            "run: python -m sharepod.agent.kubelet.csi.generate"
+            "run: python -m sharepod.agent.kubelet.wire.generate"
         )
 
 

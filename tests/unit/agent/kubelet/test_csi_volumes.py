@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sharepod.agent.kubelet.csi.mounts import parse_mountinfo
+from sharepod.agent.kubelet.mounts import parse_mountinfo
 from unit.agent.kubelet import csi_mount_cases
 
 

@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from sharepod.agent.agent import Agent
 from sharepod.agent.devices.inventory import SimulatedInventory
-from sharepod.agent.kubelet.csi import podresources_pb2 as podresources
-from sharepod.agent.kubelet.csi.rpc import UnixServer, service
 from sharepod.agent.kubelet.plugin_pods import PluginPod, PluginPods, by_gpu
+from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
+from sharepod.agent.kubelet.wire.rpc import UnixServer, service
 from sharepod.agent.telemetry.collector import AgentCollector
 from sharepod.agent.telemetry.families import FAMILIES
 from sharepod.agent.tenants.served import ServedTenant

@@ -18,12 +18,12 @@ import grpc
 import structlog
 from google.protobuf import wrappers_pb2
 
+from sharepod.agent.kubelet.wire import csi_pb2 as csi
+from sharepod.agent.kubelet.wire.rpc import RpcError, service
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import CSI_DRIVER
 
-from . import csi_pb2 as csi
 from .admission import PodIdentity, VolumeRefusalReason, VolumeRefusedError, check_pod, choose_tenant, identify
-from .rpc import RpcError, service
 from .volumes import VolumeBusyError, VolumeError, Volumes
 
 log = structlog.get_logger(__name__)

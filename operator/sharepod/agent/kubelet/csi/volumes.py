@@ -21,9 +21,8 @@ from pathlib import Path, PurePosixPath
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from sharepod.agent.kubelet import mounts
 from sharepod.agent.state import files
-
-from . import mounts
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Generator of the `*_pb2.py` beside the `.proto` files: `python -m sharepod.agent.kubelet.csi.generate [DIRECTORY]`.
+"""Generator of the `*_pb2.py` beside the `.proto` files: `python -m sharepod.agent.kubelet.wire.generate [DIRECTORY]`.
 
 Needs `grpcio-tools`. The result is checked in, so that an installation needs no protocol compiler; a test fails if it
 is stale.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE_ROOT = HERE.parents[3]
-PROTOS = ("csi.proto", "podresources.proto", "registration.proto")
+PROTOS = ("csi.proto", "dra.proto", "podresources.proto", "registration.proto")
 
 
 def generate(destination: Path = SOURCE_ROOT) -> tuple[Path, ...]:

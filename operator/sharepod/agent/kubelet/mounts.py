@@ -48,6 +48,8 @@ class Mount:
     options: frozenset[str]
     shared: bool
     """Mounts below this one propagate to other mount namespaces."""
+    device: str = ""
+    """The filesystem, as `major:minor`."""
 
     @property
     def readonly(self) -> bool:
@@ -71,6 +73,7 @@ def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
                 point=Path(_unescape(fields[4])),
                 options=frozenset(fields[5].split(",")),
                 shared=any(field.startswith("shared:") for field in optional),
+                device=fields[2],
             )
         )
     return tuple(found)
@@ -97,7 +100,7 @@ def mount_of(path: Path) -> Mount | None:
     """Return the mount that `path` lies on; None if none is listed."""
     real = path.resolve()
     on_path = [mount for mount in mounts() if mount.point == real or mount.point in real.parents]
-    return max(on_path, key=lambda mount: len(mount.point.parts), default=None)
+    return max(reversed(on_path), key=lambda mount: len(mount.point.parts), default=None)
 
 
 def _real(point: Path) -> Path:

@@ -1,0 +1,43 @@
+"""Attachments: all ways by which tenants' directories are in pods of this node, volumes and claims, seen as one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from .csi.volumes import Volumes
+from .dra.prepared_claims import PreparedClaims
+
+
+class Attachments:
+    """Volumes and claims of one node, by tenant. Reads, and learns pods; attaches nothing."""
+
+    def __init__(self, volumes: Volumes, claims: PreparedClaims) -> None:
+        self._volumes = volumes
+        self._claims = claims
+
+    def attached(self, tenant_id: str) -> str | None:
+        """Return in words how the tenant's directory is attached now; None if it is not."""
+        published = self._volumes.published(tenant_id)
+        if published:
+            return f"its volume is still published at {published[0]}"
+        prepared = self._claims.prepared(tenant_id)
+        return f"its claim {prepared[0]} is still prepared" if prepared else None
+
+    def run(self, tenant_id: str) -> Hashable:
+        """Return a value that changes whenever the tenant is attached again; None if it never was."""
+        if tenant_id not in self.tenants():
+            return None
+        return (self._volumes.pods(tenant_id), self._claims.times_prepared(tenant_id))
+
+    def pods(self, tenant_id: str) -> frozenset[str]:
+        """Return the UIDs of all pods that are known to have or have had the tenant's directory."""
+        return self._volumes.pods(tenant_id) | self._claims.pods(tenant_id)
+
+    def tenants(self) -> frozenset[str]:
+        """Return the ids of all tenants that are or were attached."""
+        return self._volumes.tenants() | self._claims.tenants()
+
+    def learn(self, tenant_id: str, pod_uid: str) -> None:
+        """Take a pod in which a process with the tenant's directory was seen: the kubelet does not name a claim's."""
+        if pod_uid not in self.pods(tenant_id):
+            self._claims.learn(tenant_id, pod_uid)

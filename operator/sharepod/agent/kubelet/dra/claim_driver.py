@@ -1,0 +1,180 @@
+"""DRA driver of the node: prepares a claim once its row is in force, and gives it back.
+
+Guarantees:
+- A claim is prepared only while the ledger has a share reserved on this node for this very claim.
+- A row or a CDI device that is missing is waited for inside of the call: the kubelet tries a failed one again only
+  after a minute and more.
+- Each claim of a call has an answer of its own, and what one claim lacks costs no other one.
+- Giving a claim back needs neither the API server nor the ledger, and is fine for a claim that is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from sharepod.agent.kubelet.wire import dra_pb2 as dra
+from sharepod.agent.kubelet.wire.rpc import service
+from sharepod.api.gpunode import Tenant
+
+from .entitlement import ClaimIdentity, ClaimRefusedError, entitled_tenant
+from .prepared_claims import PreparedClaims
+from .tenant_devices import device_id
+
+log = structlog.get_logger(__name__)
+
+PATIENCE_S = 40.0
+"""Seconds that a call waits for what is missing: the kubelet gives it 45."""
+_LOOK_S = 1.0
+"""Seconds between two looks while a call waits: rows wake it, a GPU's CDI device does not."""
+
+GpuDevicesOf = Callable[[Sequence[str]], Mapping[str, str]]
+"""UUIDs of GPUs -> the CDI device of each that has one, as last seen."""
+
+
+class ClaimLedger(Protocol):
+    """Ledger of this node."""
+
+    @property
+    def rows(self) -> Sequence[Tenant]:
+        """The rows in force: each one's tenant is set up and its directory complete."""
+
+    @property
+    def absent(self) -> str | None:
+        """Reason why the ledger is unknown at present; None while it is known."""
+
+    async def changed(self) -> None:
+        """Wait until `rows` is next replaced."""
+
+
+class ClaimDriver:
+    """DRA driver of one node."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        claims: PreparedClaims,
+        ledger: ClaimLedger,
+        directory: Callable[[str], Path | None],
+        trouble: Callable[[str], str | None],
+        gpu_devices: GpuDevicesOf,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Args:
+        node: name of the node, and of its pool.
+        claims: the prepared claims of the node.
+        ledger: the ledger of the node.
+        directory: takes a tenant id; returns the directory that the tenant's containers get, None if there is none.
+        trouble: takes a tenant id; returns why the tenant has no directory, None if unknown.
+        gpu_devices: returns the CDI devices of GPUs.
+        patience_s: seconds to wait for what is missing.
+        """
+        self._node = node
+        self._claims = claims
+        self._ledger = ledger
+        self._directory = directory
+        self._trouble = trouble
+        self._gpu_devices = gpu_devices
+        self._patience_s = patience_s
+
+    def services(self) -> tuple[Any, ...]:
+        """Return the gRPC services of the DRA socket."""
+        return (
+            service(
+                dra.DESCRIPTOR,
+                "DRAPlugin",
+                {"NodePrepareResources": self.prepare, "NodeUnprepareResources": self.unprepare},
+            ),
+        )
+
+    async def prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
+        """Prepare each claim, at the same time. Idempotent."""
+        answer = dra.NodePrepareResourcesResponse()
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+
+        async def one(claim: dra.Claim) -> None:
+            result = answer.claims[claim.uid]
+            who = _identity(claim)
+            try:
+                result.devices.extend(await self._prepare(who, deadline))
+            except (ClaimRefusedError, OSError) as error:
+                result.error = str(error)
+                log.warning("claim not prepared", claim=str(who), claim_uid=who.uid, reason=str(error))
+            except Exception as error:
+                result.error = f"the agent of node {self._node} failed: {error}; its log says more"
+                log.exception("claim not prepared", claim=str(who), claim_uid=who.uid)
+
+        await asyncio.gather(*(one(claim) for claim in request.claims))
+        return answer
+
+    async def unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
+        """Give each claim back. Idempotent."""
+        answer = dra.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            result = answer.claims[claim.uid]
+            try:
+                if await self._claims.unprepare(claim.uid):
+                    log.info("claim given back", claim=str(_identity(claim)), claim_uid=claim.uid)
+            except OSError as error:
+                result.error = f"cannot give the claim back: {error}"
+                log.error("claim not given back", claim=str(_identity(claim)), claim_uid=claim.uid, error=str(error))
+        return answer
+
+    async def _prepare(self, who: ClaimIdentity, deadline: float) -> list[dra.Device]:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                gpus, devices = self._reserved(who)
+                await self._claims.prepare(who, lambda: self._entitled(who)[0].id)
+            except ClaimRefusedError as refusal:
+                if refusal.lasting or loop.time() >= deadline:
+                    raise
+                try:
+                    async with asyncio.timeout_at(min(deadline, loop.time() + _LOOK_S)):
+                        await self._ledger.changed()
+                except TimeoutError:
+                    continue
+            else:
+                break
+        log.info("claim prepared", claim=str(who), claim_uid=who.uid, gpus=gpus)
+        return [
+            # The names are for people and metrics: the kubelet compares them with nothing.
+            dra.Device(
+                pool_name=self._node,
+                device_name=uuid.lower(),
+                cdi_device_ids=[*([device_id(who.uid)] if place == 0 else []), devices[uuid]],
+            )
+            for place, uuid in enumerate(gpus)
+        ]
+
+    def _reserved(self, who: ClaimIdentity) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Return the GPUs of the claim's tenant and the CDI device of each. Raise `ClaimRefusedError`."""
+        tenant, _ = self._entitled(who)
+        devices = self._gpu_devices(tenant.gpus)
+        lacking = [uuid for uuid in tenant.gpus if uuid not in devices]
+        if lacking:
+            raise ClaimRefusedError(
+                f"node {self._node} has no CDI device for {', '.join(lacking)}; install NVIDIA's container "
+                "toolkit there and run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+            )
+        return tenant.gpus, devices
+
+    def _entitled(self, who: ClaimIdentity) -> tuple[Tenant, Path]:
+        """Return the claim's tenant and its directory. Raise `ClaimRefusedError`."""
+        if self._ledger.absent is not None:
+            raise ClaimRefusedError(self._ledger.absent)
+        tenant = entitled_tenant(self._ledger.rows, who, self._node)
+        directory = self._directory(tenant.id)
+        if directory is None:
+            why = self._trouble(tenant.id) or "no reason given; if this goes on, see the agent's log"
+            raise ClaimRefusedError(f"the agent of node {self._node} cannot serve claim {who}: {why}")
+        return tenant, directory
+
+
+def _identity(claim: dra.Claim) -> ClaimIdentity:
+    return ClaimIdentity(namespace=claim.namespace, name=claim.name, uid=claim.uid)

@@ -1,0 +1,64 @@
+"""Entitlement of claims: decides which tenant a ResourceClaim is, if any. Pure.
+
+Guarantees:
+- Nothing that a tenant can write counts: the kubelet names the claim, and the operator alone writes rows.
+- A row of another claim of the same name, such as an earlier one, entitles nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sharepod.api.gpunode import Tenant, TenantState
+
+_UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+"""UIDs that are safe as part of the name of a file."""
+
+
+class ClaimRefusedError(Exception):
+    """Refusal to prepare a claim now. The message shows in the Pod's events and says what to do.
+
+    `lasting`: waiting does not help.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimIdentity:
+    """ResourceClaim, as the kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def entitled_tenant(rows: Iterable[Tenant], claim: ClaimIdentity, node: str) -> Tenant:
+    """Return the ledger row of this claim. Raise `ClaimRefusedError` if it has none, or none any more."""
+    if not _UID.match(claim.uid):
+        raise ClaimRefusedError(f"the kubelet names claim {claim} with the UID {claim.uid[:64]!r}", lasting=True)
+    row = next((row for row in rows if row.claim is not None and row.claim.uid == claim.uid), None)
+    if row is None or row.claim is None:
+        raise ClaimRefusedError(
+            f"no share of a GPU is reserved on node {node} for claim {claim} (UID {claim.uid}); the operator reserves "
+            "one before it allocates the claim: see whether the operator runs"
+        )
+    if (row.namespace, row.claim.name) != (claim.namespace, claim.name):
+        raise ClaimRefusedError(
+            f"the ledger of node {node} names the claim with UID {claim.uid} {row.namespace}/{row.claim.name}, and the "
+            f"kubelet {claim}; delete the Pod",
+            lasting=True,
+        )
+    if row.state is not TenantState.RESERVED:
+        raise ClaimRefusedError(
+            f"the share of claim {claim} on node {node} is being released; the claim gets one again when what is left "
+            "of it is gone"
+        )
+    return row

@@ -1,0 +1,110 @@
+"""Generation of the GPUs' CDI devices by the node's own `nvidia-ctk`, where NVIDIA's toolkit is installed and has not.
+
+Guarantees:
+- The program runs on the node as the node has it, in the node's mount namespace, and for a bounded time.
+- What it writes has the name and place of NVIDIA's own service's file, so that the two never define a device twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+PROGRAMS = (
+    Path("/usr/bin/nvidia-ctk"),
+    Path("/usr/local/bin/nvidia-ctk"),
+    Path("/usr/local/nvidia/toolkit/nvidia-ctk"),  # of NVIDIA's GPU Operator
+)
+"""Paths on the node at which the program is installed."""
+FILE = "nvidia.yaml"
+"""Name of the file that NVIDIA's service nvidia-cdi-refresh keeps in /var/run/cdi."""
+TIMEOUT_S = 60.0
+"""Seconds that the program may take: it asks the driver about each GPU and looks for libraries on the disk."""
+_OUTPUT_BYTES_MAX = 1 << 16
+_NODE = Path("/proc/1")
+"""The node's first process: its root is the node's, and its mount namespace, provided that the agent sees it."""
+
+
+class CdiGenerator:
+    """Generator of CDI devices. `generate` is called by one task at a time."""
+
+    def __init__(
+        self, folder: Path, *, programs: Sequence[Path] = PROGRAMS, node: Path = _NODE, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Args:
+        folder: CDI directory, a path of the node.
+        programs: paths on the node at which the program may be.
+        node: /proc folder of a process in the node's mount namespace.
+        timeout_s: seconds that the program may take.
+        """
+        self._folder = folder
+        self._programs = tuple(programs)
+        self._node = node
+        self._timeout_s = timeout_s
+
+    async def generate(self) -> str | None:
+        """Run the program; return why there is no result, None if there is one."""
+        program = next((path for path in self._programs if _is_there(self._node, path)), None)
+        if program is None:
+            return "nvidia-ctk is not installed"
+        command = [*self._enter(), str(program), "cdi", "generate", f"--output={self._folder / FILE}"]
+        try:
+            failure = await self._run(command)
+        except OSError as error:
+            failure = str(error)
+        if failure is not None:
+            log.error("cannot generate CDI devices", command=command, error=failure)
+            return f"{program} cdi generate failed: {failure}"
+        log.info("CDI devices generated", file=str(self._folder / FILE))
+        return None
+
+    def _enter(self) -> Sequence[str]:
+        """Return the command that enters the node's mount namespace; empty if the agent is in it."""
+        try:
+            if (self._node / "ns/mnt").readlink() == Path("/proc/self/ns/mnt").readlink():
+                return ()
+        except OSError:
+            return ()
+        return ("nsenter", f"--mount={self._node / 'ns/mnt'}", "--")
+
+    async def _run(self, command: Sequence[str]) -> str | None:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                said = b""
+                while part := await process.stderr.read(4096):
+                    said = (said + part)[-_OUTPUT_BYTES_MAX:]
+                status = await process.wait()
+        except TimeoutError:
+            return f"no end after {self._timeout_s:.0f} s"
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if status == 0:
+            return None
+        lines = said.decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else f"status {status}"
+
+
+def _is_there(node: Path, program: Path) -> bool:
+    try:
+        return (node / "root" / program.relative_to("/")).is_file()
+    except OSError:
+        return False

@@ -1,0 +1,160 @@
+"""CDI devices of the node's GPUs: found by UUID or index among the specifications that NVIDIA's toolkit has written.
+
+A GPU's device is one of class `gpu` of NVIDIA (`nvidia.com/gpu`, or that of its device plugin) whose name is the GPU's
+UUID, or else its index. As for a container runtime, a later directory goes before an earlier one, and a device that two
+files of one directory define is none.
+
+Guarantees:
+- A specification that is broken, too large or no file costs nothing but itself.
+- A file that has not changed is not read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import yaml
+
+from sharepod.api.gpunode import Gpu
+
+log = structlog.get_logger(__name__)
+
+_VENDOR = "nvidia.com"
+_CLASS = "gpu"
+_NAME = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.:-]{0,253}[A-Za-z0-9])?$")
+_FILE_BYTES_MAX = 8 << 20
+"""Largest specification that is read: some ten times that of sixteen GPUs, each with seven MIG instances."""
+_FILES_MAX = 256
+"""Files that are read in one directory."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _BrokenError(Exception):
+    """Specification that cannot be used. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Specification:
+    """Used part of one file: its kind, and the names of its devices."""
+
+    kind: str
+    names: frozenset[str]
+
+
+_Stamp = tuple[int, int, int]
+
+
+class GpuDevices:
+    """CDI devices of GPUs. `find` does I/O: call it from a thread, one call at a time."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        """Args:
+        folders: the CDI directories of the node's container runtime, the one that goes before others last.
+        """
+        self._folders = tuple(folders)
+        self._read: dict[Path, tuple[_Stamp, _Specification | None]] = {}
+
+    def find(self, gpus: Sequence[Gpu]) -> dict[str, str]:
+        """Return the CDI device of each GPU that has one, by UUID."""
+        names = self._names()
+        # NVIDIA's own kind first, then those of its other programs.
+        kinds = sorted(names, key=lambda kind: (kind != f"{_VENDOR}/{_CLASS}", kind))
+        found: dict[str, str] = {}
+        for gpu in gpus:
+            for kind in kinds:
+                name = next((name for name in _names_of(gpu) if name in names[kind]), None)
+                if name is not None:
+                    found[gpu.uuid] = f"{kind}={name}"
+                    break
+        return found
+
+    def _names(self) -> Mapping[str, frozenset[str]]:
+        """Return the names of the devices that a container runtime can resolve, by kind."""
+        resolved: dict[str, set[str]] = {}
+        seen: set[Path] = set()
+        for folder in self._folders:
+            here: dict[tuple[str, str], int] = {}
+            for path, specification in self._specifications(folder):
+                seen.add(path)
+                for name in specification.names if specification is not None else ():
+                    assert specification is not None
+                    here[specification.kind, name] = here.get((specification.kind, name), 0) + 1
+            for (kind, name), files in here.items():
+                if files == 1:
+                    resolved.setdefault(kind, set()).add(name)
+                else:
+                    resolved.get(kind, set()).discard(name)
+        self._read = {path: kept for path, kept in self._read.items() if path in seen}
+        return {kind: frozenset(names) for kind, names in resolved.items()}
+
+    def _specifications(self, folder: Path) -> Iterator[tuple[Path, _Specification | None]]:
+        try:
+            paths = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".yaml"))
+        except OSError:
+            return
+        for path in paths[:_FILES_MAX]:
+            try:
+                stamp = _stamp(path)
+            except OSError:
+                continue
+            known = self._read.get(path)
+            if known is None or known[0] != stamp:
+                known = (stamp, _load(path))
+                self._read[path] = known
+            yield path, known[1]
+
+
+def _names_of(gpu: Gpu) -> tuple[str, ...]:
+    """Return the names by which NVIDIA's toolkit calls a GPU, depending on its strategy, the surest first."""
+    return (gpu.uuid, str(gpu.index), f"gpu{gpu.index}")
+
+
+def _stamp(path: Path) -> _Stamp:
+    facts = path.stat()
+    return (facts.st_mtime_ns, facts.st_size, facts.st_ino)
+
+
+def _load(path: Path) -> _Specification | None:
+    try:
+        text = _content(path)
+        document = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_LOADER)  # noqa: S506 safe
+        return _parse(document)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, _BrokenError) as error:
+        log.warning("cannot use a CDI specification", file=str(path), error=str(error)[:200])
+        return None
+
+
+def _content(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _BrokenError("it is no regular file")
+        text = file.read(_FILE_BYTES_MAX + 1)
+    if len(text) > _FILE_BYTES_MAX:
+        raise _BrokenError(f"it is larger than {_FILE_BYTES_MAX >> 20} MiB")
+    return text
+
+
+def _parse(document: Any) -> _Specification | None:
+    """Return what is used of a specification; None for a kind that is not NVIDIA's GPUs."""
+    if not isinstance(document, Mapping):
+        raise _BrokenError("it is no mapping")
+    kind, devices = document.get("kind"), document.get("devices")
+    if not isinstance(kind, str) or not isinstance(devices, list):
+        raise _BrokenError("it has no kind or no devices")
+    vendor, _, kind_class = kind.partition("/")
+    if kind_class != _CLASS or not (vendor == _VENDOR or vendor.endswith(f".{_VENDOR}")):
+        return None
+    names = [device.get("name") if isinstance(device, Mapping) else None for device in devices]
+    valid = [name for name in names if isinstance(name, str) and _NAME.match(name)]
+    if len(valid) != len(names):
+        raise _BrokenError("it has a device without a valid name")
+    return _Specification(kind, frozenset(valid))

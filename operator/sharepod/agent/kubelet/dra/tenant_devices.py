@@ -1,0 +1,105 @@
+"""CDI devices of tenants: one specification for each prepared claim, which puts the tenant's directory into containers.
+
+    sharepod-<claim's UID>.json: kind sharepod.dev/tenant, one device named by the UID
+
+Guarantees:
+- A container runtime sees a specification whole or not at all.
+- What a specification says depends on the tenant's id alone, so that it can be written again at any time.
+- Mounts are read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sharepod.agent.state import files
+from sharepod.api.objects import GROUP, NO_GPUS, PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH
+
+log = structlog.get_logger(__name__)
+
+KIND = f"{GROUP}/tenant"
+"""Kind of the devices. A runtime finds them under `KIND=UID`."""
+_VERSION = "0.6.0"
+"""Version of CDI: the first with annotations, which every runtime that does DRA reads."""
+_PREFIX = "sharepod-"
+_READ_ONLY = ("rbind", "ro", "nosuid", "nodev")
+_TENANT, _BOOT = f"{GROUP}/tenant", f"{GROUP}/boot"
+_BYTES_MAX = 1 << 16
+"""Largest specification of ours that is read: fifty times what is written."""
+
+
+def device_id(claim_uid: str) -> str:
+    """Return the name by which a container runtime is told the device of a claim."""
+    return f"{KIND}={claim_uid}"
+
+
+class TenantDevices:
+    """Specifications of this agent in one CDI directory. Its methods do I/O: call them from a thread."""
+
+    def __init__(self, folder: Path, boot: str) -> None:
+        """Args:
+        folder: the CDI directory.
+        boot: identity of the node's present boot.
+        """
+        self._folder = folder
+        self._boot = boot
+
+    def write(self, claim_uid: str, tenant_id: str, directory: Path) -> None:
+        """Write the specification of a claim. Raise `OSError`.
+
+        Args:
+            claim_uid: UID of the claim, a safe part of a file's name.
+            tenant_id: the claim's tenant.
+            directory: the tenant's directory on the node.
+        """
+        content = json.dumps(self._specification(claim_uid, tenant_id, directory)).encode()
+        path = self._path(claim_uid)
+        try:
+            if path.read_bytes() == content:
+                return
+        except OSError:
+            pass
+        files.replace(path, content, durable=False)
+
+    def remove(self, claim_uid: str) -> None:
+        """Remove the specification of a claim, if there is one. Raise `OSError`."""
+        self._path(claim_uid).unlink(missing_ok=True)
+
+    def present(self) -> Mapping[str, str | None]:
+        """Return the tenant of each specification of ours, by the claim's UID; None for one of another boot, or one
+        that cannot be read."""
+        found: dict[str, str | None] = {}
+        for path in self._folder.glob(f"{_PREFIX}*.json"):
+            found[path.stem.removeprefix(_PREFIX)] = self._tenant_of(path)
+        return found
+
+    def _path(self, claim_uid: str) -> Path:
+        return self._folder / f"{_PREFIX}{claim_uid}.json"
+
+    def _specification(self, claim_uid: str, tenant_id: str, directory: Path) -> Mapping[str, Any]:
+        mounts = [
+            {"hostPath": str(source), "containerPath": target, "options": list(_READ_ONLY)}
+            for source, target in ((directory, VOLUME_MOUNT_PATH), (directory / PRELOAD_FILE, PRELOAD_PATH))
+        ]
+        # Where NVIDIA's runtime is the default one and obeys the variable, the container gets no other GPU by it.
+        edits = {"env": [f"NVIDIA_VISIBLE_DEVICES={NO_GPUS}"], "mounts": mounts}
+        return {
+            "cdiVersion": _VERSION,
+            "kind": KIND,
+            "annotations": {_TENANT: tenant_id, _BOOT: self._boot},
+            "devices": [{"name": claim_uid, "containerEdits": edits}],
+        }
+
+    def _tenant_of(self, path: Path) -> str | None:
+        try:
+            with path.open("rb") as file:
+                notes = json.loads(file.read(_BYTES_MAX))["annotations"]
+            return str(notes[_TENANT]) if notes[_BOOT] == self._boot else None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("cannot read a CDI specification of an earlier agent", file=str(path), error=str(error))
+            return None

@@ -1,0 +1,1 @@
+"""Messages and gRPC services between agent and kubelet."""
