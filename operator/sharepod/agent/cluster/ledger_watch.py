@@ -132,7 +132,12 @@ class LedgerWatch:
         rows, unreadable = read_rows(kept.tenants, ())
         if unreadable:
             log.warning("rows of the earlier agent's ledger cannot be read", rows=unreadable)
-        await self._apply(rows)
+        try:
+            await self._apply(rows)
+        except OSError as error:
+            # Tried again with the API server's ledger; volumes have to be unpublished meanwhile, too.
+            self._applying_failed = f"the ledger cannot be put in force: {error}"
+            log.error("cannot put all of the earlier agent's ledger in force", error=str(error))
         self._in_force = rows
         log.info("earlier agent's ledger is in force", generation=kept.generation, tenants=len(rows))
 

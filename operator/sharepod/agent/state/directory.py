@@ -16,6 +16,7 @@ that is restarted with the node gets its volume.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -23,9 +24,13 @@ import shutil
 import socket
 from pathlib import Path
 
+import structlog
+
 from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 
 from . import files
+
+log = structlog.get_logger(__name__)
 
 SOCKET_FILE = "agent.sock"
 LIMITS_FILE = "limits"
@@ -76,20 +81,31 @@ class StateDir:
         try:
             for directory in (self._hooks, self._tenants):
                 directory.mkdir(parents=True, exist_ok=True)
-                directory.chmod(0o755)
-            self._installed = self._hooks / f"{digest}.so"
-            if not self._intact(self._installed, digest):
-                files.replace(self._installed, content, mode=0o755, durable=False)
-            for old in self._hooks.glob("*.so"):
-                if old != self._installed and old.stat().st_nlink == 1:
-                    old.unlink()
-            present = self.existing()
-            for left in self._handovers.glob("*"):
-                if left.name not in present:
-                    left.unlink()
+                _allow(directory)
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {self._hooks.parent}: {error}") from None
+        try:
+            self._install(content, digest)
+        except OSError as error:
+            log.error(
+                "the state directory takes no files; tenants with a directory are served with the hook that they have",
+                state_dir=str(self._hooks.parent),
+                error=str(error),
+            )
         return digest
+
+    def _install(self, content: bytes, digest: str) -> None:
+        installed = self._hooks / f"{digest}.so"
+        if not self._intact(installed, digest):
+            files.replace(installed, content, mode=0o755, durable=False)
+        self._installed = installed
+        for old in self._hooks.glob("*.so"):
+            if old != installed and old.stat().st_nlink == 1:
+                old.unlink()
+        present = self.existing()
+        for left in self._handovers.glob("*"):
+            if left.name not in present:
+                left.unlink()
 
     def create(self, tenant_id: str, limits: str | None) -> Path:
         """Create or complete the tenant's directory; return its path.
@@ -100,7 +116,7 @@ class StateDir:
         """
         directory = self.path(tenant_id)
         directory.mkdir(mode=0o755, exist_ok=True)
-        directory.chmod(0o755)
+        _allow(directory)
         if limits is None:
             _write_once(directory / PRELOAD_FILE, b"")
             return directory
@@ -108,14 +124,19 @@ class StateDir:
         self.write_limits(tenant_id, limits)
         if self._fail_open:
             _write_once(directory / FAIL_OPEN_FILE, b"")
-        else:
+        elif (directory / FAIL_OPEN_FILE).exists():
             (directory / FAIL_OPEN_FILE).unlink(missing_ok=True)
         _write_once(directory / PRELOAD_FILE, f"{VOLUME_MOUNT_PATH}/{HOOK_FILE}\n".encode())
         return directory
 
     def write_limits(self, tenant_id: str, limits: str) -> None:
         """Replace the limits file, which the hook obeys while there is no agent."""
-        files.replace(self.path(tenant_id) / LIMITS_FILE, limits.encode(), durable=False)
+        _write_once(self.path(tenant_id) / LIMITS_FILE, limits.encode())
+
+    def usable(self, tenant_id: str, *, limited: bool) -> bool:
+        """Return whether the tenant's directory was complete once. `limited`: it needs limits and the hook."""
+        needed = (PRELOAD_FILE, HOOK_FILE, LIMITS_FILE) if limited else (PRELOAD_FILE,)
+        return all((self.path(tenant_id) / name).exists() for name in needed)
 
     def listen(self, tenant_id: str) -> socket.socket:
         """Return a listening socket that any user in the tenant's containers can connect to.
@@ -167,7 +188,8 @@ class StateDir:
         return self._handovers / tenant_id
 
     def _link_hook(self, target: Path) -> None:
-        assert self._installed is not None, "prepare() comes first"
+        if self._installed is None:
+            raise OSError(errno.ENOSPC, "the state directory did not take the hook", str(self._hooks))
         with contextlib.suppress(FileNotFoundError):
             if target.samefile(self._installed):
                 return
@@ -180,6 +202,12 @@ class StateDir:
             return hashlib.sha256(path.read_bytes()).hexdigest() == digest
         except OSError:
             return False
+
+
+def _allow(directory: Path) -> None:
+    """Let every user in, if that is not so yet: a read-only disk takes no change of the mode."""
+    if directory.stat().st_mode & 0o777 != 0o755:
+        directory.chmod(0o755)
 
 
 def _write_once(target: Path, content: bytes) -> None:

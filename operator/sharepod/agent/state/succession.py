@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -82,7 +83,12 @@ class Succession:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.ENOSPC):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of an earlier agent: enough for a lock
 
 
 def _lock(descriptor: int) -> bool:

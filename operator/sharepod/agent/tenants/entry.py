@@ -26,6 +26,8 @@ class Entry:
     """The directory that the tenant's pod mounts; None where there is none to publish."""
     unservable: str | None = None
     """Reason that the row cannot be served; None if it is served."""
+    unwritten: bool = False
+    """True while the disk has not taken all of the tenant's directory: the row is in force, and is applied again."""
     left_behind: str | None = None
     """Remains of a tenant that is being released, by the last reading; None if there are none, or not read yet."""
     drained: bool = False
@@ -36,6 +38,8 @@ class Entry:
     @property
     def settled(self) -> bool:
         """True if applying the same row again would change nothing."""
+        if self.unwritten:
+            return False
         return bool(self.directory is not None or self.unservable or self.left_behind or self.drained)
 
     @property

@@ -95,13 +95,14 @@ class TenantRegistry:
 
         - New row: a directory with `agent.sock`, `limits`, `libsharepod.so`, `ld.so.preload`; an Exclusive tenant's has
           no hook and no socket.
-        - Changed row: limits replaced, clients told.
+        - Changed row: clients told, limits replaced.
         - Releasing row: socket closed, clients refused.
         - Row gone: closed; the directory is removed once nothing of the tenant is left.
         - Row that cannot be served: logged, no directory.
 
         Raises `OSError` if the state directory does not take what has to be written, after every row has been tried.
-        Applying the same rows again continues from there.
+        Rows whose directories were complete once are in force all the same. Applying the same rows again continues from
+        there.
         """
         failed: dict[str, OSError] = {}
         async with self._applying:
@@ -223,13 +224,21 @@ class TenantRegistry:
         if entry is not None:
             self._close(entry)
         await self._leftovers.keep(row.id)
-        limits = None if row.mode is Mode.EXCLUSIVE else limits_text(row)
-        directory = await asyncio.to_thread(self._state.create, row.id, limits)
+        failed = None
+        try:
+            directory = await asyncio.to_thread(self._state.create, row.id, _limits_of(row))
+        except OSError as error:
+            if not self._state.usable(row.id, limited=row.mode is Mode.SHARED):
+                raise
+            directory, failed = self._state.path(row.id), error  # an earlier agent completed it
         served = None
         if row.mode is Mode.SHARED:
             served = await self._listen(row)
-        self._entries[row.id] = Entry(row, self._observer.rules_of(row.id), served=served, directory=directory)
+        rules = self._observer.rules_of(row.id)
+        self._entries[row.id] = Entry(row, rules, served=served, directory=directory, unwritten=failed is not None)
         log.info("tenant is served", tenant=row.id, pod=pod_of(row), gpus=list(row.gpus), mode=row.mode)
+        if failed is not None:
+            raise failed
 
     async def _listen(self, row: Tenant) -> ServedTenant:
         """Start the tenant's runtime from what an earlier agent left of it."""
@@ -273,7 +282,7 @@ class TenantRegistry:
 
     async def _change(self, row: Tenant, entry: Entry) -> None:
         if entry.served is not None and limits_text(row) != limits_text(entry.row):
-            await asyncio.to_thread(self._state.write_limits, row.id, limits_text(row))
+            entry.unwritten = True
             entry.served.update(row)
             log.info(
                 "tenant changed",
@@ -286,6 +295,9 @@ class TenantRegistry:
         elif entry.served is not None:
             entry.served.row = row
         entry.row = row
+        if entry.unwritten:
+            await asyncio.to_thread(self._state.create, row.id, _limits_of(row))
+            entry.unwritten = False
 
     async def _release(self, row: Tenant, entry: Entry | None) -> None:
         if entry is None:
@@ -311,3 +323,7 @@ class TenantRegistry:
             self._refusals += entry.served.refusals.counts
             entry.served.close()
             entry.served = None
+
+
+def _limits_of(row: Tenant) -> str | None:
+    return None if row.mode is Mode.EXCLUSIVE else limits_text(row)

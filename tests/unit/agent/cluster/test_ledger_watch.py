@@ -180,6 +180,22 @@ async def test_the_ledger_of_before_the_restart_serves_but_entitles_nobody(
     assert third.applied == []
 
 
+@pytest.mark.promise("node-full-disk")
+async def test_a_ledger_of_before_that_the_disk_does_not_take_is_a_problem_and_ends_nothing(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    plays(scripted, [listing(5, gpunode(5, "a")), listing(5, gpunode(5, "a"))], [[]])
+    first = Follower(api, tmp_path)
+    await first.until(lambda: first.ledger.generation == 5 and (tmp_path / "ledger.json").exists())
+    second = Follower(api, tmp_path)
+    second.failures = 1
+    await second.ledger.restore()
+    assert "No space left on device" in (second.ledger.problem or "")
+    await second.until(lambda: second.ledger.generation == 5)
+    assert second.ledger.problem is None
+    assert second.applied == [["a"]]
+
+
 async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(
     scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:

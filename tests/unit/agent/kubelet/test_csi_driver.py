@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import tempfile
@@ -21,6 +22,7 @@ from sharepod.agent.kubelet.wire import csi_pb2 as csi
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
 from sharepod.api.gpunode import Tenant, TenantState
+from unit.agent.small_disk import small_disk
 
 NODE = "node-1"
 
@@ -45,12 +47,12 @@ class Ledger:
 class Bench:
     """A driver under test and the kubelet's side of it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, state_dir: Path | None = None) -> None:
         self.root = root
         self.pods_dir = root / "kubelet" / "pods"
         self.tenants_dir = root / "tenants"
         self.pods_dir.mkdir(parents=True)
-        self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=root)
+        self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=state_dir or root)
         self.ledger = Ledger()
         self.pods: dict[tuple[str, str], Mapping[str, object]] = {}
         self.troubles: dict[str, str] = {}
@@ -358,6 +360,37 @@ async def test_what_goes_wrong_inside_is_an_answer_too(bench: Bench, monkeypatch
 
     monkeypatch.setattr(bench.driver, "_get_pod", defect)
     await refused(bench.publish(), grpc.StatusCode.INTERNAL, "NodePublishVolume", "its log says more")
+
+
+@pytest.mark.promise("node-full-disk")
+@pytest.mark.parametrize("how", ["full", "read-only"])
+async def test_volumes_can_be_unpublished_whatever_the_state_directory_takes(
+    no_mounts: None, tmp_path: Path, how: str
+) -> None:
+    with small_disk(tmp_path / "state") as disk, tempfile.TemporaryDirectory(prefix="shp-") as short:
+        bench = Bench(Path(short), state_dir=disk.path)
+        await bench.kubelet.start()
+        try:
+            for number in ("1", "2"):
+                bench.add_pod(name=f"train-{number}", uid=f"pod-{number}")
+            bench.ledger.set(row(pod_name="train-1"))
+            await bench.publish(name="train-1", uid="pod-1")
+            with contextlib.ExitStack() as stack:
+                if how == "full":
+                    disk.fill()
+                else:
+                    stack.enter_context(disk.read_only())
+                await bench.unpublish(bench.target("pod-1"))
+                assert not bench.target("pod-1").exists()
+                assert bench.volumes.published("tenant-a") == ()
+                bench.ledger.set(row(pod_name="train-2"))
+                with pytest.raises(grpc.aio.AioRpcError, match=r"No space left|Read-only file system"):
+                    await bench.publish(name="train-2", uid="pod-2")
+                again = Volumes(pods_dir=bench.pods_dir, tenants_dir=bench.tenants_dir, state_dir=disk.path)
+                again.recover()
+                await again.unpublish(bench.target("pod-2"))
+        finally:
+            await bench.close()
 
 
 async def test_a_socket_left_by_a_killed_agent_is_replaced(bench: Bench, tmp_path: Path) -> None:

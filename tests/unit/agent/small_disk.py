@@ -1,0 +1,62 @@
+"""Small disk of its own for a test: a tmpfs that can be filled up and made read-only. Needs the right to mount."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_SIZE = "512k"
+_PIECE = b"x" * 4096
+
+
+class SmallDisk:
+    """Disk mounted at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fill(self) -> None:
+        """Take all that is free."""
+        with (self.path / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(_PIECE):
+                pass
+
+    def empty(self) -> None:
+        """Give back what `fill` took."""
+        (self.path / "filler").unlink()
+
+    @contextlib.contextmanager
+    def read_only(self) -> Iterator[None]:
+        """Make the disk read-only for a while, but for files that are open already."""
+        _mount("--bind", str(self.path), str(self.path))
+        try:
+            _mount("-o", "remount,bind,ro", str(self.path))
+            yield
+        finally:
+            _unmount(self.path)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[SmallDisk]:
+    """Mount a disk at `path`, which is created; skip the test where that is not allowed."""
+    path.mkdir()
+    try:
+        _mount("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path))
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no disk can be mounted here: that takes root")
+    try:
+        yield SmallDisk(path)
+    finally:
+        _unmount(path)
+
+
+def _unmount(path: Path) -> None:
+    subprocess.run(["umount", "-l", str(path)], check=True, timeout=20)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=20)
