@@ -29,7 +29,7 @@ from typing import Any
 from apply_latency import measure, percentile
 from cluster.audit import Audit
 from cluster.claims_world import claim_path, claim_spec, make_template, pod_body
-from cluster.operator_world import GIB, World, a_world, wait
+from cluster.operator_world import GIB, TIMES, World, a_world, wait
 from harness.api import Object
 from results import Row, write
 
@@ -203,8 +203,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    times = {"SHAREPOD_LOG_LEVEL": "warning", "SHAREPOD_AGENT_DURATION": "120", "SHAREPOD_LEASE_DURATION": "6",
-             "SHAREPOD_RENEW_DEADLINE": "3", "SHAREPOD_RETRY_PERIOD": "0.5"}  # fmt: skip
+    times = {**TIMES, "SHAREPOD_LOG_LEVEL": "warning", "SHAREPOD_AGENT_DURATION": "120"}
     with a_world(times=times, agent_lease=120, agent_renew=20.0) as world, Audit(world.api, memory=16 * GIB) as audit:
         world.installation.install_claims()
         rows = latency(world, options.count, options.rate)

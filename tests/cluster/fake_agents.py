@@ -201,6 +201,8 @@ class FakeAgents:
                 "simulated": True,
             }
             known = gpunode.get("status") or {}
+            if not any(item["type"] == "CDIDevices" for item in known.get("conditions") or ()):
+                self._attach_claims(name)
             if all(known.get(key) == value for key, value in status.items()):
                 return
             if self._due.get(name, 0.0) > time.monotonic():
@@ -213,6 +215,18 @@ class FakeAgents:
             except ApiError as error:
                 if error.code != 404:
                     self.failures.append(str(error))
+
+    def _attach_claims(self, node: str) -> None:
+        """Say that GPUs of the node can be attached by claims, beside what the operator says there."""
+        said = {"type": "CDIDevices", "status": "True", "reason": "Attachable"}
+        body = {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "GPUNode",
+            "metadata": {"name": node},
+            "status": {"conditions": [said]},
+        }
+        with suppress(ApiError):
+            self._api.apply(f"{GPUNODES}/{node}/status", body, manager="agent")
 
     def _gpu(self, uuid: str, index: int) -> Object:
         stranger = uuid in self._strangers

@@ -61,7 +61,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_until_it_is_gone(world:
     world.apply(namespace, "new", {"request": 0.5}, on="left")
     world.delete(namespace, "old")
     wait(lambda: (world.row(node, "old") or {}).get("state") == "Releasing", what="Releasing")
-    assert world.pod(namespace, "old") is None
+    wait(lambda: world.pod(namespace, "old") is None, what="the pod, which had ended by then, is gone")
     holds_for(2, lambda: world.row(node, "new") is None, "the share is taken")
     world.agents.end(tenant)
     world.phase(namespace, "new", "Running")

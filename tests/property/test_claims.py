@@ -13,6 +13,7 @@ from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
 from sharepod.api.claims import is_ours, lower
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import SpecError
+from sharepod.controller.state.claim_facts import claim_facts, claim_pod_facts
 
 _TEXTS = st.one_of(
     st.text(max_size=12),
@@ -83,6 +84,40 @@ def test_a_claim_with_anything_in_any_place_is_read_or_refused(value: Any, place
         inner = inner[key]
     inner[last] = value
     _read(claim)
+
+
+_FIELDS = st.sampled_from(
+    [
+        ("spec",),
+        ("spec", "devices"),
+        ("spec", "resourceClaims"),
+        ("spec", "containers"),
+        ("spec", "schedulingGates"),
+        ("status",),
+        ("status", "allocation"),
+        ("status", "reservedFor"),
+        ("status", "devices"),
+        ("status", "resourceClaimStatuses"),
+        ("status", "conditions"),
+        ("metadata", "annotations"),
+        ("metadata", "finalizers"),
+        ("metadata", "ownerReferences"),
+    ]
+)
+
+
+@given(value=_VALUES, path=_FIELDS)
+def test_facts_of_a_claim_and_of_its_pod_come_of_whatever_stands_in_a_field(value: Any, path: tuple[str, ...]) -> None:
+    raw: Any = copy.deepcopy(_CLAIM) | {"status": {}}
+    raw["metadata"] |= {"uid": "u", "namespace": "n", "resourceVersion": "7"}
+    inner = raw
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    claim, pod = claim_facts(raw), claim_pod_facts(raw)
+    assert (claim.uid, claim.name, claim.version) == ("u", "share", 7)
+    assert (pod.uid, pod.version) == ("u", 7)
+    assert not claim.ours or (claim.request is None) != (claim.error is None)
 
 
 @given(value=st.dictionaries(_TEXTS, _VALUES, max_size=4))

@@ -243,8 +243,9 @@ class World:
         self.change("nodes", name, lambda item: item.update(status=status), status=True)
         if gpunode:
             storage.create(self.kind("gpunodes"), "", {"metadata": {"name": name}, "spec": {"pool": "dedicated"}})
-            reported = [self.gpu(name, index) for index in range(gpus)]
-            self.change("gpunodes", name, lambda item: item.update(status={"gpus": reported}), status=True)
+            attachable = {"type": "CDIDevices", "status": "True", "reason": "Attachable"}
+            status = {"gpus": [self.gpu(name, index) for index in range(gpus)], "conditions": [attachable]}
+            self.change("gpunodes", name, lambda item: item.update(status=status), status=True)
         if alive:
             self.renew(name)
 

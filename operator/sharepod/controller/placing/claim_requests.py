@@ -28,7 +28,7 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
 
     None while not all claims of the Pod are known, or one of them can get no place: then no share is booked for it.
     """
-    if not state.seen_claims.complete(pod):
+    if not state.seen_claims.complete(pod) or state.seen_claims.crowded(pod) is not None:
         return None
     missing: list[ClaimFacts] = []
     for one in state.seen_claims.of_pod(pod):

@@ -8,7 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -89,6 +89,8 @@ class ClaimPodFacts(ObjectFacts):
     """Uid of its controller, such as a ReplicaSet."""
     asks: PodNeeds | None
     """What it asks of its node; None where that cannot be read."""
+    containers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Containers that use more than one of its claims: name, and the Pod's names of the claims."""
 
     @property
     def ended(self) -> bool:
@@ -222,6 +224,7 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         created=str(metadata.get("creationTimestamp") or ""),
         owner=controller_of(metadata, None),
         asks=_needs(spec),
+        containers=tuple(_of_several(spec)),
     )
 
 
@@ -236,6 +239,16 @@ def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]
         elif isinstance(made[entry], str):
             found.append((entry, made[entry][:MAX_NAME]))
     return found
+
+
+def _of_several(spec: Json) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the containers that use more than one claim."""
+    for kind in ("containers", "initContainers"):
+        for container in maps(spec.get(kind)):
+            used = maps(mapping(container.get("resources")).get("claims"), MAX_ITEMS)
+            names = tuple(dict.fromkeys(str(item.get("name") or "")[:MAX_NAME] for item in used))
+            if len(names) > 1:
+                yield str(container.get("name") or "")[:MAX_NAME], names
 
 
 def _needs(spec: Json) -> PodNeeds | None:

@@ -179,6 +179,14 @@ class ClaimsSeen:
             if claim is not None and claim.ours:
                 yield claim
 
+    def crowded(self, pod: ClaimPodFacts) -> str | None:
+        """Return the container of a Pod that uses two claims of our class; None if there is none."""
+        for name, entries in pod.containers:
+            known = (self._named(pod, *entry) for entry in pod.entries if entry[0] in entries)
+            if sum(claim is not None and claim.ours for claim in known) > 1:
+                return name
+        return None
+
     def complete(self, pod: ClaimPodFacts) -> bool:
         """Return whether every claim of a Pod is known, those of other classes included."""
         return all(self._named(pod, *entry) is not None for entry in pod.entries)

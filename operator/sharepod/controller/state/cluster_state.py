@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from sharepod.api.bounds import clipped
-from sharepod.api.gpunode import CONDITION_AGENT_READY, Gpu, Health, Pool
+from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
 from sharepod.api.units import Bytes, GpuUuid, TenantId
 from sharepod.placement.state.cluster import Cluster
@@ -496,6 +496,7 @@ class ClusterState:
                 pods=node.pods,
                 gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
                 device_plugin=node.pool == Pool.DEVICE_PLUGIN,
+                no_claims=_no_claims(gpunode) if gpunode else None,
             )
             account = self.cluster.node(name)
             if account is not None and account.state == state:
@@ -545,9 +546,17 @@ def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
     return None
 
 
+def _no_claims(gpunode: GpuNodeFacts) -> str | None:
+    """Return why GPUs cannot be attached by claims on a node, or None."""
+    said = next((item for item in gpunode.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
+    if said is None:
+        return "has an agent that does not attach GPUs by claims; upgrade it"
+    return None if said.status == "True" else f"cannot attach GPUs by claims: {said.message or said.reason}"
+
+
 def _placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
     """Return the part of a GPUNode that placement decides by."""
-    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode)
+    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode), _no_claims(gpunode)
 
 
 def _node_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import structlog
 
 from sharepod.api import claims
+from sharepod.api.objects import DEVICE_CLASS
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import Client
@@ -290,6 +291,11 @@ class ClaimReconciler:
         pod = waiting_pod(self._state, claim)
         if pod is None or not self._state.seen_claims.complete(pod):
             return None, None
+        if (container := self._state.seen_claims.crowded(pod)) is not None:
+            return None, (
+                f"container {container} uses two claims of class {DEVICE_CLASS}, and a container can have one share: "
+                "write one claim with count, or use each claim in a container of its own"
+            )
         for other in self._state.seen_claims.of_pod(pod):
             if other.uid == claim.uid:
                 continue

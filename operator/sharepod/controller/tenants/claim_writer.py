@@ -3,6 +3,7 @@
 Guarantees:
 - Every write names uid and resourceVersion: it changes only the claim that it was worked out from.
 - The finalizer comes before the allocation, so that kube-controller-manager takes the allocation away at the end.
+- A write that the API server calls invalid is an error, which is tried again after growing pauses.
 - An answer that was lost is followed by a live read before anything else is written.
 """
 
@@ -91,9 +92,10 @@ class ClaimWriter:
         try:
             made = await write()
         except (ConflictError, NotFoundError, InvalidError) as error:
-            if isinstance(error, InvalidError) and error.of_object:
-                log.error("claim cannot be written", claim=f"{claim.namespace}/{claim.name}", error=str(error))
             await self._refresh(claim)
+            if isinstance(error, InvalidError) and error.of_object:  # it would be refused again: later, and later
+                log.error("claim cannot be written", claim=f"{claim.namespace}/{claim.name}", error=str(error))
+                raise
             return False
         except ApiError:
             await self._refresh(claim)

@@ -206,6 +206,14 @@ def _unavailable(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str
     return _by_reason(nodes, lambda node: _state(node).unavailable or "")
 
 
+def _attaches_claims(node: NodeAccount, request: PlacementRequest) -> bool:
+    return request.claim is None or _state(node).no_claims is None
+
+
+def _attaches_none(nodes: Sequence[NodeAccount], request: PlacementRequest) -> str:
+    return _by_reason(nodes, lambda node: _state(node).no_claims or "")
+
+
 def _no_condition_taint(node: NodeAccount, request: PlacementRequest) -> bool:
     return _state_untainted(_state(node), request.pod)
 
@@ -266,13 +274,14 @@ STATIC = (
 )
 DYNAMIC = (
     NodeFilter("Unavailable", _available, _unavailable),
+    NodeFilter("Claims", _attaches_claims, _attaches_none),
     NodeFilter("PassingTaint", _no_condition_taint, _condition_tainted),
     NodeFilter("Avoided", _allowed, _avoided),
     NodeFilter("LedgerFull", _has_row, _no_row),
     NodeFilter("Pods", _has_pod_slot, _no_pod_slot),
     NodeFilter("Resources", _has_resources, _no_resources),
 )
-UNAFFECTED_BY_TENANTS = DYNAMIC[:3]
+UNAFFECTED_BY_TENANTS = DYNAMIC[:4]
 """Those of the dynamic filters that no leaving tenant changes."""
 BY_STATE = (_state_available, _state_selector_matches, _state_affinity_matches, _state_untainted)
 """The checks that look at nothing but the node's state and the pod's needs, in a form that takes these two."""

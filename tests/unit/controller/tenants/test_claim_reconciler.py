@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from doubles.apiserver.errors import Refused
 from sharepod.controller.apiserver.client import CLAIMS
 from sharepod.controller.state.claim_facts import FINALIZER
 from sharepod.controller.tenants.snapshots import LOOK_AGAIN_S
-from sharepod.kube import Json, UnavailableError
+from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import NAMESPACE, World, acting_world
 
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."}
@@ -583,3 +584,57 @@ async def test_a_claim_is_read_live_before_its_row_goes_if_no_watch_showed_its_e
     await world.claims.reconcile(uid)
     assert world.rows()[uid]["state"] == "Reserved"
     assert await world.client.get(CLAIMS, "share", NAMESPACE)
+
+
+@pytest.mark.promise("operator-claim-attachable")
+async def test_a_claim_goes_to_nodes_alone_that_can_attach_it(world: World) -> None:
+    world.node("node-a")
+    broken = {"type": "CDIDevices", "status": "False", "reason": "DevicesMissing", "message": "install nvidia-ctk"}
+    world.change("gpunodes", "node-a", lambda item: item["status"].update(conditions=[broken]), status=True)
+    world.claim()
+    world.pod_with("share")
+    await world.look_at_claim()
+    await world.until_answered(world.claim_uid())
+    await world.look_at_claim()
+    await world.until(lambda: bool(world.told("NoRoom")))
+    assert "install nvidia-ctk" in world.told("NoRoom")[0]
+    world.node("old")
+    world.change("gpunodes", "old", lambda item: item["status"].pop("conditions"), status=True)
+    world.node("node-b")
+    await placed(world)
+    assert world.claim_uid() in world.rows("node-b")
+
+
+@pytest.mark.promise("operator-claim-one-each")
+async def test_a_container_with_two_claims_is_told_that_it_can_have_one(world: World) -> None:
+    world.node("node-a", gpus=2)
+    world.claim("first")
+    world.claim("second")
+    container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "c0"}, {"name": "c1"}]}}
+    world.pod_with("first", "second", containers=[container])
+    await world.look_at_claim("first")
+    await world.look_at_claim("second")
+    await world.until(lambda: len(world.told("Waiting")) == 4)
+    assert all("container main uses two claims" in note for note in world.told("Waiting"))
+    assert world.rows() == {}
+
+
+async def test_an_allocation_that_the_api_server_calls_invalid_is_an_error_that_the_queue_backs_off_from(
+    world: World,
+) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share")
+    await placed(world)
+
+    def refuse(kind: Any, before: Json | None, after: Json) -> None:
+        if kind.plural == "resourceclaims" and (after.get("status") or {}).get("allocation"):
+            raise Refused(422, "Invalid", "status.allocation: Invalid value", fields=("status.allocation",))
+
+    world.server.storage.admit = refuse
+    with pytest.raises(InvalidError):
+        await world.look_at_claim()
+    assert world.claim_uid() in world.rows()
+    world.server.storage.admit = lambda kind, before, after: None
+    await world.look_at_claim()
+    assert world.allocation() is not None
