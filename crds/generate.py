@@ -65,7 +65,10 @@ def checked_in_pod_spec() -> Schema:
     crd = yaml.load(SHAREPODS.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 a safe loader
     schema: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     schema["properties"].pop("gpu")
-    schema.pop("description")
+    for made in ("description", "x-kubernetes-validations"):
+        schema.pop(made, None)
+    for field in schema["properties"].values():
+        field.pop("description", None)
     return schema
 
 

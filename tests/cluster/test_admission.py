@@ -87,6 +87,31 @@ def test_an_unknown_field_is_refused_by_name_and_never_stored(server: Cluster) -
     assert "colour" not in made["spec"]["gpu"]
 
 
+@pytest.mark.promise("operator-explain")
+def test_kubectl_explains_each_field_of_ours_and_points_to_the_pods(server: Cluster) -> None:
+    def explained(field: str) -> str:
+        return " ".join(server.kubectl("explain", f"sharepod.{field}").stdout.split())
+
+    assert "Guaranteed fraction of each GPU's time, 0 to 1, to 3 decimals." in explained("spec.gpu.request")
+    assert "it may use all idle time" in explained("spec.gpu.limit")
+    assert "Seconds after its end at which the SharePod is deleted" in explained("spec.ttlSecondsAfterFinished")
+    assert "STATUS as kubectl get shows it" in explained("status.summary")
+    assert "When the next run may begin." in explained("status.lastEnd.retryAt")
+    assert "kubectl explain pod.spec.tolerations" in explained("spec.tolerations")
+    assert "A list of containers" not in explained("spec.containers"), "the PodSpec's own texts are not repeated"
+
+
+@pytest.mark.promise("operator-limit-default")
+def test_the_limit_is_a_whole_gpu_where_none_is_written(server: Cluster) -> None:
+    for name, gpu in (("limitless", {"request": 0.4}), ("alone", {"mode": "Exclusive"})):
+        made = server.api.create(SHAREPODS, sharepod(name, gpu))
+        assert made["spec"]["gpu"]["limit"] == 1
+    server.api.patch(f"{SHAREPODS}/limitless", {"spec": {"gpu": {"limit": 0.5}}})
+    assert server.api.patch(f"{SHAREPODS}/limitless", {"spec": {"gpu": {"limit": None}}})["spec"]["gpu"]["limit"] == 1
+    said = {"sharepod.dev/gpu-mode": "Exclusive", "sharepod.dev/gpu-limit": "1"}
+    server.api.create(SHAREPODS, sharepod("alone-too", annotations=said))
+
+
 def test_the_largest_sharepod_of_the_bounds_is_within_the_cost_budget_of_the_rules(server: Cluster) -> None:
     """Each list is as long as the schema lets it be, until etcd's limit of an object would be the next bound."""
     mounts = [{"name": "v", "mountPath": f"/{'m' * 100}{number}"} for number in range(80)]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cluster.admission import refusal, sharepod
+from cluster.malformed import CONTAINER, UUID
 from harness.api import JSON_PATCH, ApiError
 from harness.cluster import Cluster
 from harness.installation import SHAREPODS
+
+
+def assert_fixed(message: str, field: str, mutable: str) -> None:
+    """The CRD itself says that a field cannot be changed, which ones can, and what to do."""
+    assert re.search(rf"{re.escape(field)}: Invalid value: .*cannot be changed \(only {mutable}", message), message
+    assert "delete the SharePod and create it again" in message
 
 
 @pytest.mark.promise("operator-immutable")
@@ -24,27 +33,40 @@ def test_request_limit_and_memory_may_change_and_nothing_else(server: Cluster) -
         "affinity": "b",
         "antiAffinity": "c",
         "placement": "Spread",
+        "uuids": [UUID],
     }.items():
         cleared = {"request": None, "limit": None, "memory": None} if field == "mode" else {}
         message = refusal(server.api, path, {"spec": {"gpu": {field: value, **cleared}}})
-        assert f"spec.gpu.{field}: cannot be changed" in message
-        assert "delete the SharePod and create it again" in message
-    assert "spec.gpu.affinity: cannot be changed" in refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}})
-    assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": {"a": "c"}}})
-    assert "spec.nodeSelector: cannot be changed" in refusal(server.api, path, {"spec": {"nodeSelector": None}})
-    assert "spec.hostNetwork: cannot be changed" in refusal(server.api, path, {"spec": {"hostNetwork": True}})
+        assert_fixed(message, f"spec.gpu.{field}", "request, limit and memory")
+    assert_fixed(
+        refusal(server.api, path, {"spec": {"gpu": {"affinity": None}}}), "spec.gpu.affinity", "request, limit"
+    )
+    for pod_field, pod_value in {
+        "nodeSelector": {"a": "c"},
+        "hostNetwork": True,
+        "priorityClassName": "system-node-critical",
+        "volumes": [{"name": "v", "emptyDir": {}}],
+        "containers": [{**CONTAINER, "image": "other"}],
+    }.items():
+        assert_fixed(refusal(server.api, path, {"spec": {pod_field: pod_value}}), f"spec.{pod_field}", "gpu.request")
+    assert_fixed(refusal(server.api, path, {"spec": {"nodeSelector": None}}), "spec.nodeSelector", "gpu.request")
     for ttl in (60, 0, None):
         server.api.patch(path, {"spec": {"ttlSecondsAfterFinished": ttl}})
-    message = refusal(
-        server.api,
-        path,
-        [{"op": "replace", "path": "/spec/containers/0/image", "value": "other"}],
-        content_type=JSON_PATCH,
-    )
-    assert "spec.containers: cannot be changed" in message
-    assert "spec.gpu: cannot be added to or taken from" in refusal(
-        server.api, path, {"metadata": {"annotations": {"gemini/gpu_request": "0.5"}}, "spec": {"gpu": None}}
-    )
+    removed = {"metadata": {"annotations": {"gemini/gpu_request": "0.5"}}, "spec": {"gpu": None}}
+    assert re.search("spec.gpu: .*cannot be added to or taken from", refusal(server.api, path, removed))
+
+
+@pytest.mark.promise("operator-immutable")
+def test_amounts_of_resources_which_the_schema_cannot_compare_are_the_policys(server: Cluster) -> None:
+    path = f"{SHAREPODS}/amounts"
+    amounts = {"resources": {"limits": {"memory": "1Gi"}}}
+    server.api.create(SHAREPODS, sharepod("amounts", {"request": 0.3}, containers=[{**CONTAINER, **amounts}]))
+    limit = "/spec/containers/0/resources/limits/memory"
+    patch = [{"op": "replace", "path": limit, "value": "2Gi"}]
+    message = refusal(server.api, path, patch, content_type=JSON_PATCH)
+    assert re.search("spec.containers: .*cannot be changed", message)
+    message = refusal(server.api, path, {"spec": {"overhead": {"cpu": "1"}}})
+    assert "spec.overhead: cannot be changed" in message
 
 
 @pytest.mark.promise("operator-immutable")

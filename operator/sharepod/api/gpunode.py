@@ -79,37 +79,53 @@ class SchedulingLabels(Model):
     """Labels of a tenant that placement goes by. They act within its namespace."""
 
     affinity: str | None = None
+    """Tenants with the same value share their GPUs."""
     anti_affinity: str | None = None
+    """Tenants with the same value have different GPUs."""
     exclusion: str | None = None
+    """The GPUs take only tenants with the same value."""
 
 
 class ClaimReference(Model):
     """ResourceClaim in the tenant's namespace."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the ResourceClaim."""
     uid: Annotated[str, Field(min_length=1, max_length=64)]
+    """UID of the ResourceClaim."""
 
 
 class Tenant(Model):
-    """Reservation of one tenant: one row of the ledger. `podUID`: the Pod that the share was reserved for. `gpus`:
-    UUIDs. The shares and `memory` (bytes) are of each GPU. `claim`: the ResourceClaim by which the GPUs are attached;
-    without it they are attached by a CSI volume. A row of a claim that is not a SharePod's has the claim's UID as `id`
-    and names no Pod."""
+    """Reservation of one tenant: one row of the ledger."""
 
     id: str
+    """UID of the SharePod, or of the ResourceClaim where there is no SharePod."""
     namespace: str
+    """Namespace of the tenant."""
     pod_name: str = ""
+    """Name of the Pod that the share was reserved for; empty for a claim that is not a SharePod's."""
     pod_uid: Annotated[str | None, Field(alias="podUID", max_length=64)] = None
+    """UID of the Pod that the share was reserved for."""
     claim: ClaimReference | None = None
+    """ResourceClaim by which the GPUs are attached; without it a CSI volume does that."""
     state: TenantState = TenantState.RESERVED
+    """Reserved, or Releasing: the share is given away once the agent has confirmed that nothing is left."""
     gpus: Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_GPUS)]
+    """UUIDs of the GPUs."""
     request_milli: MilliField
+    """Guaranteed time of each GPU, in thousandths."""
     limit_milli: MilliField
+    """Largest part of each GPU's time that the tenant may use, in thousandths."""
     memory: BytesField
+    """Memory on each GPU, in bytes."""
     memory_isolation: MemoryIsolation = MemoryIsolation.ENFORCED
+    """Enforced, or None: memory is accounted, and no allocation is refused."""
     mode: Mode = Mode.SHARED
+    """Shared, or Exclusive: no other tenant has these GPUs."""
     latency: Latency = Latency.NORMAL
+    """Normal, or Interactive: neighbours hand the GPU over after the kernel that runs."""
     labels: SchedulingLabels = SchedulingLabels()
+    """Labels that placement goes by."""
 
 
 class HolderState(StrEnum):
@@ -121,40 +137,55 @@ class HolderState(StrEnum):
 
 
 class PluginHolder(Model):
-    """Pod that takes one GPU from NVIDIA's device plugin. `uuid` is absent until the kubelet has given it a GPU."""
+    """Pod that takes one GPU from NVIDIA's device plugin."""
 
     id: str
+    """UID of the Pod."""
     state: HolderState
+    """Pending, Held or Releasing."""
     uuid: str | None = None
+    """UUID of the GPU; absent until the kubelet has given it one."""
 
 
 class GPUNodeSpec(Model):
     """Ledger of the node, written by the operator alone."""
 
     pool: Pool = Pool.DEDICATED
+    """dedicated: the GPUs are SharePod's; device-plugin: NVIDIA's device plugin owns them."""
     tenants: Annotated[tuple[Tenant, ...], Field(max_length=MAX_TENANTS)] = ()
+    """Reservations, one row for each tenant."""
     holders: Annotated[tuple[PluginHolder, ...], Field(max_length=MAX_GPUS)] = ()
+    """Pods that take GPUs from NVIDIA's device plugin."""
 
 
 class Link(Model):
-    """Connection to another GPU of the node. `kind`: NVLINK, PIX, PXB, PHB, NODE or SYS, the words of NVML's
-    topology."""
+    """Connection to another GPU of the node."""
 
     uuid: str
+    """UUID of the other GPU."""
     kind: str
+    """NVLINK, PIX, PXB, PHB, NODE or SYS, the words of NVML's topology."""
 
 
 class Gpu(Model):
-    """Physical GPU as the agent saw it. `memory`: bytes that tenants can have (NVML's total less reserved)."""
+    """Physical GPU as the agent saw it."""
 
     uuid: str
+    """UUID of the GPU."""
     index: CountField
+    """Index of the GPU on its node."""
     model: str
+    """Name of the model, as NVML has it."""
     memory: BytesField
+    """Bytes that tenants can have: NVML's total less what is reserved."""
     health: Health = Health.HEALTHY
+    """Healthy or Unhealthy."""
     numa_node: Annotated[int | None, Field(ge=-1, le=MAX_COUNT)] = None
+    """NUMA node; -1 or absent: none is known."""
     links: Annotated[tuple[Link, ...], Field(max_length=MAX_GPUS)] = ()
+    """Connections to the other GPUs of the node."""
     shareable: bool = True
+    """The GPU takes tenants."""
     reason: str = ""
     """Why the GPU is not shareable or not healthy; empty if it is both."""
     held: bool | None = None
@@ -192,24 +223,29 @@ class Finding(Model):
     """Finding about a tenant, with the figures of when it began. It stays while its cause lasts."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
-    """A `FindingReason`, or one of a newer agent."""
+    """Kind of finding, in one word; a newer agent may have further ones."""
     message: Annotated[str, Field(max_length=1024)]
+    """What was found, the usual cause, and the fix."""
 
 
 class TenantStatus(Model):
-    """Tenant as the agent saw it. `memory`: bytes in use. `heldMilli`: token time over the last 10 s, in
-    thousandths."""
+    """Tenant as the agent saw it."""
 
     id: str
+    """Id of the tenant, as in its row."""
     processes: CountField = 0
+    """Processes that the tenant has on its GPUs."""
     memory: BytesField = 0
+    """Device memory in use, in bytes."""
     held_milli: CountField = 0
+    """Time for which it held the token within the last 10 s, in thousandths."""
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
     """True once a hook has connected. False when a process that never connected uses the GPU, or is busy far beyond
     what the tenant held. None before any CUDA call, and where the driver does not tell."""
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
+    """What its owner should know."""
     drained: bool = False
     """Only meaningful while the row is Releasing. True: volume unpublished, cgroup empty, no process on the GPU."""
 
@@ -218,11 +254,17 @@ class GPUNodeStatus(Model):
     """Inventory of the node and state of its tenants, written by the node's agent alone."""
 
     gpus: Annotated[tuple[Gpu, ...], Field(max_length=MAX_GPUS)] = ()
+    """GPUs of the node."""
     tenants: Annotated[tuple[TenantStatus, ...], Field(max_length=MAX_TENANTS)] = ()
+    """Tenants of the node."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
+    """Conditions of the node's agent."""
     observed_generation: int | None = None
+    """Generation of the ledger that the agent has put in force."""
     agent_version: str | None = None
+    """Version of the agent."""
     gpu_count: CountField = 0
+    """Number of GPUs."""
     tenant_count: CountField = 0
     """Rows of the ledger that the agent has in force."""
     reserved: str = ""

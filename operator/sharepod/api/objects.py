@@ -73,8 +73,14 @@ class Condition(Model):
     """One entry of `status.conditions`, as `metav1.Condition`."""
 
     type: str
+    """Kind of condition."""
     status: Literal["True", "False", "Unknown"]
+    """True, False or Unknown."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", max_length=1024)]
+    """Why it is so, in one word for programs."""
     message: Annotated[str, Field(max_length=32768)] = ""
+    """Why it is so and what would help, in words for people."""
     last_transition_time: str | None = None
+    """When `status` last changed."""
     observed_generation: int | None = None
+    """Generation of the spec that the condition is about."""

@@ -31,6 +31,9 @@ ONE_POD = "a SharePod is one pod; create as many SharePods as you need pods"
 OWN_FIELDS = ("gpu", REPLICAS, TTL)
 """Fields of `spec` that are not a PodSpec's."""
 
+MUTABLE = ("request", "limit", "memory")
+"""Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
+
 LABEL_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 
 LabelField = Annotated[str, Field(pattern=LABEL_PATTERN)]
@@ -58,7 +61,7 @@ class GpuSpec(Model):
     """The block `spec.gpu` as users write it."""
 
     request: float | int | None = None
-    limit: float | int | None = None
+    limit: float | int | None = 1
     memory: str | int | None = None
     count: Annotated[int, Field(ge=1, le=MAX_GPUS)] = 1
     mode: Mode = Mode.SHARED
@@ -123,7 +126,7 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
 
     if gpu.mode is Mode.EXCLUSIVE:
         for name, value in (("request", gpu.request), ("limit", gpu.limit), ("memory", gpu.memory)):
-            if value is not None:
+            if value is not None and not (name == "limit" and fraction(name, value) == WHOLE_GPU):
                 raise SpecError(
                     f"spec.gpu.{name}",
                     "an Exclusive SharePod has the whole GPU; leave the field out or use mode: Shared",
@@ -196,33 +199,44 @@ class AssignedGpu(Model):
     """GPU that the SharePod has a share of."""
 
     uuid: str
+    """UUID of the GPU."""
     index: int
+    """Index of the GPU on its node."""
     model: str
+    """Name of the model."""
 
 
 class GrantedShare(Model):
     """Share as the ledger has it. It may differ from the spec while a raise waits."""
 
     request_milli: int
+    """Guaranteed time of each GPU, in thousandths."""
     limit_milli: int
+    """Largest part of each GPU's time that it may use, in thousandths."""
     memory: int
+    """Memory on each GPU, in bytes."""
 
 
 class ShownShare(Model):
     """Share as kubectl get shows it: the granted one or, while nothing is granted, the requested one."""
 
     request: str
+    """Guaranteed fraction of each GPU's time."""
     limit: str
+    """Largest fraction of each GPU's time that it may use."""
     memory: str
+    """Memory on each GPU."""
 
 
 class Usage(Model):
-    """Usage of each GPU. `heldMilli`: token time over the last 10 s, in thousandths. `memory`: bytes. `shown`: the time
-    as kubectl get shows it."""
+    """Use of each GPU."""
 
     held_milli: int
+    """Time for which it held each GPU within the last 10 s, in thousandths."""
     memory: int
+    """Device memory in use, in bytes."""
     shown: str = ""
+    """The time as kubectl get shows it."""
 
 
 CONDITION_PLACED = "Placed"
@@ -240,39 +254,50 @@ CONDITION_STALLED = "Stalled"
 
 
 class LastEnd(Model):
-    """End of the last run that was, or will be, followed by another. `attempts`: runs in a row that did not last.
-    `restarts`: of its containers and Pods, until then. `retryAt`: when the next run may begin."""
+    """End of the last run that was, or will be, followed by another."""
 
     pod_uid: Annotated[str, Field(alias="podUID", max_length=64)]
+    """UID of the Pod of that run."""
     node: str | None = None
+    """Node of that run."""
     cause: str = ""
+    """Why it ended: Drained, Deleted, ContainerFailed and so on."""
     message: str = ""
+    """Why it ended, in words."""
     ended_at: str | None = None
+    """When it ended."""
     retry_at: str | None = None
+    """When the next run may begin."""
     attempts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    """Runs in a row that did not last."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+    """Restarts of its containers and Pods until then."""
 
 
 class SharePodStatus(Model):
     """Status of a SharePod, written by the operator alone."""
 
     phase: Annotated[str, Field(max_length=64)] = Phase.PENDING
-    """A `Phase`, or one of a newer operator. It is shown, and nothing is decided by it."""
+    """Pending, Placed, Running, Succeeded or Failed, or one of a newer operator. It is shown, and nothing is decided
+    by it."""
     node: str | None = None
+    """Node of its share."""
     gpus: Annotated[tuple[AssignedGpu, ...], Field(max_length=MAX_GPUS)] = ()
+    """GPUs that it has a share of."""
     gpu_indexes: str | None = None
-    """Indexes of `gpus` for the printer column: `0,1`."""
+    """Indexes of its GPUs, as kubectl get shows them: `0,1`."""
     summary: str | None = None
     """STATUS as kubectl get shows it: the Pod's, or why there is none that runs."""
     ready_containers: str | None = None
     """READY as kubectl get shows it: `1/2`."""
     pod_ip: Annotated[str | None, Field(alias="podIP")] = None
+    """Address of its Pod."""
     replicas: Annotated[int, Field(ge=0, le=1)] = 0
-    """For the scale subresource: 1 while it has a Pod with a share."""
+    """For the scale subresource: 1 while it has a Pod with a share, else 0."""
     pod_name: str | None = None
+    """Name of its Pod."""
     pod_uid: Annotated[str | None, Field(alias="podUID")] = None
-    """Written right after the Pod was created: from then on a missing Pod means the end of a run (LE4 of
-    docs/design.md). Absent between two runs."""
+    """UID of its Pod; absent between two runs. Once it is there, a missing Pod means the end of a run."""
     start_time: str | None = None
     """When the kubelet took the Pod of the present run."""
     end_time: str | None = None
@@ -280,11 +305,17 @@ class SharePodStatus(Model):
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """Times that containers were restarted, or the Pod replaced by another one."""
     last_end: LastEnd | None = None
+    """End of the last run that is, or will be, followed by another."""
     granted: GrantedShare | None = None
+    """Share in force."""
     share: ShownShare | None = None
+    """Share as kubectl get shows it."""
     usage: Usage | None = None
+    """Use of its GPUs."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
+    """Conditions: Ready, Placed, PodReady, Enforced and others."""
     observed_generation: int | None = None
+    """Generation of the spec that the status describes."""
 
     @property
     def ended(self) -> bool:

@@ -388,14 +388,15 @@ class World:
         self.place()
         await self.until(lambda: any(self.tenant in self.rows(node) for node in self._nodes()))
 
-    async def running(self, **spec: Any) -> None:
-        """A SharePod whose Pod runs and is shown to."""
+    async def running(self, *, started: str = "", **spec: Any) -> None:
+        """A SharePod whose Pod runs and is shown to. `started`: when its kubelet took it, RFC 3339."""
         await self.placed(**spec)
         await self.look()
         await self.look()
         found = self.read("pods")
         assert found is not None
-        self.pod_phase("Running", node=next(node for node in self._nodes() if self.tenant in self.rows(node)))
+        node = next(node for node in self._nodes() if self.tenant in self.rows(node))
+        self.pod_phase("Running", node=node, **({"startTime": started} if started else {}))
         await self.look()
         assert self.status()["phase"] == "Running"
 

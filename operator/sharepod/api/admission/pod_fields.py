@@ -12,12 +12,9 @@ from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
 from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
-from sharepod.api.sharepod import TTL
+from sharepod.api.sharepod import MUTABLE, TTL
 
 from .cel import Validation, policy, refuse, texts
-
-MUTABLE = ("request", "limit", "memory")
-"""Fields of the gpu block, and their annotations, that may change while the SharePod lives."""
 
 
 def pod_fields_policy() -> list[dict[str, Any]]:

@@ -236,7 +236,8 @@ def _together() -> list[Validation]:
     return [
         *(
             refuse(
-                f"!variables.exclusive || !({given[field]})",
+                f"!variables.exclusive || !({given[field]})"
+                + (f" || {value[field]} == 1.0" if field == "limit" else ""),
                 f"'metadata.annotations[' + {key[field]} + ']: an Exclusive SharePod has the whole GPU; "
                 f"remove it or use {NATIVE_PREFIX}mode: Shared'",
             )

@@ -8,6 +8,7 @@ Rules that need annotations or walk containers cannot stand in a CRD: `admission
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 from sharepod.api.bounds import MAX_QUANTITY
@@ -20,6 +21,7 @@ from sharepod.api.sharepod import KIND as SHAREPOD
 from sharepod.api.sharepod import (
     LABEL_PATTERN,
     MAX_TTL_S,
+    MUTABLE,
     ONE_POD,
     OWN_FIELDS,
     REPLICAS,
@@ -37,7 +39,7 @@ Rule = dict[str, str]
 def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
     """Return the CRD of SharePods. `pod_spec`: from `schema.pod_spec_schema`."""
     spec = copy.deepcopy(pod_spec)
-    mutable = f"gpu.request, gpu.limit, gpu.memory and {TTL}"
+    mutable = listed([f"gpu.{field}" for field in MUTABLE] + [TTL])
     spec["description"] = f"A PodSpec plus the block gpu. Immutable except {mutable}."
     spec["properties"] = {
         "gpu": gpu_schema(),
@@ -59,8 +61,13 @@ def sharepod_crd(pod_spec: Schema) -> dict[str, Any]:
             "minimum": 0,
             "maximum": MAX_TTL_S,
         },
-        **{name: field for name, field in spec["properties"].items() if name not in OWN_FIELDS},
+        **{
+            name: {"description": f"As of a Pod: kubectl explain pod.spec.{name}.", **field}
+            for name, field in spec["properties"].items()
+            if name not in OWN_FIELDS
+        },
     }
+    spec["x-kubernetes-validations"] = _fixed_pod_rules(spec)
     status = model_schema(SharePodStatus)
     by_key(status, "conditions", key="type")
     by_key(status, "gpus", key="uuid")
@@ -191,6 +198,11 @@ def _definition(
     }
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: `a, b and c`."""
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def _column(name: str, kind: str, path: str, description: str = "", *, priority: int = 0) -> dict[str, Any]:
     column: dict[str, Any] = {"name": name, "type": kind, "jsonPath": path}
     if description:
@@ -215,7 +227,7 @@ def _rule(rule: str, message: str, *, expression: str = "", field: str = "", rea
 def gpu_schema() -> Schema:
     """Return the schema of `spec.gpu`."""
     labels = "letters, digits, '.', '_' and '-', beginning and ending with a letter or digit"
-    return {
+    schema: Schema = {
         "description": "Request for a share of one or more GPUs.",
         "type": "object",
         "properties": {
@@ -226,9 +238,10 @@ def gpu_schema() -> Schema:
                 "x-kubernetes-validations": _fraction_rules("request"),
             },
             "limit": {
-                "description": "Largest fraction of each GPU's time that the SharePod may use, request to 1. "
-                "Default 1: it may use all idle time.",
+                "description": "Largest fraction of each GPU's time that the SharePod may use, request to 1; with 1 it "
+                "may use all idle time.",
                 "type": "number",
+                "default": 1,
                 "x-kubernetes-validations": [
                     *_fraction_rules("limit"),
                     _rule("self != 0.0", "0 would never run; write at least 0.001 or leave the field out"),
@@ -295,8 +308,9 @@ def gpu_schema() -> Schema:
                 "items": {"type": "string", "minLength": 1, "maxLength": 96},
             },
         },
-        "x-kubernetes-validations": _together_rules(),
     }
+    schema["x-kubernetes-validations"] = [*_together_rules(), *_fixed_gpu_rules(schema["properties"])]
+    return schema
 
 
 def _choice(description: str, choices: list[Any], default: Any) -> Schema:
@@ -363,7 +377,7 @@ def _together_rules() -> list[Rule]:
     return [
         *(
             _rule(
-                f"{shared} || !has(self.{field})",
+                f"{shared} || !has(self.{field})" + (f" || self.{field} == 1.0" if field == "limit" else ""),
                 f"an Exclusive SharePod has the whole GPU; leave {field} out or use mode: Shared",
                 field=field,
                 reason="FieldValueForbidden",
@@ -410,3 +424,37 @@ def _together_rules() -> list[Rule]:
             field="uuids",
         ),
     ]
+
+
+def _fixed_gpu_rules(properties: Schema) -> list[Rule]:
+    """Return the rules by which all of the gpu block but `MUTABLE` stays as it was created."""
+    allowed = f"(only {listed(MUTABLE)} can)"
+    return [_fixed(name, allowed) for name in properties if name not in MUTABLE]
+
+
+def _fixed_pod_rules(pod_spec: Schema) -> list[Rule]:
+    """Return the rules by which the gpu block stays and the PodSpec does not change.
+
+    CEL cannot compare a map of quantities, because no type of a CRD stands for a quantity: the admission policy does.
+    """
+    allowed = f"(only {listed([f'gpu.{field}' for field in MUTABLE] + [TTL])} can)"
+    fields = [
+        name
+        for name, field in pod_spec["properties"].items()
+        if name not in OWN_FIELDS and "type" in field.get("additionalProperties", {"type": ""})
+    ]
+    gpu = "cannot be added to or taken from a SharePod that exists; delete it and create it again"
+    return [
+        _rule("has(self.gpu) == has(oldSelf.gpu)", gpu, field="gpu"),
+        *(_fixed(name, allowed) for name in fields),
+    ]
+
+
+def _fixed(name: str, allowed: str) -> Rule:
+    """Return the rule of an object by which one of its fields neither changes nor comes nor goes."""
+    new, old = f"self.{name}", f"oldSelf.{name}"
+    return _rule(
+        f"has({new}) == has({old}) && (!has({new}) || {new} == {old})",
+        f"cannot be changed {allowed}; delete the SharePod and create it again",
+        field=name,
+    )

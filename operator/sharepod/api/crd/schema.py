@@ -6,7 +6,11 @@ are brought to that form: our pydantic models, and the PodSpec of a real API ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -58,20 +62,47 @@ def model_schema(model: type[BaseModel]) -> Schema:
     """Return the structural schema of one of our models, as it looks in YAML (camelCase). None means absent, not
     null."""
     document = model.model_json_schema(by_alias=True, mode="validation")
+    for known in (model, *_models(BaseModel)):
+        described = document if known is model else document.get("$defs", {}).get(known.__name__, {})
+        for name, text in _texts_of_fields(known).items():
+            alias = known.model_fields[name].alias or name
+            if alias in described.get("properties", {}):
+                described["properties"][alias]["description"] = text
     return _structural(document, document.get("$defs", {}))
+
+
+def _models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield every model that there is."""
+    for model in base.__subclasses__():
+        yield model
+        yield from _models(model)
+
+
+def _texts_of_fields(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings that stand below the fields of one of our models, by field."""
+    if not model.__module__.startswith("sharepod.api."):
+        return {}
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(body, ast.ClassDef)
+    texts = {}
+    for field, after in pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            texts[field.target.id] = str(ast.literal_eval(after.value))
+    return texts
 
 
 def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
     if "$ref" in node:
-        return _structural(definitions[node["$ref"].rpartition("/")[2]], definitions)
+        own = {"description": _sentence(node)} if "description" in node else {}
+        return _structural(definitions[node["$ref"].rpartition("/")[2]], definitions) | own
     if "anyOf" in node:
         some = [option for option in node["anyOf"] if option.get("type") != "null"]
         if len(some) != 1:
             raise SchemaError(f"a field of {len(some)} types has no structural schema: {node}")
-        return _structural(some[0], definitions)
+        return _structural({**some[0], **{key: node[key] for key in ("description",) if key in node}}, definitions)
     schema: Schema = {}
-    if "description" in node and node.get("type") == "object":
-        schema["description"] = " ".join(str(node["description"]).replace("`", "").split())
+    if "description" in node:
+        schema["description"] = _sentence(node)
     for key in ("type", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "enum"):
         if key in node:
             schema[key] = node[key]
@@ -86,6 +117,11 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
         if node.get("required"):
             schema["required"] = list(node["required"])
     return schema
+
+
+def _sentence(node: Mapping[str, Any]) -> str:
+    """Return the description of a model or field as plain text."""
+    return " ".join(str(node["description"]).replace("`", "").split())
 
 
 def by_key(schema: Schema, *path: str, key: str) -> None:

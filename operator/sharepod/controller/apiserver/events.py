@@ -70,6 +70,13 @@ class Events:
         """Record an Event of type Normal: something went as it should."""
         self._record(_Event(kind, about, "Normal", reason, action, note))
 
+    def hint(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
+        """Record an Event of type Normal, unless so many wait that it would delay those that matter."""
+        if self._waiting.qsize() < _WAITING // 2:
+            self.normal(kind, about, reason, action, note)
+        else:
+            metrics.EVENTS_DROPPED.inc()
+
     def warning(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
         """Record an Event of type Warning: something needs a person, or may."""
         self._record(_Event(kind, about, "Warning", reason, action, note))

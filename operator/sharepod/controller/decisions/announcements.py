@@ -3,7 +3,7 @@
 Guarantees:
 - Nothing is announced twice in the same words, unless it had ceased to be so meanwhile.
 - A terminal phase is announced alone.
-- A place that was found at once is not announced: the usual way to Running makes no Event.
+- The usual way to Running makes one Event, at the start of a run; a place that was found at once is not announced.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _SILENT = ("Waiting", "Releasing", "BackOff")
 """Reasons of the condition Placed that are no news: the end of a run has been announced."""
 
 
+_STARTED = "Started"
+"""Reason of the Event at the start of a run; in what is announced: the Pod of that run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Announcement:
     """One Event about a SharePod; `warning`: of type Warning, else Normal."""
@@ -36,6 +40,8 @@ class Announcement:
     reason: str
     action: str
     message: str
+    hint: bool = False
+    """It only helps: it is left out while many Events wait to be written."""
 
 
 def announcements(
@@ -58,6 +64,10 @@ def announcements(
         return [Announcement(finish.phase is not Phase.SUCCEEDED, finish.reason, "Finish", finish.message)], known
     found: list[Announcement] = []
     findings = {finding.reason: finding.message for finding in seen.findings} if seen is not None else {}
+    run = written.get("podUID") if written.get("startTime") else None
+    if run is not None and known.get(_STARTED) != run:
+        known[_STARTED] = run
+        found.append(Announcement(False, _STARTED, "Start", _started(written), hint=True))
     for condition in written["conditions"]:
         words, former = condition["reason"] + condition["message"], known.get(condition["type"])
         if former == words:
@@ -72,6 +82,14 @@ def announcements(
             known[reason] = findings[reason]
             found.append(Announcement(True, str(reason), "Watch", findings[reason]))
     return found, known
+
+
+def _started(written: Mapping[str, Any]) -> str:
+    """Return where a run has started, and how to look into it."""
+    name, gpus = written.get("podName"), written.get("gpuIndexes") or ""
+    place = f"{written.get('node')}, {'GPUs' if ',' in gpus else 'GPU'} {gpus}"
+    ways = f"kubectl logs {name}, kubectl exec {name} and kubectl port-forward pod/{name}"
+    return f"runs on {place}; its pod has its name: {ways} work as for any pod"
 
 
 def _of_condition(condition: Mapping[str, Any], *, waited: bool, findings: bool) -> Iterator[Announcement]:
@@ -100,6 +118,8 @@ def announced_before(written: SharePodStatus, seen: TenantStatus | None) -> dict
     A finding counts as announced if the condition Enforced names it.
     """
     known = {condition.type: condition.reason + condition.message for condition in written.conditions}
+    if written.start_time and written.pod_uid:
+        known[_STARTED] = written.pod_uid
     for finding in seen.findings if seen is not None else ():
         if finding.message in known.get(CONDITION_ENFORCED, ""):
             known[finding.reason] = finding.message

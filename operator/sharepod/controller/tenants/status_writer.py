@@ -137,7 +137,8 @@ class StatusWriter:
             announced = announced_before(sharepod.status, inputs.seen)
         found, memo.announced = announcements(wanted, finish, inputs.seen, announced)
         for item in found:
-            tell = self._events.warning if item.warning else self._events.normal
+            normal = self._events.hint if item.hint else self._events.normal
+            tell = self._events.warning if item.warning else normal
             tell(KIND, sharepod, item.reason, item.action, item.message)
         return True
 

@@ -70,13 +70,16 @@ def test_schemas_are_structural(checked_in: dict[str, Any]) -> None:
         ), path
 
 
-def test_pod_fields_have_no_descriptions_and_keep_nothing_that_they_do_not_know(checked_in: dict[str, Any]) -> None:
+def test_pod_fields_point_to_the_pods_descriptions_and_keep_nothing_that_they_do_not_know(
+    checked_in: dict[str, Any],
+) -> None:
     spec = schema_of(checked_in)["properties"]["spec"]
     pod = {name: field for name, field in spec["properties"].items() if name not in OWN_FIELDS}
     assert {"containers", "volumes", "affinity", "tolerations", "resourceClaims"} <= set(pod)
     for name, field in pod.items():
+        assert field["description"] == f"As of a Pod: kubectl explain pod.spec.{name}."
         for path, node in nodes(field, name):
-            assert "description" not in node, path
+            assert path == name or "description" not in node, path
     for path, node in nodes(schema_of(checked_in)):
         if "x-kubernetes-preserve-unknown-fields" in node and not path.startswith(".spec.ephemeralContainers"):
             assert (node["maxItems"], node["maxProperties"], node["maxLength"]) == (0, 0, MAX_QUANTITY), path
@@ -151,6 +154,22 @@ def test_every_rule_has_a_message_that_stands_alone() -> None:
 @pytest.mark.parametrize("model", [GPUNodeSpec, GPUNodeStatus, SharePodStatus])
 def test_a_model_has_the_fields_of_its_schema(model: type[Any]) -> None:
     assert set(model_schema(model)["properties"]) == {field.alias for field in model.model_fields.values()}
+
+
+@pytest.mark.promise("operator-explain")
+def test_each_field_of_ours_has_a_text_in_the_words_of_yaml(checked_in: dict[str, Any]) -> None:
+    spec, status = (schema_of(checked_in)["properties"][part] for part in ("spec", "status"))
+    assert spec["description"]
+    parts = {"spec.gpu": spec["properties"]["gpu"], "status": status}
+    parts |= {f"spec.{name}": spec["properties"][name] for name in OWN_FIELDS}
+    parts |= {f"gpunode.{part}": schema_of(gpunode_crd())["properties"][part] for part in ("spec", "status")}
+    for part, schema in parts.items():
+        for path, node in nodes(schema, part):
+            if path.endswith("[items]") and node["type"] != "object":
+                continue
+            text = node.get("description", "")
+            assert text.endswith("."), path
+            assert not re.search(r"`|\b[a-z]+_[a-z]+\b", text), (path, text)
 
 
 def test_only_list_keys_keep_their_defaults() -> None:

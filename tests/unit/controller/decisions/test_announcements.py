@@ -6,7 +6,7 @@ import pytest
 from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
 from sharepod.api.objects import Condition
 from sharepod.api.sharepod import Phase, SharePodStatus
-from sharepod.controller.decisions.announcements import Announcement, announcements
+from sharepod.controller.decisions.announcements import Announcement, announced_before, announcements
 from sharepod.controller.decisions.lifecycle import Finish
 from unit.controller.objects import TENANT
 
@@ -51,6 +51,24 @@ def test_a_place_is_told_to_a_sharepod_that_waited_for_it_and_to_no_other() -> N
     found, known = announcements(status("Placed", "True", "Reserved"), None, None, waits)
     assert found == [Announcement(False, "Placed", "Place", "m")]
     assert announcements(status("Placed", "True", "Reserved", "resized"), None, None, known)[0] == []
+
+
+@pytest.mark.promise("operator-started")
+def test_the_start_of_each_run_is_told_once_with_the_ways_to_look_into_it() -> None:
+    running = SharePodStatus(
+        pod_name="one", pod_uid="pod-1", node="node-a", gpu_indexes="0,1", start_time="2026-01-01T00:00:00Z"
+    )
+    (said,), known = announcements(running.dump(), None, None, {})
+    assert (said.reason, said.warning, said.hint) == ("Started", False, True)
+    assert said.message.startswith("runs on node-a, GPUs 0,1;")
+    for way in ("kubectl logs one", "kubectl exec one", "kubectl port-forward pod/one"):
+        assert way in said.message
+    assert announcements(running.dump(), None, None, known) == ([], known)
+    assert announcements(running.dump(), None, None, announced_before(running, None))[0] == [], "told by a predecessor"
+    placed = running.model_copy(update={"start_time": None})
+    assert announcements(placed.dump(), None, None, {})[0] == []
+    (again,), _ = announcements(running.model_copy(update={"pod_uid": "pod-2"}).dump(), None, None, known)
+    assert again.reason == "Started"
 
 
 def test_an_end_is_told_alone_and_as_what_it_is() -> None:

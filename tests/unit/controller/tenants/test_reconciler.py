@@ -81,10 +81,12 @@ async def test_a_sharepod_gets_a_gated_pod_then_a_row_then_an_open_gate_then_a_s
 
 
 @pytest.mark.promise("operator-five-writes")
-async def test_a_life_to_running_takes_five_writes_and_no_read(world: World) -> None:
+async def test_a_life_to_running_takes_five_writes_an_event_and_no_read(world: World) -> None:
     world.node()
-    await world.running()
+    await world.running(started="2026-01-01T00:00:00Z")
+    await world.until(lambda: len(world.told("Started")) == 1)
     writes = [(call.verb, call.kind.plural) for call in world.server.calls if call.verb not in ("list", "watch", "get")]
+    writes.remove(("create", "events"))
     assert writes == [
         ("create", "pods"),
         ("patch", "gpunodes"),
