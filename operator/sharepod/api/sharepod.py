@@ -125,8 +125,9 @@ def resolve(gpu: GpuSpec) -> GpuRequest:
             raise SpecError("spec.gpu.memory", "0 bytes hold nothing; leave the field out or write a size such as 4Gi")
 
     if gpu.mode is Mode.EXCLUSIVE:
-        for name, value in (("request", gpu.request), ("limit", gpu.limit), ("memory", gpu.memory)):
-            if value is not None and not (name == "limit" and fraction(name, value) == WHOLE_GPU):
+        part = gpu.limit if gpu.limit is not None and fraction("limit", gpu.limit) != WHOLE_GPU else None
+        for name, value in (("request", gpu.request), ("limit", part), ("memory", gpu.memory)):
+            if value is not None:
                 raise SpecError(
                     f"spec.gpu.{name}",
                     "an Exclusive SharePod has the whole GPU; leave the field out or use mode: Shared",
