@@ -168,7 +168,7 @@ class MemoryPlane:
 
     @property
     def probe(self) -> str:
-        return f"http://127.0.0.1:{self._ports[1]}/readyz"
+        return f"http://127.0.0.1:{self._ports[0]}/readyz"
 
 
 class RealPlane:
@@ -250,7 +250,7 @@ class RealPlane:
 
     @property
     def probe(self) -> str:
-        return f"http://127.0.0.1:{self._installation.ports['operator']}/readyz"
+        return f"http://127.0.0.1:{self._installation.health_ports['operator']}/readyz"
 
 
 def _environment() -> dict[str, str]:

@@ -67,6 +67,7 @@ def _settings(world: World) -> dict[str, str]:
         "SHAREPOD_KUBECONFIG": str(world.cluster.kubeconfig_for(token, name="developer")),
         "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
         "SHAREPOD_METRICS_PORT": str(metrics),
+        "SHAREPOD_METRICS_ACCESS": "Open",
     }
 
 

@@ -80,7 +80,8 @@ class World:
     def ready(self, operator: str) -> bool:
         """Ask an operator whether it is ready: whether it has listed every kind."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.installation.ports[operator]}/readyz", timeout=5):
+            port = self.installation.health_ports[operator]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5):
                 return True
         except OSError:
             return False

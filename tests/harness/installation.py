@@ -64,6 +64,8 @@ class Installation:
         self.cluster = cluster
         self.ports: dict[str, int] = {}
         """Loopback address of `/metrics` of each process, by the process's name."""
+        self.health_ports: dict[str, int] = {}
+        """The same of an operator's `/readyz`."""
         install(cluster)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")
@@ -76,13 +78,14 @@ class Installation:
         """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")
         health, metrics = free_ports(2)
-        self.ports[name] = metrics
+        self.ports[name], self.health_ports[name] = metrics, health
         settings = {
             "SHAREPOD_KUBECONFIG": str(self.cluster.kubeconfig_for(token, name=name)),
             "SHAREPOD_IDENTITY": name,
             "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
             "SHAREPOD_HEALTH_PORT": str(health),
             "SHAREPOD_METRICS_PORT": str(metrics),
+            "SHAREPOD_METRICS_ACCESS": "Open",
         }
         return self.cluster.services.start(
             name, [_PROGRAMS / "sharepod-operator"], env={**os.environ, **settings, **(env or {})}
@@ -100,18 +103,26 @@ class Installation:
         return node.start(name, [_PROGRAMS / "sharepod-agent"], env={**os.environ, **settings, **(env or {})})
 
     def start_agent_process(
-        self, node: str, inventory: Path, *, state: Path, kubelet_root: Path, name: str = "agent"
+        self,
+        node: str,
+        inventory: Path,
+        *,
+        state: Path,
+        kubelet_root: Path,
+        name: str = "agent",
+        env: Mapping[str, str] | None = None,
     ) -> Service:
         """Start the agent of a node that has no kubelet, as a process of this user with directories of its own."""
         settings = self._agent_settings(node, inventory, name) | {
             "SHAREPOD_AGENT_STATE_DIR": str(state),
             "SHAREPOD_AGENT_KUBELET_ROOT": str(kubelet_root),
         }
-        return self.cluster.services.start(name, [_PROGRAMS / "sharepod-agent"], env={**os.environ, **settings})
+        programs = [_PROGRAMS / "sharepod-agent"]
+        return self.cluster.services.start(name, programs, env={**os.environ, **settings, **(env or {})})
 
     def _agent_settings(self, node: str, inventory: Path, name: str) -> dict[str, str]:
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node)
-        (metrics,) = free_ports(1)
+        metrics, health = free_ports(2)
         self.ports[name] = metrics
         return {
             "SHAREPOD_AGENT_KUBECONFIG": str(self.cluster.kubeconfig_for(token, name=f"{name}-{node}")),
@@ -119,4 +130,6 @@ class Installation:
             "SHAREPOD_AGENT_INVENTORY_FILE": str(inventory),
             "SHAREPOD_AGENT_HTTP_BIND": "127.0.0.1",
             "SHAREPOD_AGENT_HTTP_PORT": str(metrics),
+            "SHAREPOD_AGENT_HEALTH_PORT": str(health),
+            "SHAREPOD_AGENT_METRICS_ACCESS": "Open",
         }

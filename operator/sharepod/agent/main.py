@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 from pydantic import ValidationError
@@ -28,11 +29,15 @@ from sharepod.agent.state.directory import StateDirError
 from sharepod.agent.state.succession import Succession
 from sharepod.agent.telemetry import endpoints
 from sharepod.tasks import Supervisor, TaskEndedError
+from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import keeper, standalone
 from .agent import Agent, agent_version
 from .settings import ENV_PREFIX, AgentMode, AgentSettings
 from .standalone import TenantsFileError
+
+if TYPE_CHECKING:
+    from sharepod.web.api_reviews import ApiReviews
 
 log = structlog.get_logger(__name__)
 
@@ -103,13 +108,15 @@ async def run(settings: AgentSettings) -> int:
     agent = Agent(settings, inventory_of(settings))
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     http = None
+    guard, asks = _metrics_guard(settings)
     stopping = False
     try:
         with Succession(settings.state_dir) as succession:
             agent.stands_by = lambda: succession.stands_by
             agent.successor_waits = succession.awaited
-            http = await endpoints.serve(agent)
-            log.info("serving metrics and health", address=settings.http_bind, port=http.port)
+            http = await endpoints.serve(agent, guard)
+            ports = {"port": http.metrics_port, "health_port": http.health_port}
+            log.info("serving metrics and health", address=settings.http_bind, **ports)
             gc.collect()
             gc.freeze()  # the collector skips what lives from the start on: shorter pauses between frames
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -136,7 +143,20 @@ async def run(settings: AgentSettings) -> int:
     finally:
         if http is not None:
             await http.close()
+        if asks is not None:
+            await asks.close()
         log.info("agent ends")
+
+
+def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews | None]:
+    """Return who decides on readers of the metrics, and what asks the API server for it."""
+    if settings.mode is AgentMode.STANDALONE or settings.metrics_access is MetricsAccess.OPEN:
+        return MetricsGuard(None), None
+    from sharepod.kube import Connection  # standalone does not need the API client
+    from sharepod.web.api_reviews import ApiReviews
+
+    asks = ApiReviews(lambda: Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}"))
+    return MetricsGuard(asks.reviews), asks
 
 
 async def _drive(agent: Agent, succession: Succession, again: asyncio.Event) -> None:

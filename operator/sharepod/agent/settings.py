@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from sharepod.agent.devices.inventory import XIDS_TOLERATED
 from sharepod.agent.findings.rules import FindingThresholds
 from sharepod.timeshare import Parameters
+from sharepod.web.metrics_access import MetricsAccess
 
 ENV_PREFIX = "SHAREPOD_AGENT_"
 """Prefix of every setting's environment variable."""
@@ -156,8 +157,16 @@ class AgentSettings(BaseSettings):
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address on which `/metrics` and `/healthz` are served."""
 
+    health_port: Annotated[int | None, Field(ge=0, le=65_535)] = None
+    """Port of `/healthz`, which the kubelet probes; 0: any free port. Default: the one after `http_port`, 9438."""
+
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 9437
-    """Port of `/metrics` and `/healthz`; 0: any free port."""
+    """Port of `/metrics`; 0: any free port."""
+
+    metrics_access: MetricsAccess = MetricsAccess.TOKEN
+    """Who may read `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
+    `sharepod-metrics-reader`) or `Open` (whoever reaches the port). In mode `standalone`, which has no API server, it
+    is open."""
 
     log_level: str = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""
@@ -174,6 +183,12 @@ class AgentSettings(BaseSettings):
         if self.mode is AgentMode.STANDALONE and self.tenants_file is None:
             raise ValueError("mode standalone has no cluster to learn its tenants from; set tenants_file")
         return self
+
+    def listens_for_probes(self) -> int:
+        """Return the port of `/healthz`; 0: any free one."""
+        if self.health_port is not None:
+            return self.health_port
+        return min(self.http_port + 1, 65_535) if self.http_port else 0
 
     def timeshare(self) -> Parameters:
         """Return the parameters of the token scheduler."""

@@ -1,18 +1,27 @@
-"""HTTP endpoints of the operator: `/metrics` for Prometheus, `/readyz` for the kubelet.
+"""HTTP endpoints of the operator: `/metrics` for Prometheus; `/healthz` and `/readyz` for the kubelet, on a port of
+their own.
 
-`/healthz` is Kopf's, on a port of its own (`handlers.py`).
+The same health can be had of Kopf (`kopf run --liveness=...`), whose server has no limits.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
+import structlog
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from sharepod.web.http_server import serve
+from sharepod.web.metrics_access import MetricsGuard
+
 from . import metrics
+
+log = structlog.get_logger(__name__)
 
 
 class Watched(Protocol):
@@ -27,27 +36,47 @@ class Watched(Protocol):
     def leads(self) -> bool:
         """Return whether this process leads."""
 
+    def healthy(self) -> str:
+        """Return a word for the health probe. Raise `RuntimeError` if a restart can help."""
 
-async def serve(address: str, port: int, operator: Watched) -> None:
-    """Serve until cancelled."""
 
-    async def show_metrics(_: web.Request) -> web.Response:
+async def serve_metrics(address: str, port: int, operator: Watched, guard: MetricsGuard) -> None:
+    """Serve `/metrics` until cancelled, to whom `guard` lets read them."""
+
+    async def show(request: web.Request) -> web.Response:
+        if (refused := await guard.refusal(request)) is not None:
+            return refused
         operator.measure()
         shown: list[CollectorRegistry] = [metrics.REGISTRY]
         if operator.leads():
             shown.append(metrics.LEADERS)
         return web.Response(body=b"".join(map(generate_latest, shown)), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    await _serve(address, port, {"/metrics": show}, probes=False)
+
+
+async def serve_health(address: str, port: int, operator: Watched) -> None:
+    """Serve `/healthz` and `/readyz` until cancelled."""
+
+    async def show_health(_: web.Request) -> web.Response:
+        try:
+            return web.Response(text=f"{operator.healthy()}\n")
+        except RuntimeError as error:
+            log.error("unhealthy", why=str(error))
+            return web.Response(status=503, text=f"{error}\n")
+
     async def show_ready(_: web.Request) -> web.Response:
         why = operator.unready()
         return web.Response(status=200 if why is None else 503, text=f"{why or 'ok'}\n")
 
-    app = web.Application()
-    app.add_routes([web.get("/metrics", show_metrics), web.get("/readyz", show_ready)])
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
+    await _serve(address, port, {"/healthz": show_health, "/readyz": show_ready}, probes=True)
+
+
+async def _serve(address: str, port: int, pages: Mapping[str, Handler], *, probes: bool) -> None:
+    application = web.Application()
+    application.add_routes([web.get(path, show) for path, show in pages.items()])
+    server = await serve(application, address, port, probes=probes)
     try:
-        await web.TCPSite(runner, address, port).start()
         await asyncio.Event().wait()
     finally:
-        await runner.cleanup()
+        await server.close()

@@ -16,20 +16,18 @@ import structlog
 from sharepod import logs
 
 from . import handlers as handlers
-from .settings import OperatorSettings, SettingsError, load
+from .settings import SettingsError, load
 
 log = structlog.get_logger(__name__)
 
 
-async def _run(settings: OperatorSettings) -> None:
+async def _run() -> None:
     """Run Kopf until a signal. Raise what ended the operator."""
     memo = kopf.Memo(stop=asyncio.Event())
-    port = settings.health_port
     try:
         await kopf.operator(
             standalone=True,
             clusterwide=True,
-            liveness_endpoint=f"http://{settings.bind_address}:{port}/healthz" if port else None,
             stop_flag=memo.stop,
             memo=memo,
         )
@@ -46,7 +44,7 @@ def main() -> None:
         sys.exit(f"sharepod-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     try:
-        asyncio.run(_run(settings))
+        asyncio.run(_run())
     except ConnectionError as error:
         sys.exit(f"sharepod-operator: {error}")
     except KeyboardInterrupt:

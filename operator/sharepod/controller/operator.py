@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
@@ -33,11 +34,14 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
 from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
+from sharepod.kube import Connection
 from sharepod.placement.state.types import Outlook, Refusal
 from sharepod.tasks import Supervisor
+from sharepod.web.api_reviews import ApiReviews
+from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import metrics
-from .exposition import serve
+from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
 from .nodes import NodeReconciler
 from .settings import OperatorSettings
@@ -82,6 +86,7 @@ class Operator:
         )
         timeout = settings.write_timeout
         self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)
+        self._reviews = ApiReviews(partial(_reviewing, config))
         self.leadership = Leadership(
             self.lease_client,
             namespace=settings.namespace,
@@ -310,7 +315,11 @@ class Operator:
         }
         parts |= {f"watch of {reflector.kind}": reflector.run() for reflector in self.watches.all}
         if self._settings.metrics_port:
-            parts["metrics"] = serve(self._settings.bind_address, self._settings.metrics_port, self)
+            open_to_all = self._settings.metrics_access is MetricsAccess.OPEN
+            guard = MetricsGuard(None if open_to_all else self._reviews.reviews)
+            parts["metrics"] = serve_metrics(self._settings.bind_address, self._settings.metrics_port, self, guard)
+        if self._settings.health_port:
+            parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self)
         try:
             with self._garbage:
                 async with Supervisor() as supervisor:
@@ -321,3 +330,9 @@ class Operator:
         finally:
             await self.client.close()
             await self.lease_client.close()
+            await self._reviews.close()
+
+
+async def _reviewing(config: Any) -> Connection:
+    """Open the connection by which the API server is asked who may read the metrics."""
+    return Connection(config, "sharepod-operator")

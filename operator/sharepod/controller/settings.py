@@ -18,6 +18,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from sharepod.web.metrics_access import MetricsAccess
+
 FILE_VARIABLE = "SHAREPOD_SETTINGS"
 """Environment variable with the path of the settings file."""
 
@@ -133,10 +135,15 @@ class OperatorSettings(BaseSettings):
     """Address that health and metrics listen on."""
 
     health_port: Port = 8080
-    """Port of `/healthz`: the event loop runs, and no watch is blind while the API server answers. 0 turns it off."""
+    """Port of `/healthz` (the event loop runs, and no watch is blind while the API server answers) and `/readyz` (every
+    kind is listed), which the kubelet probes. 0 turns it off."""
 
     metrics_port: Port = 9090
-    """Port of `/metrics` (Prometheus) and `/readyz` (every kind is listed). 0 turns it off."""
+    """Port of `/metrics` (Prometheus). 0 turns it off."""
+
+    metrics_access: MetricsAccess = MetricsAccess.TOKEN
+    """Who may read `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
+    `sharepod-metrics-reader`) or `Open` (whoever reaches the port)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Lowest level that is logged: `debug`, `info`, `warning` or `error`."""

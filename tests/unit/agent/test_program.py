@@ -21,8 +21,9 @@ import yaml
 from sharepod import protocol
 from sharepod.agent.agent import Agent
 from sharepod.agent.devices.inventory import SimulatedInventory
-from sharepod.agent.telemetry import endpoints as metrics
+from sharepod.agent.telemetry import endpoints
 from sharepod.api.gpunode import Tenant, TenantState
+from sharepod.web.metrics_access import MetricsGuard
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, until
 
 
@@ -101,7 +102,7 @@ class Program:
         return line
 
     async def get(self, path: str) -> tuple[int, str]:
-        port = (await self.says("serving metrics"))["port"]
+        port = (await self.says("serving metrics"))["health_port" if path == "/healthz" else "port"]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
             return response.status, await response.text()
 
@@ -252,10 +253,11 @@ async def test_a_crowd_of_processes_is_put_together_into_few_reports(
 @asynccontextmanager
 async def served_http(agent: Agent) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
     """Serve the agent over HTTP; give a function from a request to its whole answer, empty if closed unanswered."""
-    http = await metrics.serve(agent)
+    http = await endpoints.serve(agent, MetricsGuard(None))
 
     async def ask(request: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        port = http.health_port if b" /he" in request else http.metrics_port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(request)
             return await asyncio.wait_for(reader.read(), 20)
@@ -302,9 +304,9 @@ async def test_what_is_no_question_is_told_so_and_closed(directory: Path, reques
 async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_no_place_for_long(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_AT_ONCE", 30.0)
-    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_PER_S", 5.0)
-    monkeypatch.setattr("sharepod.agent.telemetry.http._WITHIN_S", 0.3)
+    monkeypatch.setattr("sharepod.web.http_server._ASKS_AT_ONCE", 30.0)
+    monkeypatch.setattr("sharepod.web.http_server._ASKS_PER_S", 5.0)
+    monkeypatch.setattr("sharepod.web.http_server._WITHIN_S", 0.3)
     question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with started(directory) as agent, served_http(agent) as ask:
         async with asyncio.timeout(20):
@@ -320,8 +322,8 @@ async def test_who_asks_too_much_over_http_is_closed_and_who_says_nothing_takes_
 
 @pytest.mark.promise("security-http")
 async def test_an_address_has_eight_connections_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharepod.agent.telemetry.http._ASKS_AT_ONCE", 1e6)
-    monkeypatch.setattr("sharepod.agent.telemetry.http._WITHIN_S", 60.0)
+    monkeypatch.setattr("sharepod.web.http_server._ASKS_AT_ONCE", 1e6)
+    monkeypatch.setattr("sharepod.web.http_server._WITHIN_S", 60.0)
     question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with started(directory) as agent, served_http(agent) as ask, asyncio.timeout(20):
         silent = [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
@@ -331,6 +333,26 @@ async def test_an_address_has_eight_connections_at_a_time(directory: Path, monke
         silent[0].cancel()
         while not await ask(question):  # noqa: ASYNC110 - the end of one is noticed
             await asyncio.sleep(0.01)
+        await asyncio.gather(*(_cancelled(each) for each in silent))
+
+
+@pytest.mark.promise("security-probe-port")
+async def test_silent_connections_from_everywhere_do_not_keep_a_probe_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.web.http_server._OPEN_EACH", 1000)  # one address stands for many
+    monkeypatch.setattr("sharepod.web.http_server._ASKS_AT_ONCE", 1e6)
+    monkeypatch.setattr("sharepod.web.http_server._WITHIN_S", 60.0)
+    question = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with started(directory) as agent, served_http(agent) as ask, asyncio.timeout(20):
+        silent = [asyncio.ensure_future(ask(b"GET /he")) for _ in range(63)]
+        await asyncio.sleep(0.2)
+        assert not any(each.done() for each in silent)
+        for _ in range(20):
+            more = [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
+            assert (await ask(question)).endswith(b"ok\n")
+            silent += more
+        assert any(each.done() for each in silent), "the oldest made room"
         await asyncio.gather(*(_cancelled(each) for each in silent))
 
 

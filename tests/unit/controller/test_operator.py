@@ -22,6 +22,7 @@ from sharepod.controller.operator import Operator, RejectedError
 from sharepod.controller.settings import OperatorSettings
 from sharepod.placement.state.types import Outlook
 from sharepod.tasks import TaskEndedError
+from sharepod.web.metrics_access import MetricsAccess
 
 PATIENCE_S = 60.0
 
@@ -32,9 +33,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def an_operator(api: ApiServer, identity: str = "one", port: int = 0) -> Operator:
+def an_operator(api: ApiServer, identity: str = "one", port: int = 0, health: int = 0) -> Operator:
     settings = OperatorSettings(
-        identity=identity, bind_address="127.0.0.1", health_port=0, metrics_port=port, retry_period=0.5
+        identity=identity,
+        bind_address="127.0.0.1",
+        health_port=health,
+        metrics_port=port,
+        metrics_access=MetricsAccess.OPEN,
+        retry_period=0.5,
     )
     return Operator(settings, Configuration(host=api.url))
 
@@ -173,15 +179,15 @@ async def test_health_fails_where_a_watch_is_blind_or_the_event_loop_stands_stil
 
 
 async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() -> None:
-    ports = free_port(), free_port()
+    ports, health = (free_port(), free_port()), (free_port(), free_port())
     async with api_server() as api:
-        leader, standby = an_operator(api, "one", ports[0]), an_operator(api, "two", ports[1])
+        leader, standby = (an_operator(api, name, *at) for name, *at in zip(("one", "two"), ports, health, strict=True))
         async with running(leader):
             await until(lambda: leader._active)
             async with running(standby):
                 await until(lambda: standby.unready() is None)
                 shown = [(await get(port, "/metrics"))[1] for port in ports]
-                ready = [await get(port, "/readyz") for port in ports]
+                ready = [await get(port, "/readyz") for port in health]
     assert ready == [(200, "ok\n")] * 2
     for name in ("sharepods", "waiting", "decisions_total", "queue_depth", "apply_to_pod_seconds_count"):
         assert [f"\nsharepod_operator_{name}" in text for text in shown] == [True, False], name
@@ -195,7 +201,7 @@ async def test_a_standby_is_ready_and_shows_nothing_of_what_the_leader_counts() 
 
 async def test_while_a_kind_is_not_served_it_is_not_ready_and_says_which() -> None:
     port = free_port()
-    async with api_server() as api, running(operator := an_operator(api, port=port)):
+    async with api_server() as api, running(operator := an_operator(api, health=port)):
         api.unserved.add("sharepods")
         operator.watches.sharepods.listed = False
         api.cut_watches("sharepods", error=Refused(410, "Expired", "too old"))

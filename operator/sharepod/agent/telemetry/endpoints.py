@@ -1,6 +1,7 @@
-"""`/metrics` for Prometheus and `/healthz` for the kubelet.
+"""`/metrics` for Prometheus and `/healthz` for the kubelet, each on a port of its own.
 
 Guarantees:
+- Who floods the one does not keep clients of the other waiting.
 - A scrape is computed when it is asked for, at most once a second however many ask.
 - A scrape holds up no hand-off: figures are gathered in short steps, and their text is made in another thread.
 """
@@ -17,21 +18,38 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sharepod.agent.agent import Agent
+from sharepod.web.http_server import HttpServer
+from sharepod.web.http_server import serve as serve_http
+from sharepod.web.metrics_access import MetricsGuard
 
-from . import http
 from .collector import AgentCollector
 
 CACHED_S = 1.0
 """Seconds for which one scrape is given to all that ask: far below any scrape interval."""
 
 
-async def serve(agent: Agent) -> http.HttpServer:
-    """Serve on the address of the settings. Raises `OSError` if it is taken."""
+class Endpoints:
+    """Both servers, running. `metrics_port`, `health_port`: where they listen."""
+
+    def __init__(self, metrics: HttpServer, health: HttpServer) -> None:
+        self._servers = metrics, health
+        self.metrics_port, self.health_port = metrics.port, health.port
+
+    async def close(self) -> None:
+        """Stop listening and drop every connection."""
+        for server in self._servers:
+            await server.close()
+
+
+async def serve(agent: Agent, guard: MetricsGuard) -> Endpoints:
+    """Serve on the addresses of the settings. Raises `OSError` if one is taken."""
     collector, computing = AgentCollector(agent), asyncio.Lock()
     scrape, scraped_at = b"", -math.inf
 
-    async def metrics(_request: web.Request) -> web.Response:
+    async def metrics(request: web.Request) -> web.Response:
         nonlocal scrape, scraped_at
+        if (refused := await guard.refusal(request)) is not None:
+            return refused
         async with computing:
             now = asyncio.get_running_loop().time()
             if now - scraped_at >= CACHED_S:
@@ -49,9 +67,15 @@ async def serve(agent: Agent) -> http.HttpServer:
             return web.Response(status=503, text=f"{reason}\n")
         return web.Response(text="ok\n")
 
-    application = web.Application()
-    application.add_routes([web.get("/metrics", metrics), web.get("/healthz", healthz)])
-    return await http.serve(application, agent.settings.http_bind, agent.settings.http_port)
+    settings, figures, probes = agent.settings, web.Application(), web.Application()
+    figures.add_routes([web.get("/metrics", metrics)])
+    probes.add_routes([web.get("/healthz", healthz)])
+    health = await serve_http(probes, settings.http_bind, settings.listens_for_probes(), probes=True)
+    try:
+        return Endpoints(await serve_http(figures, settings.http_bind, settings.http_port), health)
+    except OSError:
+        await health.close()
+        raise
 
 
 class _Gathered(Collector):

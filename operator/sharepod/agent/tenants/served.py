@@ -28,11 +28,11 @@ from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.sockets.inbox import Inbox, Sender
-from sharepod.agent.sockets.listener import Listener
 from sharepod.agent.sockets.peers import EXHAUSTED, PeerProcesses, peer_of, peer_pid
 from sharepod.agent.sockets.refusals import ClientRefusal, RefusalLog
 from sharepod.agent.state.handover import Handover, Inheritance, Survivor, start_time
 from sharepod.api.gpunode import Latency, MemoryIsolation, Tenant
+from sharepod.listener import Listener
 from sharepod.protocol import ProtocolError, RefusedReason
 from sharepod.timeshare import AccountSnapshot
 

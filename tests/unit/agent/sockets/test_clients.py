@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sharepod import protocol
+from sharepod import listener, protocol
 from sharepod.agent.settings import AgentSettings
-from sharepod.agent.sockets import hook_connection, listener
+from sharepod.agent.sockets import hook_connection
 from sharepod.agent.sockets.hook_connection import HookConnection
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import MemoryIsolation, TenantState

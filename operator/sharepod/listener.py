@@ -1,4 +1,4 @@
-"""Listening socket, of a tenant or of the agent's HTTP server: accepts at a limited rate and hands connections on.
+"""Listening socket, of a tenant or of an HTTP server: accepts at a limited rate and hands connections on.
 
 Guarantees:
 - No more than `per_s` connections a second are accepted, in bursts of at most `burst`; the kernel bounds how many wait.

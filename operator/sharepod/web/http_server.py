@@ -1,8 +1,9 @@
-"""HTTP server of the agent with limits per client address: one request per connection.
+"""HTTP server with limits per client address: one request per connection.
 
 Anything that reaches the port may ask, also programs of tenants. Guarantees:
 - An address that asks too often, too slowly or in too many connections is closed unanswered, before anything is read.
 - An address that asks now and then (the kubelet, Prometheus) is answered meanwhile.
+- A server for probes is never full: a new connection takes the place of the oldest one of all.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from sharepod.agent.sockets.listener import Listener
+from sharepod.listener import Listener
 from sharepod.rate_limit import RateLimiter
 
 _CONNECTS_PER_S, _CONNECTS_AT_ONCE = 1000.0, 256.0
@@ -39,9 +40,11 @@ class _ClientAddress:
 
 
 class HttpServer:
-    """Running HTTP server; `await serve(...)` makes one."""
+    """Running HTTP server; `await serve(...)` makes one. `probes`: it is for probes, see above."""
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket) -> None:
+    def __init__(self, runner: web.AppRunner, sock: socket.socket, *, probes: bool) -> None:
+        self._probes = probes
+        self._oldest_first: OrderedDict[asyncio.Transport, None] = OrderedDict()
         self.port: int = sock.getsockname()[1]
         """Port that the server listens on."""
         self._runner = runner
@@ -74,6 +77,8 @@ class HttpServer:
         client.open = [transport for transport in client.open if not transport.is_closing()]
         # Connections whose transport is being made count with the tasks.
         in_all = len(self._tasks) + sum(len(each.open) for each in self._addresses.values())
+        if self._probes and in_all >= _OPEN_MAX:
+            in_all -= self._drop_oldest()
         if not client.limiter.take(now) or len(client.open) >= _OPEN_EACH or in_all >= _OPEN_MAX:
             sock.close()
         else:
@@ -85,6 +90,15 @@ class HttpServer:
             for transport in forgotten.open:
                 transport.abort()
 
+    def _drop_oldest(self) -> int:
+        """Abort the connection that has been open longest. Return how many were."""
+        while self._oldest_first:
+            transport, _none = self._oldest_first.popitem(last=False)
+            if not transport.is_closing():
+                transport.abort()
+                return 1
+        return 0
+
     async def _hand_over(self, sock: socket.socket, client: _ClientAddress) -> None:
         """Pass an accepted connection to the HTTP application, and abort it after `_WITHIN_S`."""
         sock.setblocking(False)
@@ -95,11 +109,18 @@ class HttpServer:
             sock.close()
             return
         client.open.append(transport)
+        if self._probes:
+            while self._oldest_first and next(iter(self._oldest_first)).is_closing():
+                self._oldest_first.popitem(last=False)
+            self._oldest_first[transport] = None
         self._loop.call_later(_WITHIN_S, transport.abort)
 
 
-async def serve(application: web.Application, address: str, port: int) -> HttpServer:
-    """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible."""
+async def serve(application: web.Application, address: str, port: int, *, probes: bool = False) -> HttpServer:
+    """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
+
+    `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest.
+    """
     application.on_response_prepare.append(_close_after_answer)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
@@ -107,7 +128,7 @@ async def serve(application: web.Application, address: str, port: int) -> HttpSe
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         sock.setblocking(False)
-        return HttpServer(runner, sock)
+        return HttpServer(runner, sock, probes=probes)
     except OSError:
         await runner.cleanup()
         raise

@@ -1,0 +1,145 @@
+"""Access to `/metrics`: the API server says whose token a client sends, and whether that one may read metrics.
+
+As in Kubernetes' own components: a TokenReview, then a SubjectAccessReview of the verb `get` on the path.
+
+Guarantees:
+- An answer is remembered for `_ALLOWED_S` or `_DENIED_S`; a token is remembered by its hash alone.
+- However many clients ask with whatever tokens, the API server is asked about unknown ones `_REVIEWS_PER_S` times a
+  second at most; who was allowed before does not wait for them. Several that send one token are one question.
+- While the API server is away, who was allowed within the last `_STALE_S` still is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from aiohttp import web
+
+from sharepod.rate_limit import RateLimiter
+
+Review = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Creates an object at a path of the API server and returns it. Raises whatever is in `Reviews.failures`."""
+
+TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105  a path
+ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+_ALLOWED_S, _DENIED_S, _STALE_S = 60.0, 10.0, 600.0
+_REVIEWS_PER_S, _REVIEWS_AT_ONCE = 5.0, 20.0
+_REMEMBERED = 256
+"""Tokens that are remembered, the latest ones."""
+_TOKEN_MAX = 16_384
+"""Characters of a token; longer ones are none."""
+
+
+class MetricsAccess(StrEnum):
+    """Who may read `/metrics`."""
+
+    TOKEN = "Token"  # noqa: S105  a word of the settings
+    """Whoever sends a token that the API server allows to `get` the path `/metrics`."""
+    OPEN = "Open"
+    """Whoever reaches the port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reviews:
+    """How the API server is asked. `failures`: what `create` raises when there is no answer."""
+
+    create: Review
+    failures: tuple[type[Exception], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    status: int
+    """HTTP status; 200: allowed."""
+    text: str
+    at: float
+    """Monotonic seconds."""
+
+
+class MetricsGuard:
+    """Decides who may read `path`. `reviews`: None where everybody may."""
+
+    def __init__(
+        self, reviews: Reviews | None, *, path: str = "/metrics", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._reviews = reviews
+        self._path = path
+        self._clock = clock
+        self._limiter = RateLimiter(clock(), per_s=_REVIEWS_PER_S, burst=_REVIEWS_AT_ONCE)
+        self._known: OrderedDict[bytes, _Verdict] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Future[_Verdict]] = {}
+
+    async def refusal(self, request: web.BaseRequest) -> web.Response | None:
+        """Return the answer for a client that may not read; None for one that may."""
+        if self._reviews is None:
+            return None
+        scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token or len(token) > _TOKEN_MAX:
+            text = f"send a token that may get {self._path}: bind the ClusterRole sharepod-metrics-reader to its owner"
+            return web.Response(status=401, text=f"{text}\n", headers={"WWW-Authenticate": "Bearer"})
+        verdict = await self._verdict(hashlib.sha256(token.encode()).digest(), token, self._reviews)
+        return None if verdict.status == 200 else web.Response(status=verdict.status, text=f"{verdict.text}\n")
+
+    async def _verdict(self, key: bytes, token: str, reviews: Reviews) -> _Verdict:
+        now = self._clock()
+        known = self._known.get(key)
+        if known is not None and now - known.at < (_ALLOWED_S if known.status == 200 else _DENIED_S):
+            self._known.move_to_end(key)
+            return known
+        if (asked := self._asking.get(key)) is not None:
+            return await asyncio.shield(asked)
+        allowed = known is not None and known.status == 200 and now - known.at < _STALE_S
+        if not allowed and not self._limiter.take(now):
+            return _Verdict(429, "too many unknown tokens; try again", now)
+        answer = self._asking[key] = asyncio.get_running_loop().create_future()
+        verdict = _Verdict(503, "asking the API server was cancelled", now)
+        try:
+            verdict = await self._ask(token, reviews)
+            self._remember(key, verdict)
+        except reviews.failures as error:
+            away = _Verdict(503, f"the API server cannot be asked who may read this: {error}", now)
+            verdict = known if known is not None and allowed else away
+        finally:
+            del self._asking[key]
+            answer.set_result(verdict)
+        return verdict
+
+    async def _ask(self, token: str, reviews: Reviews) -> _Verdict:
+        answer = await reviews.create(
+            TOKEN_REVIEWS,
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}},
+        )
+        status = answer.get("status") or {}
+        if not status.get("authenticated"):
+            return _Verdict(401, "the API server does not know this token", self._clock())
+        user = status.get("user") or {}
+        spec = {
+            "user": user.get("username") or "",
+            "uid": user.get("uid") or "",
+            "groups": user.get("groups") or [],
+            "extra": user.get("extra") or {},
+            "nonResourceAttributes": {"path": self._path, "verb": "get"},
+        }
+        answer = await reviews.create(
+            ACCESS_REVIEWS,
+            {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec},
+        )
+        if (answer.get("status") or {}).get("allowed"):
+            return _Verdict(200, "", self._clock())
+        text = f"{spec['user']} may not get {self._path}: bind the ClusterRole sharepod-metrics-reader to it"
+        return _Verdict(403, text, self._clock())
+
+    def _remember(self, key: bytes, verdict: _Verdict) -> None:
+        self._known.pop(key, None)
+        self._known[key] = verdict
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
