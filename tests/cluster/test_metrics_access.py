@@ -6,6 +6,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def _ask(port: int, token: str | None) -> tuple[int, str]:
         return error.code, error.read().decode()
     except OSError as error:
         return 0, str(error)
+
+
+def _asks_for_a_token(port: int) -> bool:
+    return _ask(port, None)[0] == 401
 
 
 @pytest.mark.promise("security-metrics-access")
@@ -55,7 +60,7 @@ def test_operator_and_agent_show_metrics_to_who_may_get_them(cluster_factory: Ca
         stranger = cluster.service_account_token(NAMESPACE, "sharepod-agent")
         for name, series in (("operator", "sharepod_operator_build_info"), ("agent", "sharepod_agent_build_info")):
             port = installation.ports[name]
-            wait_until(lambda port=port: _ask(port, None)[0] == 401, what=f"metrics of the {name}", timeout=60)
+            wait_until(partial(_asks_for_a_token, port), what=f"metrics of the {name}", timeout=60)
             assert "sharepod-metrics-reader" in _ask(port, None)[1]
             assert _ask(port, "nonsense")[0] == 401
             status, words = _ask(port, stranger)
