@@ -132,7 +132,9 @@ def test_no_role_has_a_wildcard_or_reaches_secrets() -> None:
         for rule in role["rules"]:
             for part in ("apiGroups", "resources", "verbs"):
                 assert "*" not in rule.get(part, ()), role["metadata"]["name"]
-            assert not {"secrets", "configmaps", "serviceaccounts", "roles", "clusterroles"} & set(rule.get("resources", ()))
+            assert not {"secrets", "configmaps", "serviceaccounts", "roles", "clusterroles"} & set(
+                rule.get("resources", ())
+            )
 
 
 ALLOWED = [
