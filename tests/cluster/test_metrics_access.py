@@ -1,4 +1,4 @@
-"""Who reads the metrics of operator and agent, as the manifests install them, asked of a real API server."""
+"""Readers of the metrics of operator and agent, as the manifests install them, decided by a real API server."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _TOKEN_MAX = 16_384
 
 
 class MetricsAccess(StrEnum):
-    """Who may read `/metrics`."""
+    """Readers of `/metrics`."""
 
     TOKEN = "Token"  # noqa: S105  a word of the settings
     """Whoever sends a token that the API server allows to `get` the path `/metrics`."""

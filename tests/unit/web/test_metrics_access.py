@@ -1,4 +1,4 @@
-"""Who may read metrics: what the API server is asked, how often, and what happens while it does not answer."""
+"""Readers of metrics: what the API server is asked, how often, and what happens while it does not answer."""
 
 from __future__ import annotations
 
