@@ -21,7 +21,7 @@ import structlog
 from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
-from sharepod.api.objects import CSI_DRIVER
+from sharepod.api.objects import CLAIM_DRIVER, CSI_DRIVER
 
 log = structlog.get_logger(__name__)
 
@@ -47,12 +47,14 @@ class KubeletPlugin:
     """Versions of the plugin's interface."""
     effect: str
     """What the plugin is for, in words of `problem`."""
-    name: str = CSI_DRIVER
+    name: str
 
 
-CSI_PLUGIN = KubeletPlugin("CSIPlugin", "csi.sock", f"{CSI_DRIVER}-reg.sock", ("1.0.0",), "CSI volumes")
+CSI_PLUGIN = KubeletPlugin("CSIPlugin", "csi.sock", f"{CSI_DRIVER}-reg.sock", ("1.0.0",), "CSI volumes", CSI_DRIVER)
 """The CSI driver. The kubelet reads the major number of its version."""
-DRA_PLUGIN = KubeletPlugin("DRAPlugin", "dra.sock", f"{CSI_DRIVER}-dra-reg.sock", ("v1.DRAPlugin",), "resource claims")
+DRA_PLUGIN = KubeletPlugin(
+    "DRAPlugin", "dra.sock", f"{CLAIM_DRIVER}-dra-reg.sock", ("v1.DRAPlugin",), "resource claims", CLAIM_DRIVER
+)
 """The DRA driver. Kubelets serve version 1 since Kubernetes 1.34."""
 
 

@@ -100,6 +100,9 @@ def test_what_is_broken_costs_itself_only(folders: tuple[Path, Path]) -> None:
     with (folders[0] / "l.json").open("w") as huge:
         huge.truncate(1 << 30)
     (folders[0] / "m.txt").write_text(specification("0"))
+    (folders[0] / "n.yaml").write_text("kind: 2024-13-45\ndevices: !!python/object:os.system x")
+    (folders[0] / "o.yaml").write_text("{[a]: b, ? [c] : d}")
+    (folders[0] / "p.yaml").write_text("[" * 100_000)
     assert find(folders) == found
 
 

@@ -20,6 +20,7 @@ import structlog
 from sharepod.agent.kubelet.wire import dra_pb2 as dra
 from sharepod.agent.kubelet.wire.rpc import service
 from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import device_name
 
 from .entitlement import ClaimIdentity, ClaimRefusedError, entitled_tenant
 from .prepared_claims import PreparedClaims
@@ -146,7 +147,7 @@ class ClaimDriver:
             # The names are for people and metrics: the kubelet compares them with nothing.
             dra.Device(
                 pool_name=self._node,
-                device_name=uuid.lower(),
+                device_name=device_name(uuid),
                 cdi_device_ids=[*([device_id(who.uid)] if place == 0 else []), devices[uuid]],
             )
             for place, uuid in enumerate(gpus)

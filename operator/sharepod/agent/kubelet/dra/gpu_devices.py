@@ -34,6 +34,8 @@ _FILE_BYTES_MAX = 8 << 20
 """Largest specification that is read: some ten times that of sixteen GPUs, each with seven MIG instances."""
 _FILES_MAX = 256
 """Files that are read in one directory."""
+_DEPTH_MAX = 64
+"""Nested mappings and lists of a specification: ten are usual, and libyaml's loader crashes at tens of thousands."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -125,11 +127,22 @@ def _stamp(path: Path) -> _Stamp:
 def _load(path: Path) -> _Specification | None:
     try:
         text = _content(path)
-        document = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_LOADER)  # noqa: S506 safe
-        return _parse(document)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, _BrokenError) as error:
+        return _parse(json.loads(text) if path.suffix == ".json" else _load_yaml(text))
+    except Exception as error:  # whatever a parser raises: the file is somebody else's
         log.warning("cannot use a CDI specification", file=str(path), error=str(error)[:200])
         return None
+
+
+def _load_yaml(text: bytes) -> Any:
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEPTH_MAX:
+            raise _BrokenError(f"it nests mappings and lists more than {_DEPTH_MAX} deep")
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506  it is a safe one
 
 
 def _content(path: Path) -> bytes:
