@@ -3,22 +3,33 @@
 One program plays all tenants' processes against a real agent at its default settings: it sends DRAINED for one tenant
 and waits for the next one's GRANT. A hand-off counts from the one to the other. `echo` is a process that sends the same
 frame back and does nothing else. The agent's CPU is measured while every tenant holds the token for its whole quantum
-of 30 ms, as programs do that have work without end. Prints a table and writes `build/results/handoff.json`.
+of 30 ms, as programs do that have work without end. `answer` is a memory question of one more process, asked a thousand
+times a second beside 240 tenants that hand on in 30 ms: how long the agent's loop did anything else, once undisturbed
+and once with readings of NVML, checkpoints and a scrape each second. Prints a table and writes
+`build/results/handoff.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import re
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hook.world.agent_node import GPUS, PROGRAMS, Node, built, running, tenant
 from results import Row, write
+from sharepod import protocol
 from shares import cpu_of
 
 HOLD_US = 2_000
@@ -78,6 +89,61 @@ def cpu(case: str, tenants: int, gpus: int, seconds: float) -> list[Row]:
     ]
 
 
+def ask(path: Path, seconds: float) -> list[float]:
+    """Ask for the memory's figures without end; return how long each answer took, in us."""
+    took: list[float] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(20)
+        sock.connect(str(path))
+        sock.send(protocol.encode(protocol.Hello(1, 1, observes=True)))
+        sock.recv(protocol.FRAME_MAX)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            begun = time.perf_counter()
+            sock.send(protocol.encode(protocol.MemInfo(len(took), 0)))
+            sock.recv(protocol.FRAME_MAX)
+            took.append((time.perf_counter() - begun) * 1e6)
+            time.sleep(0.001)
+    return took
+
+
+@contextlib.contextmanager
+def scraped(node: Node) -> Iterator[None]:
+    """Scrape the agent each second."""
+    port, done = re.findall(r'"port": (\d+)', node.log())[-1], threading.Event()
+
+    def scrape() -> None:
+        while not done.wait(1.0):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read()
+
+    thread = threading.Thread(target=scrape, name="scraper")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def answers(case: str, seconds: float, *, disturbed: bool) -> list[Row]:
+    """Time a question beside 240 tenants on eight GPUs. `disturbed`: NVML is read and the agent scraped meanwhile."""
+    members = groups(MOST_TENANTS, 8, gang=False)
+    rows = [tenant(f"t{index}", 8 / MOST_TENANTS, gpus=on) for index, (_, on) in enumerate(members)]
+    interval_s = "1" if disturbed else "60"
+    with tempfile.TemporaryDirectory(prefix="ho") as directory, contextlib.ExitStack() as stack:
+        node = stack.enter_context(running(Path(directory), *rows, nvml=True, inventory_interval_s=interval_s))
+        if disturbed:
+            stack.enter_context(scraped(node))
+        player = threading.Thread(target=play, args=(sockets(node, members), seconds + 2, 0))
+        player.start()
+        stack.callback(player.join)
+        time.sleep(1)
+        took = sorted(ask(node.path("t0") / "agent.sock", seconds))
+    p99 = statistics.quantiles(took, n=100)[-1]
+    figures = {"answer_p50": statistics.median(took), "answer_p99": p99, "answer_max": took[-1]}
+    return [Row(case, name, "us", round(value)) for name, value in figures.items()]
+
+
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,6 +163,8 @@ def main() -> int:
     count = 300 // QUANTUM_MS
     rows += cpu(f"{count} tenants, quanta of {QUANTUM_MS} ms, 1 GPU", count, 1, seconds)
     rows += cpu(f"{count} tenants on each of 8 GPUs, quanta of {QUANTUM_MS} ms", count, 8, seconds)
+    for case, disturbed in (("undisturbed", False), ("beside readings, checkpoints and scrapes", True)):
+        rows += answers(f"30 tenants on each of 8 GPUs, {case}", seconds, disturbed=disturbed)
     write("handoff", rows)
     return 0
 

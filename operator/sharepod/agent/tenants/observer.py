@@ -9,14 +9,14 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 
 import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.agent.devices.context_overhead import ContextOverhead
-from sharepod.agent.devices.inventory import Process, Reading
+from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter
@@ -27,6 +27,9 @@ from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, pod_of
 from .served import ServedTenant
+
+_AT_ONCE = 8
+"""Tenants that one step takes a reading for, some 0.1 ms each (measured, benchmarks/handoff.py)."""
 
 log = structlog.get_logger(__name__)
 
@@ -99,22 +102,51 @@ class Observer:
         return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
 
     def observe(
-        self, entries: Mapping[str, Entry], reading: Reading, *, residue: Residue, owner_of: OwnerOf
-    ) -> Attribution:
-        """Take a reading: note in each entry what the reading shows of it. Return whose the processes are."""
-        attribution = attribute(reading, lambda process: _owner(entries, process, owner_of))
+        self, present: Callable[[], Mapping[str, Entry]], reading: Reading, *, residue: Residue, owner_of: OwnerOf
+    ) -> Generator[None, None, Attribution]:
+        """Take a reading in steps: note in each entry what the reading shows of it. Return whose the processes are: by
+        connection first, then by pod, then by an Exclusive tenant's GPU.
+
+        Args:
+            present: Question for the entries of the moment: between two steps they may change.
+            reading: The reading.
+            residue: Tenant id -> what is still there of the tenant outside the agent, or None.
+            owner_of: Pid -> id of the tenant whose pod it runs in, or None.
+        """
+        entries = present()
+        clients = {
+            pid: tenant_id
+            for tenant_id, entry in reversed(list(entries.items()))  # of several the first
+            if entry.served is not None
+            for pid in entry.served.processes.pids
+        }
+        exclusive = {
+            uuid: tenant_id
+            for tenant_id, entry in reversed(list(entries.items()))
+            if entry.row.mode is Mode.EXCLUSIVE
+            for uuid in entry.row.gpus
+        }
+        attribution = attribute(
+            reading, lambda process: clients.get(process.pid) or owner_of(process.pid) or exclusive.get(process.uuid)
+        )
         for entry in entries.values():
             entry.seen = attribution.of(entry.row.id)
         if reading.fresh:
             gpu_memory = {gpu.uuid: gpu.memory for gpu in reading.gpus}
             now = asyncio.get_running_loop().time()
             self._observe_utilization(now, entries, reading)
-            for entry in entries.values():
+            for number, entry in enumerate(list(entries.values()), 1):
+                if number % _AT_ONCE == 0:
+                    yield
+                if present().get(entry.row.id) is not entry:
+                    continue
                 if entry.serving is not None:
                     entry.serving.memory.set_gpu_memory(gpu_memory)
                     entry.serving.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
                     self._apply_rules(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
+            yield
+            entries = present()
             self._surcharges = {key: meter for key, meter in self._surcharges.items() if key[0] in entries}
             self._observe_contexts(entries, reading)
             self._keep({entry.row.id: entry.rules.findings for entry in entries.values() if entry.rules.findings})
@@ -197,20 +229,6 @@ class Observer:
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         entry.rules.observe_limit(now, beyond if enforced else {})
         entry.rules.observe_preemptions(now, usage.preemptions)
-
-
-def _owner(entries: Mapping[str, Entry], process: Process, owner_of: OwnerOf) -> str | None:
-    """Return the tenant of a process: by connection first, then by pod, then by an Exclusive tenant's GPU."""
-    for tenant_id, entry in entries.items():
-        if entry.served is not None and process.pid in entry.served.processes:
-            return tenant_id
-    owner = owner_of(process.pid)
-    if owner is not None:
-        return owner
-    for tenant_id, entry in entries.items():
-        if entry.row.mode is Mode.EXCLUSIVE and process.uuid in entry.row.gpus:
-            return tenant_id
-    return None
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
 
@@ -188,15 +189,31 @@ class TenantRegistry:
                 entry.served.begin_reading()
 
     def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
-        """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are.
+        """Do as `observe_in_turns`, at once."""
+        steps = self._observer.observe(lambda: self._entries, reading, residue=residue, owner_of=owner_of)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                self._leftovers.sweep(residue)
+                return cast(Attribution, done.value)
+
+    async def observe_in_turns(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
+        """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are. In
+        several turns of the loop: a hand-off waits for none longer than some 2 ms, however many tenants there are.
 
         Args:
             residue: Tenant id -> what is still there of the tenant outside the agent, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
         """
-        attribution = self._observer.observe(self._entries, reading, residue=residue, owner_of=owner_of)
-        self._leftovers.sweep(residue)
-        return attribution
+        steps = self._observer.observe(lambda: self._entries, reading, residue=residue, owner_of=owner_of)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                self._leftovers.sweep(residue)
+                return cast(Attribution, done.value)
+            await asyncio.sleep(0)
 
     # ---- inside
 

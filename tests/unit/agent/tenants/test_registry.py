@@ -188,6 +188,29 @@ async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_
     assert status_of(tenants, "a").drained
 
 
+@pytest.mark.promise("time-reading")
+async def test_a_reading_is_taken_in_turns_of_the_loop_also_where_tenants_go_meanwhile(settings: AgentSettings) -> None:
+    rows = [row(f"t{number}", 20) for number in range(50)]
+    on_gpu = [Process(100_000 + number, GPU0, GI, 0.1) for number in range(50)]
+    async with tenants_with(settings, rows) as tenants:
+        turns = 0
+
+        def owner_of(pid: int) -> str:
+            return f"t{pid - 100_000}"
+
+        task = asyncio.create_task(
+            tenants.observe_in_turns(reading(*on_gpu), residue=lambda _: None, owner_of=owner_of)
+        )
+        while not task.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 2:
+                await tenants.apply(rows[:25])
+        assert turns > 4
+        assert (await task).foreign == {}
+        assert [status.memory for status in tenants.status()] == [GI] * 25
+
+
 async def test_a_row_that_cannot_be_written_harms_no_other_and_is_tried_again(
     settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
