@@ -58,20 +58,23 @@ def make_template(world: World, namespace: str, name: str, **spec: Any) -> Objec
 def pod_body(
     name: str, *, claims: tuple[str, ...] = (), template: str | None = None, cpu: str = "100m", **spec: Any
 ) -> Object:
-    """A plain Pod that uses claims by name, or one of a template."""
+    """A plain Pod that uses claims by name, or one of a template; each claim in a container of its own."""
     listed: list[Object] = [{"name": f"c{number}", "resourceClaimName": claim} for number, claim in enumerate(claims)]
     if template is not None:
         listed.append({"name": "gpu", "resourceClaimTemplateName": template})
-    container = {
-        "name": "main",
-        "image": "test",
-        "resources": {"requests": {"cpu": cpu}, "claims": [{"name": item["name"]} for item in listed]},
-    }
+    containers = [
+        {
+            "name": f"main-{item['name']}" if number else "main",
+            "image": "test",
+            "resources": {"requests": {"cpu": cpu}, "claims": [{"name": item["name"]}]},
+        }
+        for number, item in enumerate(listed)
+    ] or [{"name": "main", "image": "test", "resources": {"requests": {"cpu": cpu}}}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
-        "spec": {"restartPolicy": "Never", "resourceClaims": listed, "containers": [container], **spec},
+        "spec": {"restartPolicy": "Never", "resourceClaims": listed, "containers": containers, **spec},
     }
 
 

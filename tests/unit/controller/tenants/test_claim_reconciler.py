@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from doubles.apiserver.errors import Refused
+from sharepod.api.units import TenantId
 from sharepod.controller.apiserver.client import CLAIMS
 from sharepod.controller.state.claim_facts import FINALIZER
 from sharepod.controller.tenants.snapshots import LOOK_AGAIN_S
@@ -293,6 +294,7 @@ async def test_an_allocation_is_taken_back_from_a_pod_that_kube_scheduler_refuse
     await world.look_at_claim()
     found = world.read("resourceclaims", "share") or {}
     assert "reservedFor" not in found["status"]
+    await world.look_at_claim()
     assert world.allocation() is not None, "kube-scheduler may bind the pod until it has seen that"
     await lets_go(world)
     assert world.allocation() is None
@@ -378,8 +380,10 @@ async def test_a_row_of_a_claim_that_no_list_has_shown_yet_stays(world: World) -
     seen = world.state.seen_claims
     seen.drop_claim(world.claim_uid())
     assert world.state.is_claim(world.claim_uid()), "its row names it"
+    world.server.unserved.add("resourceclaims")  # a GET says 404 as for a claim that is gone
     await world.claims.reconcile(world.claim_uid())
-    assert world.rows()[world.claim_uid()]["state"] == "Reserved"
+    ((_, row),) = world.state.cluster.reservations_of(TenantId(world.claim_uid()))
+    assert not row.releasing
 
 
 async def test_a_lost_answer_of_the_allocation_is_read_before_anything_is_written_again(world: World) -> None:
