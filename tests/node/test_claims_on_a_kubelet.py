@@ -217,3 +217,23 @@ def test_an_ephemeral_container_has_neither_gpu_nor_hook(node: ClaimNode) -> Non
     wait_until(lambda: bool(node.logs("bare", "debug")), what="what it prints", timeout=30)
     assert "libsharepod" not in node.logs("bare", "debug")
     assert "FAKE_CUDA" not in node.logs("bare", "debug")
+
+
+def test_a_process_without_the_hook_is_its_tenants_and_a_foreign_one_is_not(node: ClaimNode, machine: RealNode) -> None:
+    row = node.give("bare", 400)
+    shell = {**container(image=BASE_IMAGE), "command": ["sh", "-c", "exec sleep 12345"]}
+    node.await_pod(node.make_pod("bare", "bare", shell))
+    foreign = machine.real.start("foreign", ["sleep", "54321"])
+    try:
+        inside = int(machine.real.run("pgrep", "-f", "^sleep 12345").stdout)
+        machine.say_processes({inside: node.gpus[0], foreign.pid: node.gpus[1]})
+        wait_until(lambda: bool(node.tenant(row["id"]).get("findings")), what="a finding", timeout=20)
+        (finding,) = node.tenant(row["id"])["findings"]
+        assert (finding["reason"], f"process {inside} " in finding["message"]) == ("ProcessWithoutHook", True)
+        assert node.tenant(row["id"])["enforced"] is False
+        gpus = {gpu["uuid"]: gpu for gpu in node.cluster.api.get(node.gpunode)["status"]["gpus"]}
+        assert gpus[node.gpus[0]].get("shareable", True) is True
+        assert f"process {foreign.pid} " in gpus[node.gpus[1]]["reason"]
+    finally:
+        machine.say_processes({})
+        foreign.stop(0)
