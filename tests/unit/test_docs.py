@@ -159,3 +159,12 @@ def _anchors(text: str) -> set[str]:
     """Return the anchors that GitHub derives from a page's headings."""
     heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_row_of_what_people_do_names_a_test_that_exists() -> None:
+    rows = [line.split("|") for line in (ROOT / "docs" / "what-people-do.md").read_text().splitlines()]
+    held = [(int(cells[1]), cells[5].strip(" `")) for cells in rows if len(cells) > 5 and cells[1].strip().isdigit()]
+    assert [number for number, _ in held] == list(range(1, len(held) + 1))
+    for number, test in held:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text(), (number, test)
