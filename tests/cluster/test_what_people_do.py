@@ -1,4 +1,4 @@
-"""What users and administrators do with kubectl, and what it prints: the rows of docs/what-people-do.md."""
+"""Output of kubectl for what users and administrators do: the rows of docs/what-people-do.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world() -> Iterator[World]:
 
 
 def kubectl(world: World, *arguments: str, body: Object | None = None, **options: Any) -> str:
-    """What kubectl prints, whether it succeeds or not, with one space between two words."""
+    """Output of kubectl, whether it succeeds or not, with one space between two words."""
     text = None if body is None else json.dumps(body)
     answer = world.cluster.kubectl(*arguments, input=text, check=False, timeout=90, **options)
     return " ".join((answer.stdout + answer.stderr).split())
