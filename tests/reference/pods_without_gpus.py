@@ -5,12 +5,18 @@ In a cluster kube-scheduler places such pods; a trace has them among the others.
 
 from __future__ import annotations
 
-from sharepod.placement.binpack.packing import Offers
+import numpy as np
 from sharepod.placement.binpack.request_classes import RequestClass, needs_key
+from sharepod.placement.binpack.scores import NO_PLACE
 from sharepod.placement.engine import Engine
 from sharepod.placement.filters.node import BY_STATE, covers
 from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import PodNeeds
+
+TOLERANCE = 20
+"""Steps of the score within which nodes cost GPU shares about the same."""
+FREE_TIME_STEP = 500
+"""Thousandths of a GPU: nodes whose free time is nearer than this have as much."""
 
 
 def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
@@ -22,12 +28,21 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
 
 
 def find_node(engine: Engine, needs: PodNeeds) -> str | None:
-    """Return a node for the pod: of those that take it, where it is least in the way of GPU shares."""
-    key = ("no GPU", *needs_key(needs))
-    offers = Offers(engine.packing, engine.packing.scores(key, RequestClass(needs)))
-    while (name := offers.next()) is not None:
-        node = engine.cluster.node(name)
-        if node is not None and takes_pod(node, needs):
-            return name
-        offers.reject()
+    """Return a node for the pod: where it is least in the way of GPU shares.
+
+    Of the nodes that cost them about the least, the one with the least GPU time free, then the fullest: what is left
+    of its processors is missed by nobody, while those beside idle GPUs are what a request of eight GPUs comes for.
+    """
+    packing = engine.packing
+    scores = packing.scores(("no GPU", *needs_key(needs)), RequestClass(needs))
+    columns = packing.columns
+    while (best := packing.best(scores)) >= 0:
+        equals = np.flatnonzero(scores.score >= scores.score[best] - TOLERANCE)
+        free = columns.time[equals].sum(axis=1) // FREE_TIME_STEP
+        for at in equals[np.lexsort((equals, columns.room[equals, 0], free))].tolist():
+            name = columns.names[at]
+            node = engine.cluster.node(name)
+            if node is not None and takes_pod(node, needs):
+                return name
+            scores.score[at] = NO_PLACE
     return None
