@@ -137,6 +137,11 @@ def notes(snapshot: ClaimSnapshot, refusal: Refusal | None, blocked: str | None,
                 f"ResourceSlice of {CLAIM_DRIVER} or with devices of the class is published"
             )
             yield Note(True, "ForeignAllocation", "Place", text)
+    elif snapshot.lives and not snapshot.waited_for:
+        text = (
+            "its pod is on a node and has no share: the claim has no allocation; delete the pod to have it placed again"
+        )
+        yield Note(True, "ReservationLost", "Place", text)
     if claim.error is not None:
         yield Note(True, "Invalid", "Place", str(claim.error))
     elif claim.allocation is None and snapshot.waited_for and not snapshot.reserved:

@@ -17,10 +17,14 @@ from sharepod.controller.state.claim_facts import ClaimFacts, ClaimPodFacts
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
 
+MAX_CLAIMS = 16
+"""Claims of one Pod that are placed together; a Pod with more waits, and is told why."""
+
 
 def waiting_pod(state: ClusterState, claim: ClaimFacts) -> ClaimPodFacts | None:
     """Return the Pod that a claim is to be placed for: of those that wait, the first by priority and age."""
-    return next((pod for pod in state.seen_claims.users(claim) if pod.waits), None)
+    first = next(iter(state.seen_claims.users(claim)), None)  # those that wait come first
+    return first if first is not None and first.waits else None
 
 
 def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tuple[ClaimFacts, ...] | None:
@@ -29,6 +33,8 @@ def group_of(state: ClusterState, claim: ClaimFacts, pod: ClaimPodFacts) -> tupl
     None while not all claims of the Pod are known, or one of them can get no place: then no share is booked for it.
     """
     if not state.seen_claims.complete(pod) or state.seen_claims.crowded(pod) is not None:
+        return None
+    if len(pod.entries) > MAX_CLAIMS:
         return None
     missing: list[ClaimFacts] = []
     for one in state.seen_claims.of_pod(pod):

@@ -15,6 +15,7 @@ from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
 from sharepod.api.claims import ClaimRequest, is_ours, lower
+from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER
 from sharepod.api.sharepod import SpecError
 from sharepod.placement.state.needs import parse_needs
@@ -156,7 +157,8 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     }
     if not is_ours(raw):
         return ClaimFacts(**common, ours=False)
-    asks: Json = {"metadata": {"annotations": metadata.get("annotations") or {}}, "spec": spec}
+    said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
+    asks: Json = {"metadata": {"annotations": said}, "spec": spec}
     request: ClaimRequest | None = None
     error: SpecError | None = None
     if before is not None and before.ours and before.asks == asks:

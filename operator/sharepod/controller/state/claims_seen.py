@@ -2,7 +2,8 @@
 
 Guarantees:
 - Watches and lists may feed it in any order: it ends at the newest version of each object.
-- A claim that was made for a Pod belongs to that Pod alone, as kube-scheduler has it.
+- Whatever Pod names a claim counts as one that uses it, also where the claim says that it was made for another: anybody
+  may write owner references, and kube-scheduler looks at them for claims from templates alone.
 - A change is told by the uids of the claims that it concerns.
 """
 
@@ -34,6 +35,8 @@ class ClaimsSeen:
         """Uids of claims by the uid of the Pod that they were made for."""
         self._deleted: dict[str, None] = {}
         self._unused: set[str] = set()
+        self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
+        """Users of a claim in their order, by its uid; dropped when one of them changes."""
 
     # Claims
 
@@ -44,6 +47,10 @@ class ClaimsSeen:
     def unused(self, uid: str) -> bool:
         """Return whether no Pod was seen with a claim, on a node or in `status.reservedFor`, since it was booked."""
         return uid in self._unused
+
+    def forgotten(self, uid: str) -> None:
+        """Note that nothing of a claim is left."""
+        self._unused.discard(uid)
 
     def doubt(self) -> None:
         """Forget which claims nobody has used: what happened before a list is not seen."""
@@ -67,7 +74,11 @@ class ClaimsSeen:
             self._claim_gone(replaced)
         if not taken:
             return
-        if not all(self._waits(uid) for uid in item.consumers):
+        self._sorted.pop(item.uid, None)
+        if before is not None and before.made_for not in (None, item.made_for):
+            self._no_longer_made(before)
+        waiting = {pod.uid for pod in self.users(item) if pod.node is None} if item.consumers else set()
+        if not waiting.issuperset(item.consumers):
             self._unused.discard(item.uid)
         if item.made_for is not None:
             self._made.setdefault(item.made_for, set()).add(item.uid)
@@ -75,11 +86,6 @@ class ClaimsSeen:
             self._on_changed(item.uid)
         if before is None:
             self._tell_siblings(item)
-
-    def _waits(self, uid: str) -> bool:
-        """Return whether a Pod is known that is on no node yet."""
-        pod = self.pods.get(uid)
-        return pod is not None and pod.node is None
 
     def drop_claim(self, uid: str, version: float = math.inf, *, deleted: bool = False) -> None:
         """Take out a claim that is gone, as of `version` if that is known. `deleted`: a watch has shown its end."""
@@ -102,12 +108,17 @@ class ClaimsSeen:
         self._deleted.clear()
         self.claims.distrust()
 
-    def _claim_gone(self, item: ClaimFacts) -> None:
+    def _no_longer_made(self, item: ClaimFacts) -> None:
+        """Forget which Pod a claim was made for."""
         if item.made_for is not None:
             mine = self._made.get(item.made_for, set())
             mine.discard(item.uid)
             if not mine:
                 self._made.pop(item.made_for, None)
+
+    def _claim_gone(self, item: ClaimFacts) -> None:
+        self._no_longer_made(item)
+        self._sorted.pop(item.uid, None)
         if item.ours:
             self._on_changed(item.uid)
         self._tell_siblings(item)
@@ -126,10 +137,12 @@ class ClaimsSeen:
         if not taken:
             return self.pods.get(item.uid)
         if before is not None and before.entries != item.entries:
+            self._resort(before)
             self._forget_names(before)
         for _, name in item.entries:
             if name is not None:
                 self._users.setdefault((item.namespace, name), set()).add(item.uid)
+        self._resort(item)
         if item.node is not None:
             self._unused.difference_update(claim.uid for claim in self.of_pod(item))
         if before is None or before.says() != item.says():
@@ -141,6 +154,8 @@ class ClaimsSeen:
         item = self.pods.drop(uid, version)
         if item is not None:
             concerned = list(self.of_pod(item))
+            self._unused.difference_update(claim.uid for claim in concerned if item.uid in claim.consumers)
+            self._resort(item)
             self._forget_names(item)
             for claim in concerned:
                 self._on_changed(claim.uid)
@@ -148,6 +163,11 @@ class ClaimsSeen:
     def distrust_pods(self) -> None:
         """Count each known version of a Pod as the oldest."""
         self.pods.distrust()
+
+    def _resort(self, pod: ClaimPodFacts) -> None:
+        """Drop the order of users of each claim that a Pod uses."""
+        for claim in self.of_pod(pod):
+            self._sorted.pop(claim.uid, None)
 
     def _forget_names(self, item: ClaimPodFacts) -> None:
         for _, name in item.entries:
@@ -163,14 +183,25 @@ class ClaimsSeen:
 
     # Which belong together
 
-    def users(self, claim: ClaimFacts) -> list[ClaimPodFacts]:
+    def users(self, claim: ClaimFacts) -> tuple[ClaimPodFacts, ...]:
         """Return the Pods that use a claim: those that wait first by priority, then by age."""
-        if claim.made_for is not None:
-            owner = self.pods.get(claim.made_for)
-            return [owner] if owner is not None else []
-        uids = self._users.get((claim.namespace, claim.name), ())
-        found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
-        return sorted(found, key=lambda pod: (not pod.waits, -pod.priority, pod.created, pod.name))
+        known = self._sorted.get(claim.uid)
+        if known is None or self.claims.get(claim.uid) is not claim:
+            uids = set(self._users.get((claim.namespace, claim.name), ()))
+            if claim.made_for is not None and self._uses_template(claim):
+                uids.add(claim.made_for)
+            found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]
+            known = tuple(sorted(found, key=lambda pod: (not pod.waits, -pod.priority, pod.created, pod.name)))
+            if self.claims.get(claim.uid) is claim:
+                self._sorted[claim.uid] = known
+        return known
+
+    def _uses_template(self, claim: ClaimFacts) -> bool:
+        """Return whether the Pod that a claim was made for has an entry for it, or one whose claim is not named yet."""
+        owner = self.pods.get(claim.made_for or "")
+        return owner is not None and any(
+            entry == claim.entry and name in (None, claim.name) for entry, name in owner.entries
+        )
 
     def of_pod(self, pod: ClaimPodFacts) -> Iterator[ClaimFacts]:
         """Yield the claims of our class that a Pod uses, as far as they are known, in the Pod's order."""
@@ -194,8 +225,7 @@ class ClaimsSeen:
     def _named(self, pod: ClaimPodFacts, entry: str, name: str | None) -> ClaimFacts | None:
         """Return one claim of a Pod. One from a template is known by its owner before the Pod's status names it."""
         if name is not None:
-            claim = self.claims.named(name, pod.namespace)
-            return claim if claim is None or claim.made_for in (None, pod.uid) else None
+            return self.claims.named(name, pod.namespace)
         made = (self.claims.get(uid) for uid in self._made.get(pod.uid, ()))
         return next((claim for claim in made if claim is not None and claim.entry == entry), None)
 

@@ -33,7 +33,7 @@ from sharepod.controller.decisions.lifecycle import (
     Unreserve,
     Wait,
 )
-from sharepod.controller.placing.claim_requests import group_of, waiting_pod
+from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, waiting_pod
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
@@ -106,7 +106,7 @@ class ClaimReconciler:
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim
         claim = seen.claims.get(uid)
         reserved = self._snapshots.reserved(uid, memo)
-        pods = tuple(seen.users(claim)) if claim is not None else ()
+        pods = seen.users(claim) if claim is not None else ()
         if claim is not None and claim.allocation is not None:
             mine.allocated = mine.allocated or any(holds(item, claim.allocation) for item in reserved)
         elif not reserved:
@@ -117,7 +117,9 @@ class ClaimReconciler:
             mine.waits = mine.refused_since = None
         elif mine.waits is None or mine.waits[0] != pod.uid:
             mine.waits, mine.refused_since = (pod.uid, now, pod.unschedulable), None
-        elif mine.refused_since is None and pod.unschedulable not in ("", mine.waits[2]):
+        elif not pod.unschedulable:
+            mine.refused_since = None
+        elif mine.refused_since is None and pod.unschedulable != mine.waits[2]:
             mine.refused_since = now
         due, overdue = float("inf"), ""
         if pod is not None and mine.refused_since is not None:
@@ -164,6 +166,7 @@ class ClaimReconciler:
         match step:
             case Forget():
                 self._memos.forget(uid)
+                self._state.seen_claims.forgotten(uid)
             case Wait(until=float(until)):
                 self.queue.add_after(uid, until - snapshot.now)
             case Place():
@@ -296,6 +299,8 @@ class ClaimReconciler:
                 f"container {container} uses two claims of class {DEVICE_CLASS}, and a container can have one share: "
                 "write one claim with count, or use each claim in a container of its own"
             )
+        if len(pod.entries) > MAX_CLAIMS:
+            return None, f"its pod has {len(pod.entries)} claims; write at most {MAX_CLAIMS}"
         for other in self._state.seen_claims.of_pod(pod):
             if other.uid == claim.uid:
                 continue

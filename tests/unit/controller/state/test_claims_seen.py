@@ -1,0 +1,123 @@
+"""Claims and the Pods that use them: who counts as a user, what was used since it was booked, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from sharepod.controller.state.claim_facts import claim_facts
+from sharepod.controller.state.claims_seen import ClaimsSeen
+
+_versions = count(1)
+
+
+def claim(name: str = "c", *, owner: str | None = None, used_by: Sequence[str] = (), **annotations: str) -> Any:
+    metadata: dict[str, Any] = {"uid": name, "name": name, "namespace": "a", "resourceVersion": str(next(_versions))}
+    metadata["annotations"] = annotations
+    if owner is not None:
+        reference = {"apiVersion": "v1", "kind": "Pod", "uid": owner, "name": owner, "controller": True}
+        metadata["ownerReferences"] = [reference]
+    exactly = {"deviceClassName": "sharepod.dev", "capacity": {"requests": {"timeMilli": "400"}}}
+    consumers = [{"resource": "pods", "name": uid, "uid": uid} for uid in used_by]
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    return {"metadata": metadata, "spec": spec, "status": {"reservedFor": consumers}}
+
+
+def pod(uid: str, *names: str, node: str | None = None, priority: int = 0) -> Any:
+    return {
+        "metadata": {"uid": uid, "name": uid, "namespace": "a", "resourceVersion": str(next(_versions))},
+        "spec": {
+            "nodeName": node,
+            "priority": priority,
+            "containers": [{"name": "main"}],
+            "resourceClaims": [{"name": f"entry-{name}", "resourceClaimName": name} for name in names or ("c",)],
+        },
+        "status": {"phase": "Running" if node else "Pending"},
+    }
+
+
+@pytest.fixture
+def seen() -> ClaimsSeen:
+    return ClaimsSeen(lambda uid: None)
+
+
+def users(seen: ClaimsSeen, name: str = "c") -> list[str]:
+    known = seen.claims.get(name)
+    assert known is not None
+    return [user.uid for user in seen.users(known)]
+
+
+@pytest.mark.promise("operator-claim-no-over-commit")
+def test_a_pod_that_names_a_claim_uses_it_whoever_the_claim_says_it_was_made_for(seen: ClaimsSeen) -> None:
+    seen.put_claim(claim(owner="other"))
+    seen.put_pod(pod("other"))
+    seen.put_pod(pod("mine"))
+    seen.booked("c")
+    assert users(seen) == ["mine", "other"]
+    seen.put_claim(claim(owner="other", used_by=["mine"]))
+    assert seen.unused("c"), "it waits for a node"
+    seen.put_pod(pod("mine", node="node-a"))
+    assert not seen.unused("c")
+    seen.drop_pod("mine")
+    assert not seen.unused("c"), "its processes may live on"
+
+
+@pytest.mark.promise("operator-claim-no-over-commit")
+@pytest.mark.parametrize("named", [(), ("d",)], ids=["a pod that is not known", "a pod that is not seen to name it"])
+def test_a_claim_given_to_a_pod_that_is_not_seen_to_wait_for_it_counts_as_used(
+    seen: ClaimsSeen, named: tuple[str, ...]
+) -> None:
+    seen.put_claim(claim())
+    if named:
+        seen.put_pod(pod("stranger", *named))
+    seen.booked("c")
+    seen.put_claim(claim(used_by=["stranger"]))
+    assert not seen.unused("c")
+
+
+def test_a_claim_given_to_a_pod_that_goes_while_it_waits_counts_as_used(seen: ClaimsSeen) -> None:
+    seen.put_claim(claim())
+    seen.put_pod(pod("p"))
+    seen.booked("c")
+    seen.put_claim(claim(used_by=["p"]))
+    assert seen.unused("c")
+    seen.drop_pod("p")
+    assert not seen.unused("c"), "it may have been bound as it left our sight"
+
+
+def test_users_are_in_order_after_each_change(seen: ClaimsSeen) -> None:
+    seen.put_claim(claim())
+    for uid, priority in (("a", 0), ("b", 5)):
+        seen.put_pod(pod(uid, priority=priority))
+    assert users(seen) == ["b", "a"]
+    seen.put_pod(pod("a", priority=9))
+    assert users(seen) == ["a", "b"]
+    seen.put_pod(pod("a", priority=9, node="node-a"))
+    assert users(seen) == ["b", "a"], "those that wait come first"
+    seen.put_pod(pod("c", "c", "d"))
+    assert users(seen) == ["b", "c", "a"]
+    seen.drop_pod("b")
+    assert users(seen) == ["c", "a"]
+    seen.put_claim(claim(owner="a"))
+    assert users(seen) == ["c", "a"]
+
+
+def test_nothing_is_kept_of_owners_that_a_claim_had_nor_of_claims_that_nobody_used(seen: ClaimsSeen) -> None:
+    for number in range(100):
+        seen.put_claim(claim(owner=f"owner-{number}"))
+    assert len(seen._made) == 1
+    seen.booked("c")
+    seen.drop_claim("c", deleted=True)
+    seen.forgotten("c")
+    assert not seen._made
+    assert not seen._unused
+    assert not seen._sorted
+
+
+def test_annotations_of_others_are_not_kept_and_ours_are() -> None:
+    said = {"example.com/large": "x" * 100_000, "sharepod.dev/gpu-models": "A100"}
+    facts = claim_facts(claim(**said))
+    assert facts.request is not None
+    assert facts.asks["metadata"]["annotations"] == {"sharepod.dev/gpu-models": "A100"}
