@@ -40,7 +40,7 @@ def find_node(engine: Engine, needs: PodNeeds) -> str | None:
         equals = np.flatnonzero(scores.score >= scores.score[best] - TOLERANCE)
         free = columns.time[equals].sum(axis=1) // FREE_TIME_STEP
         for at in equals[np.lexsort((equals, columns.room[equals, 0], free))].tolist():
-            name = columns.names[at]
+            name: str = columns.names[at]
             node = engine.cluster.node(name)
             if node is not None and takes_pod(node, needs):
                 return name
