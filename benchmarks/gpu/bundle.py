@@ -30,7 +30,7 @@ NAME = "sharepod-gpu-kit"
 PYTHONS = ("3.11", "3.12", "3.13")
 MOST_BYTES = 60 << 20
 _PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_28_x86_64")
-_PARTS = ("api", "timeshare", "protocol", "agent")
+_PARTS = ("api", "timeshare", "protocol", "web", "agent")
 """Packages of `sharepod` that the agent is made of; its modules (logs, tasks, ...) are copied too."""
 _DOWNLOAD_S = 300
 

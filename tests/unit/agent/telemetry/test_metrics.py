@@ -225,7 +225,11 @@ def test_every_family_says_what_it_is(name: str) -> None:
 
 def test_the_example_of_alerts_asks_for_what_is_told() -> None:
     example = ROOT / "examples" / "monitoring" / "prometheus-operator.yaml"
-    monitor, rules = yaml.safe_load_all(example.read_text())
+    documents = {document["kind"]: document for document in yaml.safe_load_all(example.read_text())}
+    monitor, rules = documents["PodMonitor"], documents["PrometheusRule"]
+    credentials = monitor["spec"]["podMetricsEndpoints"][0]["authorization"]["credentials"]
+    assert credentials == {"name": documents["Secret"]["metadata"]["name"], "key": "token"}
+    assert documents["ClusterRoleBinding"]["roleRef"]["name"] == "sharepod-metrics-reader"
     pods = [*yaml.safe_load_all((ROOT / "manifests/operator/deployment.yaml").read_text())]
     pods += [*yaml.safe_load_all((ROOT / "manifests/agent/daemonset.yaml").read_text())]
     names = monitor["spec"]["selector"]["matchExpressions"][0]["values"]
