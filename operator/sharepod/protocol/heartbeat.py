@@ -35,11 +35,12 @@ class Heartbeat:
         """Least time from a moment of the process's clock to its reading here: how far the clocks are apart, and less
         than a millisecond more."""
 
-    def read(self, now: int) -> Sign:
+    def read(self, clock: Callable[[], int]) -> Sign:
         """Return the last sign of life. To be read soon after the process has done something, too: from that is known
-        how far the clocks are apart."""
+        how far the clocks are apart. `clock` is asked after the page was read: a reader that is held up in between
+        takes the clocks to be further apart than they are, which a later reading mends, and never closer."""
         pulse = self._pulse()
-        apart = now - pulse.beat_at
+        apart = clock() - pulse.beat_at
         if self._offset is None or apart < self._offset:
             self._offset = apart
         heard = pulse.beat_at + self._offset

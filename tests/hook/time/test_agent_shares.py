@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hook.world.agent_node import GI, GPUS, Node, built, running, tenant, wait_for
+from hook.world.noise import noise
 
 pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: run `make shim doubles`")
 
@@ -32,6 +33,17 @@ def test_two_busy_tenants_share_as_they_asked(tmp_path: Path) -> None:
     # Where other programs keep the processors busy, both get less of the GPU; how they divide it does not change.
     assert shares["a"] + shares["b"] >= 0.7
     assert shares["a"] / (shares["a"] + shares["b"]) == pytest.approx(0.4, abs=0.03)
+
+
+@pytest.mark.promise("time-starved")
+def test_on_a_machine_whose_processors_are_taken_now_and_then_tenants_share_as_they_asked(tmp_path: Path) -> None:
+    with running(tmp_path, tenant("a", 0.4, 0.7), tenant("b", 0.6, 0.8)) as node, noise(0.15, 4):
+        node.launch("a", "--kernel-us", "2000")
+        node.launch("b", "--kernel-us", "5000")
+        busy(node, "a", "b")
+        time.sleep(2 * SETTLE_S)
+        shares = node.shares(8, "a", "b")
+    assert shares["a"] / (shares["a"] + shares["b"]) == pytest.approx(0.4, abs=0.03), shares
 
 
 @pytest.mark.promise("time-limit")

@@ -172,7 +172,7 @@ class Tokens:
             return  # it was told of a grant meanwhile
         now = self._now()
         if client.heartbeat is not None:
-            client.heartbeat.read(now)  # it has just had processor time
+            client.heartbeat.read(self._clock)  # it has just had processor time
         running = self._scheduler.remaining_grant(now, tenant_id)
         if running is not None and (running.quantum_ns == 0 or running.quantum_ns >= _JOIN_NS):
             self._send_grant(token, client, running)
@@ -397,7 +397,7 @@ class Tokens:
         for client, told_at in token.told_at.items():
             if client.heartbeat is None:
                 return now + _SILENT_NS
-            sign = client.heartbeat.read(now)
+            sign = client.heartbeat.read(self._clock)
             if max(sign.at, told_at) > now - _SILENT_NS:
                 return max(sign.at, told_at) + _SILENT_NS
             if sign.ends_at is None:

@@ -1,0 +1,60 @@
+"""Signs of life of a process, as its pulse page and a reader that is held up tell them."""
+
+from __future__ import annotations
+
+import pytest
+from sharepod.protocol import Heartbeat, Pulse
+
+MS = 1_000_000
+APART = 3600 * 1000 * MS
+"""How far the process's clock is behind the reader's, in nanoseconds."""
+
+
+class Machine:
+    """A clock, and a page that a process writes whenever it has a processor."""
+
+    def __init__(self) -> None:
+        self.now = 2 * APART
+        self.pulse = Pulse(0, 0, 0)
+        self.held_up_ns = 0
+        """How long the reader has no processor before it reads the page."""
+
+    def beat(self) -> None:
+        self.pulse = Pulse(1, self.now - APART + 5 * MS, self.now - APART)
+
+    def read(self) -> Pulse:
+        """Return the page; the process writes it for as long as the reader is held up."""
+        self.now += self.held_up_ns
+        if self.held_up_ns:
+            self.beat()
+        self.held_up_ns = 0
+        return self.pulse
+
+    def clock(self) -> int:
+        return self.now
+
+
+@pytest.mark.promise("time-starved")
+def test_a_reader_that_was_held_up_once_hears_a_process_as_well_as_before() -> None:
+    machine = Machine()
+    heartbeat = Heartbeat(machine.read)
+    machine.beat()
+    heartbeat.read(machine.clock)
+    machine.held_up_ns = 6 * MS
+    heartbeat.read(machine.clock)
+    machine.now += MS
+    machine.beat()
+    machine.now += MS // 2
+    sign = heartbeat.read(machine.clock)
+    assert machine.now - sign.at == MS // 2
+    assert sign.ends_at == sign.at + 5 * MS
+
+
+def test_a_process_was_never_heard_later_than_it_was_read() -> None:
+    machine = Machine()
+    heartbeat = Heartbeat(machine.read)
+    for ahead in (0, 10 * MS, 20 * MS):
+        machine.pulse = Pulse(1, 0, machine.now - APART + ahead)
+        sign = heartbeat.read(machine.clock)
+        assert sign.at <= machine.now
+        assert sign.ends_at is None
