@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +20,6 @@ RESOURCE = "/apis/resource.k8s.io/v1"
 CLASS = "sharepod.dev"
 DRIVER = "gpu.sharepod.dev"
 FINALIZER = "resource.kubernetes.io/delete-protection"
-WINDOW_S = 10.0
 
 RESTRICTED = {
     "runAsNonRoot": True,
@@ -188,16 +186,6 @@ class ClaimNode:
 
     def logs(self, pod: str, container_name: str = "main") -> str:
         return self.cluster.kubectl("logs", "-n", self.namespace, pod, "-c", container_name, check=False).stdout
-
-    def shares(self, *pods: str, window_s: float = WINDOW_S) -> dict[str, float]:
-        """Percent of one GPU's time that each Pod got over the window, by the device's own account."""
-        before, start = self.machine.busy_ns(), time.monotonic_ns()
-        time.sleep(window_s)
-        after, elapsed = self.machine.busy_ns(), time.monotonic_ns() - start
-        return {
-            pod: sum(100 * (after[key] - before.get(key, 0)) / elapsed for key in after if key[0] == pod)
-            for pod in pods
-        }
 
     def restarts(self, pod: str) -> int:
         statuses = self.cluster.api.get(f"/api/v1/namespaces/{self.namespace}/pods/{pod}")["status"]

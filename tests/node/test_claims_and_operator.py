@@ -1,4 +1,4 @@
-"""The whole system with claims: workloads of any kind share simulated GPUs as their claims say.
+"""The whole system with claims: workloads of any kind share simulated GPUs as their claims say, beside SharePods.
 
 API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
 """
@@ -16,12 +16,12 @@ import pytest
 from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import Installation
-from harness.machines import RealNode
+from harness.machines import IMAGE, RealNode
 from harness.services import Service
-from node.claim_node import CLASS, GROUP, WINDOW_S, container, inventory, restricted_namespace
+from node.claim_node import CLASS, GROUP, RESTRICTED, container, inventory, restricted_namespace
+from node.shares import measured
 
 NAMESPACE = "team-c"
-POINTS = 2.0
 
 
 class ClaimSystem:
@@ -91,6 +91,16 @@ class ClaimSystem:
             "spec": {**spec, "terminationGracePeriodSeconds": 2},
         }
 
+    def sharepod(self, name: str, request: float) -> Object:
+        one = {"name": "main", "image": IMAGE, "securityContext": RESTRICTED}
+        spec = {"gpu": {"request": request, "memory": "1Gi"}, "containers": [one], "terminationGracePeriodSeconds": 2}
+        return {
+            "apiVersion": "sharepod.dev/v1alpha1",
+            "kind": "SharePod",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+
     def pods(self, app: str | None = None) -> list[Object]:
         found: list[Object] = self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]
         return [pod for pod in found if app is None or pod["metadata"].get("labels", {}).get("app") == app]
@@ -109,16 +119,6 @@ class ClaimSystem:
     def rows(self) -> list[Object]:
         rows: list[Object] = self.cluster.api.get(self.gpunode)["spec"].get("tenants", [])
         return rows
-
-    def shares(self, *pods: str) -> dict[str, float]:
-        """Percent of one GPU's time that each Pod got over `WINDOW_S`, by the device's own account."""
-        before, start = self.machine.busy_ns(), time.monotonic_ns()
-        time.sleep(WINDOW_S)
-        after, elapsed = self.machine.busy_ns(), time.monotonic_ns() - start
-        return {
-            pod: sum(100 * (after[key] - before.get(key, 0)) / elapsed for key in after if key[0] == pod)
-            for pod in pods
-        }
 
     def restarts(self) -> int:
         return sum(int(each["restartCount"]) for pod in self.pods() for each in pod["status"]["containerStatuses"])
@@ -141,7 +141,7 @@ class ClaimSystem:
         self.most = {uuid: max(self.most.get(uuid, 0), given.get(uuid, 0)) for uuid in self.most.keys() | given.keys()}
 
     def clear(self) -> None:
-        kinds = "deployments,jobs,pods,resourceclaims,resourceclaimtemplates"
+        kinds = "deployments,jobs,sharepods.sharepod.dev,pods,resourceclaims,resourceclaimtemplates"
         self.cluster.kubectl("delete", kinds, "--all", "-n", NAMESPACE, timeout=90)
         wait_until(lambda: not self.pods(), what="no Pods", timeout=60)
         wait_until(lambda: not self.rows(), what="an empty ledger", timeout=60)
@@ -167,13 +167,28 @@ def system(whole: ClaimSystem) -> Iterator[ClaimSystem]:
 
 @pytest.mark.promise("node-claim-attached")
 @pytest.mark.alone
+def test_a_claim_and_a_sharepod_share_a_gpu_as_they_asked(system: ClaimSystem) -> None:
+    system.apply(system.sharepod("left", 0.4), system.claim("right", 600), system.pod("right", claim="right"))
+    system.await_running("right")
+    wait_until(
+        lambda: any(pod["metadata"]["name"] == "left" and pod["status"]["phase"] == "Running" for pod in system.pods()),
+        what="the SharePod's Pod",
+        timeout=40,
+    )
+    left, right = system.rows()
+    assert left["gpus"] == right["gpus"]
+    time.sleep(3)
+    measured(system.machine, "left", "right").expect(left=40, right=60)
+
+
+@pytest.mark.promise("node-claim-attached")
+@pytest.mark.alone
 def test_a_deployment_of_three_shares_a_gpu_in_three_parts(system: ClaimSystem) -> None:
     system.apply(system.template("third", 330, limit=330), system.workload("Deployment", "three", "third", replicas=3))
     names = system.await_running("three", 3)
     assert len({row["gpus"][0] for row in system.rows()}) == 1
     time.sleep(3)
-    got = system.shares(*names)
-    assert got == pytest.approx(dict.fromkeys(names, 33.0), abs=POINTS)
+    measured(system.machine, *names).expect(**dict.fromkeys(names, 33.0))
 
 
 def test_a_job_ends_and_its_share_comes_back(system: ClaimSystem) -> None:

@@ -19,12 +19,11 @@ from harness.installation import Installation
 from harness.machines import IMAGE, RealNode
 from harness.node import BASE_IMAGE
 from harness.services import Service
+from node.shares import measured
 
 NAMESPACE = "team-a"
 GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/{NAMESPACE}/sharepods"
-POINTS = 2.0
-WINDOW_S = 10.0
 
 _RESTRICTED = {
     "runAsNonRoot": True,
@@ -94,16 +93,6 @@ class System:
         node = self.cluster.api.get(f"{GROUP}/gpunodes/{self.machine.node}")
         return {row["podName"]: row for row in node["spec"].get("tenants", [])}
 
-    def shares(self, *names: str) -> dict[str, float]:
-        """Percent of one GPU's time that each got over `WINDOW_S`, by the device's own account."""
-        before, start = self.machine.busy_ns(), time.monotonic_ns()
-        time.sleep(WINDOW_S)
-        after, elapsed = self.machine.busy_ns(), time.monotonic_ns() - start
-        return {
-            name: sum(100 * (after[key] - before.get(key, 0)) / elapsed for key in after if key[0] == name)
-            for name in names
-        }
-
     def clear(self) -> None:
         """Delete every SharePod and wait until their shares are given away."""
         self.cluster.kubectl("delete", "sharepods", "--all", "-n", NAMESPACE, timeout=60)
@@ -145,8 +134,7 @@ def test_two_tenants_get_the_shares_that_they_asked_for(system: System) -> None:
     on = [system.await_phase(name, "Running")["gpus"] for name in ("alpha", "beta")]
     assert on[0] == on[1]
     time.sleep(3)
-    got = system.shares("alpha", "beta")
-    assert got == pytest.approx({"alpha": 40, "beta": 60}, abs=POINTS)
+    measured(system.machine, "alpha", "beta").expect(alpha=40, beta=60)
 
 
 @pytest.mark.promise("time-limit")
@@ -157,9 +145,7 @@ def test_one_alone_gets_its_limit_and_without_a_limit_all(system: System) -> Non
     placed = [system.await_phase(name, "Running")["gpus"] for name in ("capped", "free")]
     assert placed[0] != placed[1]
     time.sleep(3)
-    got = system.shares("capped", "free")
-    assert got["capped"] == pytest.approx(70, abs=POINTS)
-    assert got["free"] > 100 - POINTS
+    measured(system.machine, "capped", "free").expect(capped=70, free=100)
 
 
 @pytest.mark.promise("memory-oom")
