@@ -6,20 +6,17 @@ an agent that cannot run costs its tenant GPU time that nobody can give back, so
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from harness.host import Stolen
 from harness.machines import RealNode
 
 POINTS = 2.0
 """Percentage points by which a share may differ from what was asked for on a machine that nobody takes processors
 from."""
 WINDOW_S = 10.0
-_STOLEN = 8
-"""Field of the first line of /proc/stat: time that the host took from all processors, in ticks."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,11 @@ class Shares:
 
 def measured(machine: RealNode, *names: str) -> Shares:
     """Measure the shares of these pods over `WINDOW_S`."""
-    before, stolen, start = machine.busy_ns(), _stolen_s(), time.monotonic_ns()
+    before, stolen, start = machine.busy_ns(), Stolen(), time.monotonic_ns()
     time.sleep(WINDOW_S)
     after, elapsed = machine.busy_ns(), time.monotonic_ns() - start
     percent = {
         name: sum(100 * (after[key] - before.get(key, 0)) / elapsed for key in after if key[0] == name)
         for name in names
     }
-    return Shares(percent, 100e9 * (_stolen_s() - stolen) / elapsed / (os.cpu_count() or 1))
-
-
-def _stolen_s() -> float:
-    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    return int(fields[_STOLEN]) / os.sysconf("SC_CLK_TCK")
+    return Shares(percent, 100 * stolen.part())
