@@ -19,6 +19,7 @@ from harness.cluster import Cluster, suppress_reason, wait_until
 from harness.images import image_with_program
 from harness.node import Gpu, Node
 from harness.services import Service
+from node.claim_node import RESTRICTED
 from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.pod import PodSettings, build_pod, require_node
 
@@ -64,14 +65,6 @@ int main(void) {
     for (;;) pause();
 }
 """
-_RESTRICTED = {
-    "runAsNonRoot": True,
-    "runAsUser": 65534,
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 class Bench:
@@ -113,7 +106,7 @@ class Bench:
         spec = {
             "gpu": {"request": 0.4, "memory": "1Gi"},
             "restartPolicy": "Never",
-            "containers": [{"name": "main", "image": IMAGE, "securityContext": _RESTRICTED}],
+            "containers": [{"name": "main", "image": IMAGE, "securityContext": RESTRICTED}],
         }
         body: Object = {
             "apiVersion": "sharepod.dev/v1alpha1",

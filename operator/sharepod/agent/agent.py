@@ -178,9 +178,7 @@ class Agent:
         while True:
             try:
                 await self._read()
-                attribution = await self.tenants.observe_in_turns(
-                    self._reading, residue=self.residue, owner_of=self.owner_of
-                )
+                attribution = await self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
                 if self._reading.fresh:
                     self._observe_plugin_pods()
                 # Before a ledger is known, no process can be attributed.

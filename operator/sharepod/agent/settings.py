@@ -67,7 +67,7 @@ class AgentSettings(BaseSettings):
     agent's container as on the node."""
 
     cdi_generate: bool = True
-    """Whether the agent runs the node's `nvidia-ctk cdi generate` where a GPU has no CDI device."""
+    """Let the agent run the node's `nvidia-ctk cdi generate` where a GPU has no CDI device."""
 
     kubeconfig: AbsolutePath | None = None
     """Kubeconfig file for the API server. Unset: the pod's ServiceAccount."""
@@ -164,7 +164,7 @@ class AgentSettings(BaseSettings):
     """Port of `/metrics`; 0: any free port."""
 
     metrics_access: MetricsAccess = MetricsAccess.TOKEN
-    """Who may read `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
+    """Readers of `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
     `sharepod-metrics-reader`) or `Open` (whoever reaches the port). In mode `standalone`, which has no API server, it
     is open."""
 

@@ -225,7 +225,7 @@ class Finding(Model):
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
     """Kind of finding, in one word; a newer agent may have further ones."""
     message: Annotated[str, Field(max_length=1024)]
-    """What was found, the usual cause, and the fix."""
+    """Text for people: what was found, the usual cause, and the fix."""
 
 
 class TenantStatus(Model):
@@ -245,7 +245,7 @@ class TenantStatus(Model):
     """True once a hook has connected. False when a process that never connected uses the GPU, or is busy far beyond
     what the tenant held. None before any CUDA call, and where the driver does not tell."""
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
-    """What its owner should know."""
+    """Findings that its owner should know of."""
     drained: bool = False
     """Only meaningful while the row is Releasing. True: volume unpublished, cgroup empty, no process on the GPU."""
 

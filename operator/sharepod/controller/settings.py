@@ -142,7 +142,7 @@ class OperatorSettings(BaseSettings):
     """Port of `/metrics` (Prometheus). 0 turns it off."""
 
     metrics_access: MetricsAccess = MetricsAccess.TOKEN
-    """Who may read `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
+    """Readers of `/metrics`: `Token` (who sends a token that may `get` that path, by the ClusterRole
     `sharepod-metrics-reader`) or `Open` (whoever reaches the port)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -46,7 +46,7 @@ class KubeletPlugin:
     versions: tuple[str, ...]
     """Versions of the plugin's interface."""
     effect: str
-    """What the plugin is for, in words of `problem`."""
+    """Purpose of the plugin, in words of `problem`."""
     name: str
 
 

@@ -188,17 +188,7 @@ class TenantRegistry:
             if entry.served is not None:
                 entry.served.begin_reading()
 
-    def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
-        """Do as `observe_in_turns`, at once."""
-        steps = self._observer.observe(lambda: self._entries, reading, residue=residue, owner_of=owner_of)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                self._leftovers.sweep(residue)
-                return cast(Attribution, done.value)
-
-    async def observe_in_turns(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
+    async def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
         """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are. In
         several turns of the loop: a hand-off waits for none longer than some 2 ms, however many tenants there are.
 

@@ -41,7 +41,7 @@ class Announcement:
     action: str
     message: str
     hint: bool = False
-    """It only helps: it is left out while many Events wait to be written."""
+    """True if it only helps: it is left out while many Events wait to be written."""
 
 
 def announcements(

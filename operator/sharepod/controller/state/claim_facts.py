@@ -81,7 +81,7 @@ class ClaimPodFacts(ObjectFacts):
     phase: str
     deleting: bool
     gated: bool
-    """It has a scheduling gate."""
+    """True if it has a scheduling gate."""
     unschedulable: str
     """kube-scheduler's reason not to bind it; empty if it was not refused."""
     priority: int

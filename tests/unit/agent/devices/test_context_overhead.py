@@ -68,17 +68,17 @@ async def test_who_connects_later_is_told_and_teaches_nothing_any_more(tmp_path:
         assert [gpu.context_kib for gpu in client.welcome.gpus] == [0, 0]
         assert await client.reserve(64 * MI) == 64 * MI
 
-        def look(size: int) -> None:
+        async def look(size: int) -> None:
             seen = reading(Process(os.getpid(), GPU0, size))
-            tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
+            await tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
 
         for _ in range(3):
-            look(364 * MI)
+            await look(364 * MI)
         later = await Client.connect(tenants.directory("a"))
         assert later.welcome is not None
         assert [gpu.context_kib for gpu in later.welcome.gpus] == [300 << 10, 300 << 10], "both are of one model"
         for _ in range(20):
-            look(2000 * MI)
+            await look(2000 * MI)
         last = await Client.connect(tenants.directory("a"))
         assert last.welcome == later.welcome
         client.close()

@@ -22,26 +22,10 @@ from sharepod.agent.kubelet.wire import csi_pb2 as csi
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
 from sharepod.api.gpunode import Tenant, TenantState
+from unit.agent.kubelet.ledger import LedgerOfTest
 from unit.agent.small_disk import small_disk
 
 NODE = "node-1"
-
-
-class Ledger:
-    """Rows that the test sets."""
-
-    def __init__(self) -> None:
-        self.rows: tuple[Tenant, ...] = ()
-        self.absent: str | None = None
-        self._moved = asyncio.Event()
-
-    async def changed(self) -> None:
-        await self._moved.wait()
-
-    def set(self, *rows: Tenant) -> None:
-        self.rows, self.absent = rows, None
-        self._moved.set()
-        self._moved = asyncio.Event()
 
 
 class Bench:
@@ -53,7 +37,7 @@ class Bench:
         self.tenants_dir = root / "tenants"
         self.pods_dir.mkdir(parents=True)
         self.volumes = Volumes(pods_dir=self.pods_dir, tenants_dir=self.tenants_dir, state_dir=state_dir or root)
-        self.ledger = Ledger()
+        self.ledger = LedgerOfTest()
         self.pods: dict[tuple[str, str], Mapping[str, object]] = {}
         self.troubles: dict[str, str] = {}
         self.api_down = False

@@ -19,28 +19,12 @@ from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration
 from sharepod.agent.kubelet.wire import dra_pb2 as dra
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.api.gpunode import ClaimReference, Tenant, TenantState
+from unit.agent.kubelet.ledger import LedgerOfTest
 
 NODE = "node-1"
 GPU = "GPU-11111111-1111-1111-1111-11111111111A"
 UID = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a11"
 OTHER = "0c9d5e1e-7c41-4a7f-9a53-3d1e8f4f0a12"
-
-
-class Ledger:
-    """Rows that the test sets."""
-
-    def __init__(self) -> None:
-        self.rows: tuple[Tenant, ...] = ()
-        self.absent: str | None = None
-        self._moved = asyncio.Event()
-
-    async def changed(self) -> None:
-        await self._moved.wait()
-
-    def set(self, *rows: Tenant) -> None:
-        self.rows = rows
-        self._moved.set()
-        self._moved = asyncio.Event()
 
 
 class ClaimBench:
@@ -49,7 +33,7 @@ class ClaimBench:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.cdi = root / "cdi"
-        self.ledger = Ledger()
+        self.ledger = LedgerOfTest()
         self.troubles: dict[str, str] = {}
         self.gpu_devices = {GPU: f"nvidia.com/gpu={GPU}"}
         self.claims = self.start()

@@ -513,7 +513,7 @@ async def test_usage_and_processes_are_reported(tenants: TenantRegistry) -> None
     client.send(protocol.Drained(grant.grant_id))
     client.send(protocol.MemInfo(1, 0))
     await client.expect(protocol.Memory)
-    tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+    await tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
     _, status = tenants.status()
     assert (status.id, status.processes, status.memory, status.connected, status.enforced) == ("b", 1, GI, True, True)
     assert 15 <= status.held_milli <= 60

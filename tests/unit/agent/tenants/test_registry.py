@@ -31,8 +31,10 @@ async def tenants(settings: AgentSettings) -> AsyncIterator[TenantRegistry]:
         yield tenants
 
 
-def observe(tenants: TenantRegistry, *processes: Process, residue: str | None = None, owner: str | None = None) -> None:
-    tenants.observe(reading(*processes), residue=lambda _: residue, owner_of=lambda _: owner)
+async def observe(
+    tenants: TenantRegistry, *processes: Process, residue: str | None = None, owner: str | None = None
+) -> None:
+    await tenants.observe(reading(*processes), residue=lambda _: residue, owner_of=lambda _: owner)
 
 
 def status_of(tenants: TenantRegistry, tenant_id: str) -> TenantStatus:
@@ -146,7 +148,7 @@ async def test_drained_needs_no_process_no_client_and_no_residue(tenants: Tenant
     assert tenants.directory("a") is None
     [alive] = [status.processes for status in tenants.status()]
     assert alive == 1, "this very process has connected and runs"
-    observe(tenants)
+    await observe(tenants)
     assert not status_of(tenants, "a").drained
     client.close()
 
@@ -155,11 +157,11 @@ async def test_residue_keeps_a_tenant_from_being_drained(tenants: TenantRegistry
     releasing = row("a", 400, 700, state=TenantState.RELEASING)
     await tenants.apply([releasing])
     assert not status_of(tenants, "a").drained, "nobody has looked yet"
-    observe(tenants, residue="volume still published at /pods/x")
+    await observe(tenants, residue="volume still published at /pods/x")
     assert not status_of(tenants, "a").drained
-    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    await observe(tenants, Process(4242, GPU0, GI), owner="a")
     assert not status_of(tenants, "a").drained
-    observe(tenants)
+    await observe(tenants)
     assert status_of(tenants, "a").drained
     await tenants.apply([releasing])
     assert status_of(tenants, "a").drained, "once seen it stays so"
@@ -167,24 +169,24 @@ async def test_residue_keeps_a_tenant_from_being_drained(tenants: TenantRegistry
 
 async def test_a_reading_that_is_an_earlier_one_repeated_shows_nobody_drained(tenants: TenantRegistry) -> None:
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
-    tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
+    await tenants.observe(replace(reading(), fresh=False), residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
-    observe(tenants)
+    await observe(tenants)
     assert status_of(tenants, "a").drained
 
 
 async def test_a_gpu_whose_processes_cannot_be_read_shows_nobody_drained_and_no_memory_free(
     tenants: TenantRegistry,
 ) -> None:
-    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    await observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     blind = replace(reading(), unread=frozenset({GPU0}))
-    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    await tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
     assert status_of(tenants, "a").memory == 3 * GI
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
-    tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
+    await tenants.observe(blind, residue=lambda _: None, owner_of=lambda _: None)
     assert not status_of(tenants, "a").drained
     assert "cannot be read" in (view_of(tenants, "a").left_behind or "")
-    observe(tenants)
+    await observe(tenants)
     assert status_of(tenants, "a").drained
 
 
@@ -198,9 +200,7 @@ async def test_a_reading_is_taken_in_turns_of_the_loop_also_where_tenants_go_mea
         def owner_of(pid: int) -> str:
             return f"t{pid - 100_000}"
 
-        task = asyncio.create_task(
-            tenants.observe_in_turns(reading(*on_gpu), residue=lambda _: None, owner_of=owner_of)
-        )
+        task = asyncio.create_task(tenants.observe(reading(*on_gpu), residue=lambda _: None, owner_of=owner_of))
         while not task.done():
             await asyncio.sleep(0)
             turns += 1
@@ -238,10 +238,10 @@ async def test_a_row_that_is_gone_leaves_its_directory_until_nothing_of_it_is_le
     assert directory is not None
     await tenants.apply([])
     assert tenants.status() == ()
-    observe(tenants, residue="volume still published")
+    await observe(tenants, residue="volume still published")
     await asyncio.sleep(0)
     assert directory.exists()
-    observe(tenants)
+    await observe(tenants)
     await directory_goes(directory)
 
 
@@ -251,7 +251,7 @@ async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_rem
     assert old is not None
     assert kept is not None
     async with tenants_with(settings, [row("kept")]) as tenants:
-        observe(tenants)
+        await observe(tenants)
         await directory_goes(old)
         assert kept.exists()
 
@@ -259,7 +259,7 @@ async def test_directories_of_tenants_that_went_while_the_agent_was_away_are_rem
 async def test_a_tenant_that_comes_back_while_its_directory_is_being_removed_has_one(tenants: TenantRegistry) -> None:
     for _ in range(20):
         await tenants.apply([])
-        observe(tenants)
+        await observe(tenants)
         await tenants.apply([row("a")])
         client = await Client.connect(tenants.directory("a"))
         client.close()
@@ -271,7 +271,7 @@ async def test_the_next_run_of_a_tenant_is_served_anew_and_drained_on_its_own(
     tenants: TenantRegistry, seen: bool
 ) -> None:
     await tenants.apply([row("a", 400, 700, state=TenantState.RELEASING)])
-    observe(tenants)
+    await observe(tenants)
     assert status_of(tenants, "a").drained
     if seen:
         await tenants.apply([])
@@ -282,7 +282,7 @@ async def test_the_next_run_of_a_tenant_is_served_anew_and_drained_on_its_own(
     assert not status_of(tenants, "a").drained
     client = await Client.connect(directory)
     await tenants.apply([row("a", 400, 900, state=TenantState.RELEASING)])
-    observe(tenants, Process(os.getpid(), GPU0, GI), owner="a")
+    await observe(tenants, Process(os.getpid(), GPU0, GI), owner="a")
     assert not status_of(tenants, "a").drained, "the last run's end says nothing of this one's"
     client.close()
 
@@ -316,18 +316,18 @@ async def test_a_row_that_was_mended_is_served(settings: AgentSettings) -> None:
 async def test_a_bad_row_can_still_be_released(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("a", 600, 500)]) as tenants:
         await tenants.apply([row("a", 600, 500, state=TenantState.RELEASING)])
-        observe(tenants)
+        await observe(tenants)
         assert status_of(tenants, "a").drained
 
 
 async def test_a_process_that_never_connected_means_not_enforced(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
         assert status_of(tenants, "a").enforced is None
-        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        await observe(tenants, Process(4242, GPU0, GI), owner="a")
         status = status_of(tenants, "a")
         assert (status.enforced, status.processes, status.connected) == (False, 1, False)
         assert [finding.reason for finding in status.findings] == [FindingReason.PROCESS_WITHOUT_HOOK]
-        observe(tenants)
+        await observe(tenants)
         status = status_of(tenants, "a")
         assert (status.enforced, status.findings) == (None, ())
 
@@ -341,40 +341,40 @@ async def test_to_connect_without_a_hooks_hello_does_not_make_a_process_enforced
         looking.send(protocol.Hello(1, 1, observes=True))
         await looking.expect(protocol.Welcome)
         assert os.getpid() in served.processes
-        observe(tenants, Process(os.getpid(), GPU0, GI))
+        await observe(tenants, Process(os.getpid(), GPU0, GI))
         assert status_of(tenants, "a").enforced is False
         hook = await Client.connect(tenants.directory("a"))
         hook.close()
         silent.close()
         looking.close()
         await until(lambda: served.connected == 0)
-        observe(tenants, Process(os.getpid(), GPU0, GI))
+        await observe(tenants, Process(os.getpid(), GPU0, GI))
         assert status_of(tenants, "a").enforced is True, "a hook that has lost its connection is still one"
 
 
 @pytest.mark.promise("node-finding-restart", "install-continues")
 async def test_what_is_not_enforced_stays_so_over_a_restart_of_the_agent(tmp_path: Path) -> None:
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=0), [row("a")]) as tenants:
-        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        await observe(tenants, Process(4242, GPU0, GI), owner="a")
         found = status_of(tenants, "a").findings
     async with tenants_with(settings_in(tmp_path, unhooked_after_s=60), [row("a")]) as tenants:
         assert status_of(tenants, "a").enforced is False
-        observe(tenants, Process(4242, GPU0, GI), owner="a")
+        await observe(tenants, Process(4242, GPU0, GI), owner="a")
         assert status_of(tenants, "a").findings == found
-        observe(tenants)
+        await observe(tenants)
         assert status_of(tenants, "a").findings == ()
 
 
 async def test_a_process_that_has_just_come_is_given_the_time_to_connect(tenants: TenantRegistry) -> None:
-    observe(tenants, Process(4242, GPU0, GI), owner="a")
+    await observe(tenants, Process(4242, GPU0, GI), owner="a")
     assert status_of(tenants, "a").enforced is None
 
 
 async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("a"))
-    observe(tenants)
+    await observe(tenants)
     assert status_of(tenants, "a").enforced is True
-    tenants.observe(replace(reading(), unread=frozenset({GPU0})), residue=lambda _: None, owner_of=lambda _: None)
+    await tenants.observe(replace(reading(), unread=frozenset({GPU0})), residue=lambda _: None, owner_of=lambda _: None)
     status = status_of(tenants, "a")
     assert status.enforced is None
     assert [finding.reason for finding in status.findings] == [FindingReason.PROCESSES_NOT_TOLD]
@@ -384,7 +384,7 @@ async def test_where_the_driver_does_not_tell_processes_enforcement_is_unknown(t
 async def test_an_exclusive_tenant_is_measured_by_the_driver(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", mode=Mode.EXCLUSIVE)]) as tenants:
         for _ in range(2):
-            tenants.observe(
+            await tenants.observe(
                 replace(reading(Process(4242, GPU0, 3 * GI)), utilization={GPU0: 0.5}),
                 residue=lambda _: None,
                 owner_of=lambda _: None,
@@ -398,7 +398,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
     async with tenants_with(settings_in(tmp_path, memory_gap_mib=100), [row("a")]) as tenants:
         watch = tenants._entries["a"].rules
         watch._config = replace(watch._config, gap_after_s=0)
-        observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+        await observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
         [finding] = status_of(tenants, "a").findings
         assert finding.reason == FindingReason.MEMORY_BEYOND_TRACKED
         assert "3072 MiB" in finding.message
@@ -406,7 +406,7 @@ async def test_memory_that_no_allocation_explains_is_reported(tmp_path: Path) ->
 
 @pytest.mark.promise("memory-counted-without-hook")
 async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantRegistry) -> None:
-    observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
+    await observe(tenants, Process(4242, GPU0, 3 * GI), owner="a")
     assert status_of(tenants, "a").memory == 3 * GI
     client = await Client.connect(tenants.directory("a"))
     assert await client.reserve(2 * GI) == 0
@@ -417,7 +417,7 @@ async def test_what_the_driver_counts_beyond_the_credits_counts(tenants: TenantR
 async def test_a_process_of_nobodys_is_known_as_such(settings: AgentSettings) -> None:
     async with tenants_with(settings, [row("whole", gpus=(GPU1,), mode=Mode.EXCLUSIVE)]) as tenants:
         seen = reading(Process(4242, GPU0, 0), Process(4243, GPU1, 0))
-        attribution = tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
+        attribution = await tenants.observe(seen, residue=lambda _: None, owner_of=lambda _: None)
         assert attribution.foreign == {GPU0: (4242,)}
         assert attribution.of("whole").pids == {4243}, "on a GPU of an Exclusive tenant it can only be the tenant's"
 

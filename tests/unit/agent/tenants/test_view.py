@@ -48,7 +48,7 @@ async def test_only_a_tenant_that_is_being_served_has_a_share(tmp_path: Path) ->
     async with tenants_with(settings_in(tmp_path), rows) as tenants:
         assert view_of(tenants, "whole").share() is None
         assert view_of(tenants, "a").share() is not None
-        tenants.observe(reading(Process(4242, GPU1, GI)), residue=lambda _: None, owner_of=lambda _: "whole")
+        await tenants.observe(reading(Process(4242, GPU1, GI)), residue=lambda _: None, owner_of=lambda _: "whole")
         assert dict(view_of(tenants, "whole").memory_used) == {GPU1: GI}
         await tenants.apply([rows[0], row("a", state=TenantState.RELEASING)])
         assert view_of(tenants, "a").share() is None

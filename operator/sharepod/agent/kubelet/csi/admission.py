@@ -9,9 +9,9 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
+from sharepod.agent.kubelet.identity import KubeletIdentity
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import CSI_DRIVER
 
@@ -37,16 +37,8 @@ class VolumeRefusedError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodIdentity:
+class PodIdentity(KubeletIdentity):
     """Pod, as the kubelet names it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 def identify(volume_context: Mapping[str, str]) -> PodIdentity:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from sharepod.agent.kubelet.identity import KubeletIdentity
 from sharepod.api.gpunode import Tenant, TenantState
 
 _UID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
@@ -28,16 +28,8 @@ class ClaimRefusedError(Exception):
         self.lasting = lasting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimIdentity:
+class ClaimIdentity(KubeletIdentity):
     """ResourceClaim, as the kubelet names it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 def entitled_tenant(rows: Iterable[Tenant], claim: ClaimIdentity, node: str) -> Tenant:

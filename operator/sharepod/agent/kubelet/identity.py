@@ -1,0 +1,17 @@
+"""Identity of an object of the API server, as the kubelet names it in a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletIdentity:
+    """Object of some kind. As text: its namespace and name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
