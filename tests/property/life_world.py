@@ -16,7 +16,8 @@ from sharepod.api.objects import TAKEN_BACK
 from sharepod.controller.decisions import lifecycle, status
 from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot, TenantSnapshot
-from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
+from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, sharepod_facts
 from sharepod.kube import Json
 from sharepod.placement.state.types import Reservation
 from unit.controller.objects import PODS, pod_object, row, sharepod_object

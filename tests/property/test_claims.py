@@ -13,7 +13,7 @@ from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
 from sharepod.api.claims import is_ours, lower
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import SpecError
-from sharepod.controller.state.claim_facts import claim_facts, claim_pod_facts
+from sharepod.controller.state.facts.claim_facts import claim_facts, claim_pod_facts
 
 _TEXTS = st.one_of(
     st.text(max_size=12),

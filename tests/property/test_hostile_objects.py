@@ -27,7 +27,8 @@ from sharepod.controller.decisions.status import compose
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import pod_facts, unreadable_sharepod
+from sharepod.controller.state.facts.pod_facts import pod_facts
+from sharepod.controller.state.facts.sharepod_facts import unreadable_sharepod
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import Assignment, GpuState, NodeState, Resources
 

@@ -21,7 +21,7 @@ from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.state.agent_leases import PREFIX
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import GpuNodeFacts, NodeFacts
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts, NodeFacts
 from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError
 
 from . import metrics

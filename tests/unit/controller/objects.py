@@ -9,7 +9,8 @@ from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.objects import SHARE_GATE, TENANT_LABEL
 from sharepod.api.pod import PodSettings
 from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSnapshot
-from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts, sharepod_facts
+from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, sharepod_facts
 from sharepod.kube import Json
 from sharepod.placement.state.types import Reservation
 

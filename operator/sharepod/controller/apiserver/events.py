@@ -19,7 +19,7 @@ import structlog
 from sharepod.api import claims
 from sharepod.api.objects import API_VERSION
 from sharepod.controller import metrics
-from sharepod.controller.state.facts import ObjectFacts
+from sharepod.controller.state.facts.object_facts import ObjectFacts
 from sharepod.kube import ApiError, Json
 from sharepod.rate_limit import RateLimiter
 

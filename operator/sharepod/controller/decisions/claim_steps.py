@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Tenant
 from sharepod.api.objects import device_name
-from sharepod.controller.state.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
+from sharepod.controller.state.facts.claim_facts import Allocation, ClaimFacts, ClaimPodFacts
 
 from .lifecycle import BeginRelease, Forget, Place, RemovalReason, RemoveRow, ReservationSnapshot, Unreserve, Wait
 

@@ -25,7 +25,8 @@ from sharepod.api.sharepod import (
     SharePodStatus,
 )
 from sharepod.api.units import format_fraction
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import Blocked
 from sharepod.placement.state.types import Refusal
 from sharepod.placement.wording import size_down

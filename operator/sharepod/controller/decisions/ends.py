@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from sharepod.api.sharepod import CONDITION_POD_READY, Phase, RestartPolicy, SharePodStatus
-from sharepod.controller.state.facts import PodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
 
 _REASON_LIMIT = 128
 """Characters of a reason that are kept: as many as events.k8s.io/v1 takes."""

@@ -30,7 +30,8 @@ from enum import Enum
 
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.api.sharepod import Phase, RestartPolicy
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation
 

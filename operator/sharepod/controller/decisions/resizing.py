@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import CONDITION_RESIZED, GpuRequest
-from sharepod.controller.state.facts import GpuNodeFacts, SharePodFacts
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.placement.state.types import Reservation
 
 from .lifecycle import TenantSnapshot

@@ -19,7 +19,8 @@ from sharepod.api.sharepod import (
     Usage,
 )
 from sharepod.api.units import format_fraction
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.timestamps import seconds, text_of
 from sharepod.placement.wording import size_down
 

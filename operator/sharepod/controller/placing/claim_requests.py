@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from sharepod.api.gpunode import ClaimReference
 from sharepod.api.units import TenantId
-from sharepod.controller.state.claim_facts import ClaimFacts, ClaimPodFacts
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimFacts, ClaimPodFacts
 from sharepod.placement.state.types import NodeRequirement, NodeSelectorTerm, PlacementRequest, PodNeeds, Resources
 
 MAX_CLAIMS = 16

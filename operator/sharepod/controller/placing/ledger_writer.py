@@ -22,7 +22,7 @@ from sharepod.controller.apiserver.client import GPUNODES, Client, NotLeadingErr
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.workqueue import WorkQueue
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import GpuNodeFacts
+from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.kube import ApiError, InvalidError, Json, NotFoundError
 
 _LONGEST_PAUSE_S = 300.0

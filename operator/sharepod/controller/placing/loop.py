@@ -24,9 +24,10 @@ from sharepod.api.gpunode import Mode
 from sharepod.api.sharepod import GpuRequest
 from sharepod.api.units import TenantId
 from sharepod.controller import metrics
-from sharepod.controller.state.claim_facts import ClaimFacts
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.engine import Engine, queue_key
 from sharepod.placement.head_reservation import find_head_reservation, is_attainable

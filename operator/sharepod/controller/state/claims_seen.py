@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .claim_facts import ClaimFacts, ClaimPodFacts, claim_facts, claim_pod_facts, unreadable_claim
+from .facts.claim_facts import ClaimFacts, ClaimPodFacts, claim_facts, claim_pod_facts, unreadable_claim
 from .store import Store
 
 Json = Mapping[str, Any]

@@ -26,20 +26,11 @@ from sharepod.placement.state.types import GpuState, NodeState, Reservation, Res
 from sharepod.rate_limit import RateLimiter
 
 from .agent_leases import AgentLeases
-from .claim_facts import uses_claims
 from .claims_seen import ClaimsSeen
-from .facts import (
-    GpuNodeFacts,
-    NodeFacts,
-    PodFacts,
-    SharePodFacts,
-    gpunode_facts,
-    node_facts,
-    other_pod,
-    pod_facts,
-    sharepod_facts,
-    unreadable_sharepod,
-)
+from .facts.claim_facts import uses_claims
+from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
+from .facts.pod_facts import PodFacts, other_pod, pod_facts
+from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
 from .namespaces import EndingNamespaces
 from .store import DISTRUSTED, Store
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from .facts import ObjectFacts
+from .facts.object_facts import ObjectFacts
 
 F = TypeVar("F", bound=ObjectFacts)
 

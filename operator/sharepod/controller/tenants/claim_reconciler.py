@@ -37,8 +37,8 @@ from sharepod.controller.placing.claim_requests import MAX_CLAIMS, group_of, wai
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
-from sharepod.controller.state.claim_facts import ClaimFacts
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts.claim_facts import ClaimFacts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.placement.state.types import Outlook, Refusal
 

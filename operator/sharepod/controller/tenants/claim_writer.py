@@ -17,8 +17,8 @@ import structlog
 from sharepod.api.gpunode import Tenant
 from sharepod.controller.apiserver.client import CLAIMS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says
-from sharepod.controller.state.claim_facts import FINALIZER, ClaimFacts, ClaimPodFacts
 from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.state.facts.claim_facts import FINALIZER, ClaimFacts, ClaimPodFacts
 from sharepod.kube import ApiError, ConflictError, InvalidError, Json, NotFoundError
 from sharepod.placement.state.types import Refusal
 

@@ -22,7 +22,8 @@ from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.settings import OperatorSettings
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import Eviction, TenantMemo
 from sharepod.kube import ApiError, ConflictError, NotFoundError
 from sharepod.rate_limit import RateLimiter

@@ -23,7 +23,8 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions.ends import EndReason
 from sharepod.controller.decisions.lifecycle import Finish
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import PodFacts, SharePodFacts, pod_facts
+from sharepod.controller.state.facts.pod_facts import PodFacts, pod_facts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import Blocked, BlockedReason, TenantMemo
 from sharepod.kube import (
     AlreadyExistsError,

@@ -36,7 +36,7 @@ from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.kube import ConflictError, NotFoundError
 from sharepod.placement.state.types import Outlook

@@ -11,7 +11,8 @@ from sharepod.controller.decisions.lifecycle import RemovalReason, ReservationSn
 from sharepod.controller.decisions.resizing import resize_wish
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import PodFacts, SharePodFacts
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.controller.state.timestamps import seconds
 from sharepod.placement.state.types import Reservation

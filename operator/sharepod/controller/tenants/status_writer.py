@@ -28,7 +28,7 @@ from sharepod.controller.decisions.conditions import StatusInputs
 from sharepod.controller.decisions.lifecycle import Ending, TenantSnapshot
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import SharePodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
 from sharepod.controller.state.memos import TenantMemo
 from sharepod.kube import ConflictError, InvalidError, Json, NotFoundError
 

@@ -19,7 +19,13 @@ from sharepod.controller.decisions.lifecycle import (
     Unreserve,
     Wait,
 )
-from sharepod.controller.state.claim_facts import Allocation, ClaimFacts, ClaimPodFacts, claim_facts, claim_pod_facts
+from sharepod.controller.state.facts.claim_facts import (
+    Allocation,
+    ClaimFacts,
+    ClaimPodFacts,
+    claim_facts,
+    claim_pod_facts,
+)
 from unit.controller.objects import reserved
 
 ALLOCATION = Allocation(node="node-a", devices=(("gpu", "node-a", "gpu-0"),), ours=True)

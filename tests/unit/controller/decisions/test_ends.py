@@ -16,7 +16,7 @@ from sharepod.controller.decisions.ends import (
     pause_s,
     sequel,
 )
-from sharepod.controller.state.facts import pod_facts
+from sharepod.controller.state.facts.pod_facts import pod_facts
 from sharepod.kube import Json
 from unit.controller.objects import pod, pod_object
 

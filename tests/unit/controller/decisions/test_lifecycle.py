@@ -32,7 +32,8 @@ from sharepod.controller.decisions.lifecycle import (
     Wait,
     decide,
 )
-from sharepod.controller.state.facts import PodFacts, SharePodFacts, unreadable_sharepod
+from sharepod.controller.state.facts.pod_facts import PodFacts
+from sharepod.controller.state.facts.sharepod_facts import SharePodFacts, unreadable_sharepod
 from unit.controller.objects import pod, reserved, row, sharepod, sharepod_object
 
 EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicted"}

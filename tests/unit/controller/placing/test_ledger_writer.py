@@ -17,7 +17,7 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.placing.ledger_writer import LedgerWriter, patch
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import gpunode_facts
+from sharepod.controller.state.facts.node_facts import gpunode_facts
 from sharepod.kube import ApiError, InvalidError, Json
 from sharepod.placement.resizing import resize
 from sharepod.placement.state.types import PlacementError, Reservation

@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sharepod.controller.state.claim_facts import claim_facts
 from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.state.facts.claim_facts import claim_facts
 
 _versions = count(1)
 

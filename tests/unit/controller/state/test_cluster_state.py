@@ -9,7 +9,7 @@ import random
 import pytest
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
-from sharepod.controller.state.facts import pod_facts
+from sharepod.controller.state.facts.pod_facts import pod_facts
 from sharepod.kube import Json
 from structlog.testing import capture_logs
 from unit.controller.objects import PODS, TENANT, pod_object, row, sharepod_object

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from sharepod.api import dialects
-from sharepod.controller.state import facts
 from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
+from sharepod.controller.state.facts import sharepod_facts
 from sharepod.kube import Json
 from unit.controller.objects import PODS, TENANT, row, sharepod_object
 
@@ -28,11 +28,11 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         read.append(raw["metadata"]["resourceVersion"])
         return effective(raw)
 
-    monkeypatch.setattr(facts, "effective", counted)
+    monkeypatch.setattr(sharepod_facts, "effective", counted)
     return read
 
 
-def put(state: ClusterState, version: int, **fields: Any) -> facts.SharePodFacts:
+def put(state: ClusterState, version: int, **fields: Any) -> sharepod_facts.SharePodFacts:
     state.put_sharepod(sharepod_object(version=version, **fields))
     known = state.sharepods.get(TENANT)
     assert known is not None

@@ -9,7 +9,7 @@ import pytest
 from doubles.apiserver.errors import Refused
 from sharepod.api.units import TenantId
 from sharepod.controller.apiserver.client import CLAIMS
-from sharepod.controller.state.claim_facts import FINALIZER
+from sharepod.controller.state.facts.claim_facts import FINALIZER
 from sharepod.controller.tenants.snapshots import LOOK_AGAIN_S
 from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import NAMESPACE, World, acting_world

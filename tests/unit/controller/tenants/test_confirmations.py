@@ -18,7 +18,7 @@ from sharepod.controller.decisions.lifecycle import (
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE, NodeReconciler
 from sharepod.controller.placing.ledger_writer import LedgerWriter
 from sharepod.controller.settings import OperatorSettings
-from sharepod.controller.state.facts import sharepod_facts
+from sharepod.controller.state.facts.sharepod_facts import sharepod_facts
 from sharepod.controller.state.memos import TenantMemo, TenantMemos
 from sharepod.controller.tenants.confirmations import Confirmations
 from sharepod.controller.tenants.pods import PodControl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from doubles.apiserver.errors import Refused
 from sharepod.controller.decisions import status
-from sharepod.controller.state.facts import unreadable_sharepod
+from sharepod.controller.state.facts.sharepod_facts import unreadable_sharepod
 from sharepod.kube import InvalidError, Json, UnavailableError
 from unit.controller.acting_world import World, acting_world
 

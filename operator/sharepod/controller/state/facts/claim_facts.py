@@ -18,13 +18,12 @@ from sharepod.api.claims import ClaimRequest, is_ours, lower
 from sharepod.api.dialects import is_dialect
 from sharepod.api.objects import CLAIM_DRIVER
 from sharepod.api.sharepod import SpecError
+from sharepod.controller.state.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
 from sharepod.placement.state.types import PodNeeds
 
-from .facts import ObjectFacts, controller_of, mapping, maps, pinned_node, whole_number
-from .fitting import METADATA, POD
-
-Json = Mapping[str, Any]
+from .object_facts import Json, ObjectFacts, controller_of, mapping, maps, whole_number
+from .pod_facts import pinned_node
 
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """Finalizer of an allocated claim: kube-controller-manager removes it with the allocation."""

@@ -1,0 +1,1 @@
+"""Facts: what the operator keeps of each object. See README.md."""

@@ -1,0 +1,159 @@
+"""Facts of Nodes and GPUNodes.
+
+Guarantees:
+- No object that has a uid and a name makes these functions raise, whatever else is in it: a Node or GPUNode with
+  `error` takes no tenants.
+- Everything readable of a GPUNode is read; fields of a newer version are passed over.
+- Unreadable rows of a GPUNode are named, so that nothing is concluded from their absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sharepod.api.bounds import MAX_CONDITIONS, MAX_VALUES, clipped
+from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
+from sharepod.api.objects import (
+    FORCE_RELEASE_ANNOTATION,
+    MAX_GPUS,
+    MAX_TENANTS,
+    POOL_LABEL,
+    Condition,
+)
+from sharepod.controller.state.entries import Entries, entries, with_lists
+from sharepod.controller.state.fitting import CONDITIONS, texts
+from sharepod.placement.state.needs import parse_allocatable, parse_taints
+from sharepod.placement.state.types import Resources, Taint
+
+from .object_facts import Json, ObjectFacts, common, mapping, whole_number
+
+OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
+_UNKNOWN = Resources(1 << 62, 1 << 62)
+"""Resources of a Node that cannot be read: it is no reason to say that a SharePod will never fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts(ObjectFacts):
+    """Facts of a Node of the pool."""
+
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    pool: str
+    ready: bool
+    allocatable: Resources
+    pods: int
+    error: str | None
+
+    @property
+    def out_of_service(self) -> bool:
+        """True if an admin has said, by the taint, that nothing runs there any more."""
+        return any(taint.key == OUT_OF_SERVICE_TAINT for taint in self.taints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNodeLists:
+    """Lists of one version of a GPUNode."""
+
+    rows: Entries[Tenant] = field(default_factory=Entries)
+    holders: Entries[PluginHolder] = field(default_factory=Entries)
+    gpus: Entries[Gpu] = field(default_factory=Entries)
+    tenants: Entries[TenantStatus] = field(default_factory=Entries)
+    conditions: Entries[Condition] = field(default_factory=Entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNodeFacts(ObjectFacts):
+    """Facts of a GPUNode."""
+
+    generation: int
+    spec: GPUNodeSpec
+    status: GPUNodeStatus
+    has_tenants: bool
+    """The field `spec.tenants` exists."""
+    forced: frozenset[str]
+    """Tenants named by the annotation force-release."""
+    error: str | None
+    """Error in reading the GPUNode; with one, the node takes no tenants."""
+    ledger_error: str | None = None
+    """Error in reading its spec; with one, nothing is written to the GPUNode."""
+    unreadable: frozenset[str] = frozenset()
+    """Tenants whose rows cannot be read."""
+    lists: GpuNodeLists = field(default_factory=GpuNodeLists, repr=False, compare=False)
+    """Its lists as they were read, for the reading of its next version."""
+
+    rows: Mapping[str, Tenant] = field(init=False, repr=False, compare=False)
+    """Rows of the ledger by tenant, in their order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", {row.id: row for row in self.spec.tenants})
+
+    def seen(self, tenant: str) -> TenantStatus | None:
+        """Return what the agent reports of a tenant."""
+        known = self.lists.tenants.read.get(tenant)
+        return known[1] if known is not None else None
+
+
+def node_facts(raw: Json) -> NodeFacts:
+    """Read a Node."""
+    metadata, status = mapping(raw.get("metadata")), mapping(raw.get("status"))
+    error: str | None = None
+    labels = mapping(metadata.get("labels"))
+    taints: tuple[Taint, ...] = ()
+    allocatable, pods, ready = Resources(), 0, False
+    if len(labels) > MAX_VALUES or not all(isinstance(value, str) for value in labels.values()):
+        error, labels = f"has {len(labels)} labels, which cannot be read", texts(labels)
+    try:
+        taints = parse_taints(mapping(raw.get("spec")))
+        allocatable, pods = parse_allocatable(status)
+        conditions = {item.get("type"): item for item in CONDITIONS(status.get("conditions")) or ()}
+        ready = (conditions.get("Ready") or {}).get("status") == "True"
+    except Exception as found:  # it takes no tenants until it can be read
+        error, allocatable = clipped(f"cannot be read: {found}"), _UNKNOWN
+    return NodeFacts(
+        **common(metadata),
+        labels=labels,
+        taints=taints,
+        pool=str(labels.get(POOL_LABEL) or ""),
+        ready=ready,
+        allocatable=allocatable,
+        pods=pods,
+        error=error,
+    )
+
+
+def gpunode_facts(raw: Json, before: GpuNodeFacts | None = None) -> GpuNodeFacts:
+    """Read a GPUNode. `before`: an earlier version of it, of which what has not changed is taken over."""
+    metadata = mapping(raw.get("metadata"))
+    spec_raw, status_raw = mapping(raw.get("spec")), mapping(raw.get("status"))
+    was = before.lists if before is not None else GpuNodeLists()
+    faults: list[str] = []
+    rows = entries(Tenant, spec_raw, "tenants", MAX_TENANTS, faults, was.rows)
+    holders = entries(PluginHolder, spec_raw, "holders", MAX_GPUS, faults, was.holders)
+    spec = with_lists(GPUNodeSpec, spec_raw, faults, tenants=rows.models, holders=holders.models)
+    ledger_faults = len(faults)
+    gpus = entries(Gpu, status_raw, "gpus", MAX_GPUS, faults, was.gpus)
+    tenants = entries(TenantStatus, status_raw, "tenants", MAX_TENANTS, faults, was.tenants)
+    conditions = entries(Condition, status_raw, "conditions", MAX_CONDITIONS, faults, was.conditions)
+    status = with_lists(
+        GPUNodeStatus,
+        status_raw,
+        faults,
+        gpus=gpus.models,
+        tenants=tenants.models,
+        conditions=conditions.models,
+    )
+    error = clipped(f"has a GPUNode that cannot be read (upgrade the operator?): {faults[0]}") if faults else None
+    forced = texts(metadata.get("annotations")).get(FORCE_RELEASE_ANNOTATION, "")
+    return GpuNodeFacts(
+        **common(metadata),
+        generation=whole_number(metadata.get("generation")),
+        spec=spec,
+        status=status,
+        has_tenants="tenants" in spec_raw,
+        forced=frozenset(part.strip() for part in forced.split(",", MAX_TENANTS)[:MAX_TENANTS] if part.strip()),
+        error=error,
+        ledger_error=error if ledger_faults else None,
+        unreadable=rows.unreadable,
+        lists=GpuNodeLists(rows=rows, holders=holders, gpus=gpus, tenants=tenants, conditions=conditions),
+    )

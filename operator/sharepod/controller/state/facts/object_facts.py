@@ -1,0 +1,92 @@
+"""Facts that every object has, and the reading of what users and servers write. Typed, frozen, small.
+
+Guarantees:
+- Nothing here raises for what a user can write, but where it says so.
+- Reading takes bounded time, whatever the size of the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from sharepod.api.bounds import MAX_NAME, quoted
+from sharepod.controller.state.fitting import MAX_LIST, POD
+from sharepod.placement.state.needs import NeedsError, pod_resources
+from sharepod.placement.state.types import Resources
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectFacts:
+    """Facts that every object has. `version`: its resourceVersion, which counts upwards."""
+
+    uid: str
+    name: str
+    namespace: str
+    version: int
+
+
+def texts_of(value: object) -> tuple[str, ...]:
+    """Return the texts among the first entries of a list."""
+    return tuple(item for item in islice(value, MAX_LIST) if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def common(metadata: Json) -> dict[str, Any]:
+    """Return the fields of `ObjectFacts`. Raises `KeyError` for metadata without uid or name."""
+    return {
+        "uid": str(metadata["uid"]),
+        "name": str(metadata["name"]),
+        "namespace": str(metadata.get("namespace") or ""),
+        "version": whole_number(metadata.get("resourceVersion")),
+    }
+
+
+def text_of(value: object) -> str:
+    """Return a text; an absent one is empty. Raises `TypeError` for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{quoted(value)} is not a text")
+    return value or ""
+
+
+def whole_number(value: object) -> int:
+    """Return a whole number of the API server's own, which may be written as a text; 0 for what is none."""
+    try:
+        return int(str(value)[:20])
+    except ValueError:
+        return 0
+
+
+def controller_of(metadata: Json, kind: str | None) -> str | None:
+    """Return the uid of an object's controller, of that kind alone unless None; None if it has none."""
+    for owner in maps(metadata.get("ownerReferences")):
+        if owner.get("controller") and kind in (None, owner.get("kind")):
+            return str(owner.get("uid") or "")[:MAX_NAME]
+    return None
+
+
+def mapping(value: object) -> Json:
+    """Return a map; an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def maps(value: object, most: int = MAX_LIST) -> Iterator[Json]:
+    """Yield the maps among the first entries of a list."""
+    if isinstance(value, list | tuple):
+        yield from (item for item in islice(value, most) if isinstance(item, Mapping))
+
+
+def resources_of(spec: Json) -> Resources:
+    """Add up what a pod takes, as far as that can be read: the API server takes amounts and numbers of containers with
+    which no node ever runs a pod."""
+    try:
+        return pod_resources(spec)
+    except Exception:  # noqa: S110 - it is read again, container by container
+        pass
+    try:
+        return pod_resources((POD({"spec": spec}) or {}).get("spec") or {})
+    except NeedsError:
+        return Resources()

@@ -1,0 +1,281 @@
+"""Facts of Pods.
+
+Guarantees:
+- No object that has a uid and a name makes these functions raise, whatever else is in it: a Pod counts as far as it
+  can be read.
+- Reading takes bounded time, and no message is longer than `MAX_MESSAGE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import islice
+from operator import attrgetter
+
+from sharepod.api.bounds import clipped
+from sharepod.api.objects import (
+    SHARE_GATE,
+    TAKEN_BACK,
+    TENANT_LABEL,
+)
+from sharepod.controller.state.fitting import MAX_LIST, POD
+from sharepod.controller.state.pod_summary import ready_containers, summary
+from sharepod.controller.state.timestamps import seconds
+from sharepod.placement.state.needs import parse_needs
+from sharepod.placement.state.types import PodNeeds, Resources
+
+from .object_facts import (
+    Json,
+    ObjectFacts,
+    common,
+    controller_of,
+    mapping,
+    maps,
+    resources_of,
+    text_of,
+    texts_of,
+    whole_number,
+)
+
+_TERMINAL = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts(ObjectFacts):
+    """Facts of a Pod with the tenant label."""
+
+    tenant: str | None
+    """Value of the label, which admission lets only the operator set. None if the Pod has another controller than that
+    SharePod: then it is not the operator's. An orphaned Pod still is.
+    """
+    orphaned: bool
+    """It has the label and no controller: its SharePod was deleted without it."""
+    node: str | None
+    """Node that it is bound to."""
+    pin: str | None
+    """Node that its affinity names; None while it waits for its share."""
+    phase: str
+    reason: str
+    message: str
+    deleting: bool
+    disrupted: str | None
+    """Cause of the Pod's eviction; None if it was not evicted."""
+    disrupted_by: str
+    """Reason of its condition DisruptionTarget; empty if it was not evicted."""
+    ready: bool
+    waiting: str
+    """Reason that a container does not start; empty if none waits."""
+    unschedulable: str
+    """kube-scheduler's reason not to bind the Pod; empty if it was not refused."""
+    gates: tuple[str, ...]
+    """Names of its scheduling gates."""
+    restarts: bool
+    """Its restartPolicy is Always."""
+    started: str
+    """When its kubelet took it, RFC 3339; empty before."""
+    restarted: int
+    """Times that its containers were restarted."""
+    begun: bool
+    """One of its containers has been started."""
+    finalizers: tuple[str, ...]
+    ended_first: bool
+    """All of its containers had ended before anybody asked for its deletion, or nobody has."""
+    containers: str
+    """Ready containers and all: `1/2`."""
+    summary: str
+    """STATUS as `kubectl get pods` has it."""
+    address: str
+    """Its IP address; empty before it has one."""
+    scheduler: str
+    """Name of the scheduler that is to bind it."""
+    needs: Resources
+    priority: int = 0
+    """Value of its PriorityClass, as the API server's admission has set it."""
+    asks: PodNeeds | None = None
+    """What it asks of its node, while it waits for its share; None once it has one, and where that cannot be read."""
+    affinity: Json | None = field(default=None, hash=False)
+    """`spec.affinity`, while it waits for its share."""
+
+    @property
+    def ended(self) -> bool:
+        """True if its phase is terminal."""
+        return self.phase in _TERMINAL
+
+    @property
+    def waits_for_share(self) -> bool:
+        """True while the operator has not opened its gate: it never ran."""
+        return SHARE_GATE in self.gates and self.node is None
+
+    @property
+    def marked(self) -> bool:
+        """True from when the operator began to take it back, until it is let go."""
+        return TAKEN_BACK in self.finalizers
+
+    @property
+    def taken_back(self) -> bool:
+        """True if the operator has taken it back: it was never bound, and never will be."""
+        return self.marked and self.deleting and self.node is None
+
+    @property
+    def foreign_gates(self) -> tuple[str, ...]:
+        """Scheduling gates that are not the operator's."""
+        return tuple(gate for gate in self.gates if gate != SHARE_GATE)
+
+    def says(self) -> tuple[object, ...]:
+        """Return everything that it says but for its version, cheap to compare."""
+        return _said_by_pod(self)
+
+
+_said_by_pod: Callable[[PodFacts], tuple[object, ...]] = attrgetter(
+    *(item.name for item in fields(PodFacts) if item.name != "version")
+)
+
+
+def pod_facts(raw: Json) -> PodFacts:
+    """Read a Pod with the tenant label. What cannot be read of it counts as absent."""
+    affinity = mapping(mapping(raw.get("spec")).get("affinity")) or None
+    try:
+        if _usual(raw):
+            return _pod_facts(raw, affinity)
+    except Exception:  # noqa: S110 - it is read again, field by field
+        pass
+    return _pod_facts(POD(raw) or {}, affinity)
+
+
+def _usual(raw: Json) -> bool:
+    """Return whether no list of a Pod is longer than is looked at."""
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
+    lists += [status.get(name) for name in ("conditions", "containerStatuses", "initContainerStatuses")]
+    lists.append(raw["metadata"].get("ownerReferences"))
+    return all(one is None or len(one) <= MAX_LIST for one in lists)
+
+
+def _pod_facts(raw: Json, affinity: Json | None) -> PodFacts:
+    metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled") or {}
+    disruption = conditions.get("DisruptionTarget") or {}
+    gates = tuple(text_of(gate.get("name")) for gate in maps(spec.get("schedulingGates")))
+    waits = SHARE_GATE in gates
+    return PodFacts(
+        **common(metadata),
+        tenant=_tenant(metadata),
+        orphaned=_tenant(metadata) is not None and controller_of(metadata, None) is None,
+        node=text_of(spec.get("nodeName")) or None,
+        pin=None if waits else _pin(spec),
+        phase=str(status.get("phase") or "Pending"),
+        reason=clipped(str(status.get("reason") or "")),
+        message=clipped(_message(status, containers)),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        disrupted=_disruption(disruption),
+        disrupted_by=clipped(str(disruption.get("reason") or "")) if disruption.get("status") == "True" else "",
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        waiting=clipped(_waiting(containers)),
+        unschedulable=clipped(str(scheduled.get("message") or "")) if scheduled.get("status") == "False" else "",
+        gates=gates,
+        restarts=(spec.get("restartPolicy") or "Always") == "Always",
+        started=clipped(str(status.get("startTime") or "")),
+        restarted=sum(whole_number(container.get("restartCount")) for container in containers),
+        containers=ready_containers(spec, status),
+        summary=summary(metadata, spec, status),
+        address=clipped(str(status.get("podIP") or "")),
+        begun=str(status.get("phase") or "Pending") != "Pending" or any(map(_begun, containers)),
+        finalizers=texts_of(metadata.get("finalizers")),
+        ended_first=_ended_first(metadata, containers),
+        scheduler=clipped(str(spec.get("schedulerName") or "default-scheduler")),
+        needs=resources_of(spec),
+        priority=whole_number(spec.get("priority")),
+        asks=_asks(spec) if waits else None,
+        affinity=affinity if waits else None,
+    )
+
+
+def other_pod(raw: Json) -> tuple[str, Resources]:
+    """Read node and requests of a pod without the tenant label. What cannot be read of it counts as nothing: it is
+    kube-scheduler that decides whether a node has room."""
+    spec = mapping(raw.get("spec"))
+    node = spec.get("nodeName")
+    return node if isinstance(node, str) else "", resources_of(spec)
+
+
+def _tenant(metadata: Json) -> str | None:
+    label = str(mapping(metadata.get("labels")).get(TENANT_LABEL) or "") or None
+    controller = controller_of(metadata, None)
+    return label if controller is None or controller == label else None
+
+
+def _pin(spec: Json) -> str | None:
+    """Return the node that every term of the required affinity names (as `build_pod` has it), or None."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    return pinned_node(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {})
+
+
+def pinned_node(selector: Json) -> str | None:
+    """Return the one node that the terms of a node selector name, or None."""
+    pins: set[str] = set()
+    for term in maps(selector.get("nodeSelectorTerms")):
+        for wanted in maps(term.get("matchFields")):
+            if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In":
+                pins.update(str(value) for value in islice(wanted.get("values") or (), MAX_LIST))
+    return pins.pop() if len(pins) == 1 else None
+
+
+def _begun(container: Json) -> bool:
+    """Return whether a container has been started, by its status."""
+    state = container.get("state") or {}
+    return bool(state.get("running") or state.get("terminated") or whole_number(container.get("restartCount")))
+
+
+def _ended_first(metadata: Json, containers: Sequence[Json]) -> bool:
+    """Return whether a Pod's containers had all ended before its deletion was asked for; of the same second: not.
+
+    A deletionTimestamp is the time at which the grace period ends.
+    """
+    if not metadata.get("deletionTimestamp"):
+        return True
+    gone = seconds(str(metadata["deletionTimestamp"]))
+    ended = [seconds(str((_ended_state(container)).get("finishedAt") or "")) for container in containers]
+    if gone is None or not ended:
+        return False
+    asked = gone - whole_number(metadata.get("deletionGracePeriodSeconds"))
+    return all(time is not None and time < asked for time in ended)
+
+
+def _ended_state(container: Json) -> Json:
+    return (container.get("state") or {}).get("terminated") or {}
+
+
+def _waiting(containers: Sequence[Json]) -> str:
+    for container in containers:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") and waiting["reason"] != "PodInitializing":
+            return ": ".join(str(waiting[key]) for key in ("reason", "message") if waiting.get(key))
+    return ""
+
+
+def _message(status: Json, containers: Sequence[Json]) -> str:
+    if status.get("message"):
+        return str(status["message"])
+    for container in containers:
+        ended = _ended_state(container)
+        if ended.get("exitCode"):
+            said = f": {ended['message']}" if ended.get("message") else ""
+            how = f"exit code {ended['exitCode']} ({ended.get('reason')})"
+            return f"container {container.get('name')} ended with {how}{said}"
+    return ""
+
+
+def _disruption(condition: Json) -> str | None:
+    if condition.get("status") != "True":
+        return None
+    return f"{condition.get('reason') or 'disrupted'}: {condition.get('message') or 'the pod was evicted'}"
+
+
+def _asks(spec: Json) -> PodNeeds | None:
+    try:
+        return parse_needs(spec)
+    except Exception:  # its SharePod's needs are taken instead; kube-scheduler makes its own checks
+        return None

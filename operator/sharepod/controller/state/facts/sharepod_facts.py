@@ -1,0 +1,198 @@
+"""Facts of SharePods.
+
+Guarantees:
+- No object that has a uid and a name makes these functions raise, whatever else is in it: an invalid SharePod becomes
+  facts with `error`.
+- Reading takes bounded time, whatever the size of the object: a few milliseconds.
+- Little is kept of a SharePod that is larger than a pod can sensibly be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from sharepod.api.bounds import MAX_LABEL, beyond
+from sharepod.api.dialects import effective
+from sharepod.api.pod import PodSettings, check_pod_fields, requested_pod_spec
+from sharepod.api.sharepod import (
+    MAX_TTL_S,
+    TTL,
+    GpuRequest,
+    Phase,
+    RestartPolicy,
+    SharePodStatus,
+    SpecError,
+)
+from sharepod.controller.state.compact import shared, without_notes
+from sharepod.controller.state.fitting import METADATA
+from sharepod.placement.state.needs import NeedsError, parse_needs
+from sharepod.placement.state.types import PodNeeds
+
+from .object_facts import Json, ObjectFacts, common, controller_of, mapping, texts_of, whole_number
+
+_ORPHAN = "orphan"
+"""Finalizer of an object that is deleted without its dependents."""
+_DECIDE = ("podUID", "podName", "node", "endTime")
+"""Texts of a SharePod's status that are read whatever else is in it, beside `lastEnd` and, where there is no endTime,
+the phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePodFacts(ObjectFacts):
+    """Facts of a SharePod. Exactly one of `gpu` and `error` is set. `raw`: the object itself, without managedFields."""
+
+    generation: int
+    created: str
+    deleting: bool
+    owner: str | None
+    gpu: GpuRequest | None
+    needs: PodNeeds
+    error: SpecError | None
+    status: SharePodStatus
+    raw: Json
+    raw_status: Json
+    leaves_pod: bool = False
+    """It is deleted with its Pod left alone (`kubectl delete --cascade=orphan`)."""
+    ttl_s: int | None = None
+    """Seconds after its end at which it is deleted; None: never."""
+    restart_policy: RestartPolicy = RestartPolicy.NEVER
+    """What may follow a run that ended; Never where that cannot be read."""
+    readable: bool = True
+    """False if only the metadata is known: neither what it asks nor its status."""
+
+    @property
+    def ended(self) -> bool:
+        """True if it has ended for good."""
+        return self.status.ended
+
+
+def sharepod_facts(raw: Json, settings: PodSettings, before: SharePodFacts | None = None) -> SharePodFacts:
+    """Read a SharePod. `before`: an earlier version of it; if it asks for the same, that is not read again."""
+    metadata, status_raw = mapping(raw.get("metadata")), mapping(raw.get("status"))
+    slim = _slim(raw)
+    if before is not None and _asks_the_same(slim, before):
+        gpu, needs, error = before.gpu, before.needs, before.error
+        kept: Json = {**before.raw, "metadata": shared(slim["metadata"])}
+    else:
+        too_much = beyond(slim)
+        gpu, needs, error = _asked(slim, too_much, settings)
+        kept = shared(slim) if too_much is None else {"metadata": METADATA(metadata)}
+    status_fits = beyond(status_raw) is None
+    return SharePodFacts(
+        **common(metadata),
+        generation=whole_number(metadata.get("generation")),
+        created=str(metadata.get("creationTimestamp") or ""),
+        deleting=bool(metadata.get("deletionTimestamp")),
+        owner=controller_of(metadata, None),
+        gpu=gpu,
+        needs=needs,
+        error=error,
+        status=without_notes(_sharepod_status(status_raw, fits=status_fits)),
+        raw=kept,
+        raw_status=shared(status_raw) if status_fits else {},
+        leaves_pod=_ORPHAN in texts_of(metadata.get("finalizers")),
+        ttl_s=_ttl_s(slim),
+        restart_policy=_restart_policy(slim),
+    )
+
+
+def _restart_policy(slim: Json) -> RestartPolicy:
+    """Return the restartPolicy of a SharePod: Always by default, as for a Pod."""
+    policy = mapping(slim.get("spec")).get("restartPolicy")
+    try:
+        return RestartPolicy(policy) if policy else RestartPolicy.ALWAYS
+    except ValueError:
+        return RestartPolicy.NEVER
+
+
+def _ttl_s(slim: Json) -> int | None:
+    """Return the seconds for which a SharePod that has ended is kept; None: for ever, as where that cannot be read."""
+    ttl = mapping(slim.get("spec")).get(TTL)
+    return ttl if isinstance(ttl, int) and 0 <= ttl <= MAX_TTL_S else None
+
+
+def _asks_the_same(slim: Json, before: SharePodFacts) -> bool:
+    """Return whether a SharePod differs from a version that could be read in nothing but its status and version."""
+    known = before.raw
+    if not before.readable or slim.keys() != known.keys() or slim.get("spec") != known.get("spec"):
+        return False
+    metadata, former = slim["metadata"], mapping(known.get("metadata"))
+    return metadata.keys() == former.keys() and all(
+        value == former[name] for name, value in metadata.items() if name != "resourceVersion"
+    )
+
+
+def _asked(
+    raw: Json, too_much: str | None, settings: PodSettings
+) -> tuple[GpuRequest | None, PodNeeds, SpecError | None]:
+    """Return what a SharePod asks of GPUs and of its node, or what is wrong with it. `too_much`: see `beyond`."""
+    if too_much is not None:
+        return (
+            None,
+            PodNeeds(),
+            SpecError("spec", f"{too_much}; keep what is large in a ConfigMap, a volume or the image"),
+        )
+    try:
+        gpu = effective(raw)
+        check_pod_fields(raw, settings)
+        return gpu, parse_needs(requested_pod_spec(raw, settings)), None
+    except SpecError as found:
+        error = found
+    except NeedsError as found:
+        error = SpecError(found.field, found.message)
+    except Exception as found:  # whatever a user has written costs that user alone
+        error = SpecError("spec", f"cannot be read: {type(found).__name__}: {found}")
+    return None, PodNeeds(), error
+
+
+def unreadable_sharepod(metadata: Json, why: str) -> SharePodFacts:
+    """Return the facts of a SharePod of which only the metadata is known. `why`: for its owner, after "the object"."""
+    known = METADATA(metadata) or {}
+    return SharePodFacts(
+        **common(known),
+        generation=whole_number(known.get("generation")),
+        created=str(known.get("creationTimestamp") or ""),
+        deleting=bool(known.get("deletionTimestamp")),
+        owner=controller_of(known, None),
+        gpu=None,
+        needs=PodNeeds(),
+        error=SpecError("spec", f"cannot be read: the object {why}"),
+        status=SharePodStatus(),
+        raw={"metadata": known},
+        raw_status={},
+        readable=False,
+    )
+
+
+def _slim(raw: Json) -> Json:
+    metadata = {key: value for key, value in mapping(raw.get("metadata")).items() if key != "managedFields"}
+    return {key: value for key, value in raw.items() if key != "status"} | {"metadata": metadata}
+
+
+def _sharepod_status(raw: Json, *, fits: bool) -> SharePodStatus:
+    """Read a status, field by field where it was written by a newer operator, or by somebody else.
+
+    What cannot be read of it is passed over, but for what decides whether work runs again: the Pods of this run and of
+    the last one, and that the SharePod has ended. `fits`: it is not `beyond` what is read.
+    """
+    decides: dict[str, Any] = {key: raw[key] for key in _DECIDE if isinstance(raw.get(key), str)}
+    if raw.get("endTime") is not None:
+        decides.setdefault("endTime", "")
+    elif raw.get("phase") in tuple(Phase):
+        decides["phase"] = raw["phase"]
+    former = mapping(raw.get("lastEnd")).get("podUID")
+    if isinstance(former, str) and len(former) <= MAX_LABEL:
+        decides["lastEnd"] = {"podUID": former}
+    readable = raw
+    for _ in range(2 if fits else 0):
+        try:
+            return SharePodStatus.model_validate(readable, extra="ignore")
+        except ValidationError as error:
+            unread = {item["loc"][0] for item in error.errors(include_url=False, include_input=False) if item["loc"]}
+            readable = {key: value for key, value in raw.items() if key not in unread} | decides
+        except Exception:
+            break
+    return SharePodStatus.model_validate(decides)
