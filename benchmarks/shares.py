@@ -35,7 +35,12 @@ PROMISES = {"time-guarantee": ("max", "share_error")}
 SETTLE_S = 1.5
 LONG_WINDOWS = 6
 """Cases of long kernels are measured for at most so many times the length of the others."""
+OVERTAKING = (("10:90", "50 ms"), ("10:90", "400 ms"), ("50:50", "400 ms"), ("20:30:50", "mixed"))
+OVERTAKEN_AFTER_MS = (20, 1000)
+"""Grace periods: after so long beyond its turn a tenant is overtaken, and the device divides its time between both."""
 STEP_S = 1.0
+SPAN_S = 10.0
+"""Length of the spans of a window of which the worst is told beside the whole window."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Pauses:
     neighbour: float
     work_ms: int
     pause_ms: int
+    spread: str = "regular"
+    """Lengths of the pauses, of the same mean: always alike, exponentially distributed, or bimodal (nine of ten half as
+    long as the mean, the tenth 5.5 times)."""
 
     @property
     def expected(self) -> float:
@@ -93,8 +101,12 @@ class Pauses:
         return self.request * self.work_ms / (self.work_ms + self.pause_ms)
 
 
-PAUSING = (Pauses(0.7, 0.3, 20, 5), Pauses(0.9, 0.0, 5, 2))
-PAUSING_KERNELS_MS = (1, 40, 250, 900)
+PAUSING = tuple(
+    Pauses(request, neighbour, work_ms, pause_ms, spread)
+    for spread in ("regular", "exponential", "bimodal")
+    for request, neighbour, work_ms, pause_ms in ((0.7, 0.3, 20, 5), (0.9, 0.0, 5, 2))
+)
+PAUSING_KERNELS_MS = (1, 5, 40, 250, 900)
 PAUSING_S = 8.0
 """Seconds that a case is measured, at the least some turns of the neighbour's longest kernel."""
 LEARN_S = 4.0
@@ -110,6 +122,8 @@ class Measured:
     got: float
     wait_p50_s: float
     wait_p99_s: float
+    span_error: float
+    """Largest error in any `SPAN_S` of the window, in points."""
 
     @property
     def error(self) -> float:
@@ -178,7 +192,7 @@ def alone(work: Work, seconds: float) -> float:
         return node.shares(seconds, "a")["a"]
 
 
-def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float, float]:
+def together(mix: str, work: str, seconds: float, grace_ms: int = 1000) -> tuple[list[Measured], float, float]:
     """Run one case; return each tenant's share, the length of the window, and the agent's CPU in cores."""
     asked = MIXES[mix]
     works = [WORKS[work][index % len(WORKS[work])] for index in range(len(asked))]
@@ -187,7 +201,7 @@ def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float
     rows = [tenant(name, share) for name, share in zip(names, asked, strict=True)]
     with (
         tempfile.TemporaryDirectory(prefix="sh") as directory,
-        running(Path(directory), *rows, tenant("company", 0.0)) as node,
+        running(Path(directory), *rows, tenant("company", 0.0), grace_ms=str(grace_ms)) as node,
     ):
         with company(node, "company"):
             for name, one in zip(names, works, strict=True):
@@ -196,11 +210,15 @@ def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float
         time.sleep(SETTLE_S)
         waits = [waits_of(node, name) for name in names]
         cpu, (begin, before) = cpu_of(node), busy(node, names)
+        samples = [(begin, before)]
         good_since: float | None = None
         while True:
-            time.sleep(STEP_S if long else seconds)
+            time.sleep(STEP_S)
             now, after = busy(node, names)
+            samples.append((now, after))
             window = now - begin
+            if not long and window < seconds:
+                continue
             got = [(b - a) / window for a, b in zip(before, after, strict=True)]
             if not long:
                 break
@@ -218,10 +236,29 @@ def together(mix: str, work: str, seconds: float) -> tuple[list[Measured], float
             for name, first in zip(names, waits, strict=True)
         ]
     measured = [
-        Measured(name, share, part, quantile(WAIT_BOUNDS_S, counts, 0.5), quantile(WAIT_BOUNDS_S, counts, 0.99))
-        for name, share, part, counts in zip(names, asked, got, waited, strict=True)
+        Measured(
+            name,
+            share,
+            part,
+            quantile(WAIT_BOUNDS_S, counts, 0.5),
+            quantile(WAIT_BOUNDS_S, counts, 0.99),
+            span_error(samples, place, share),
+        )
+        for place, (name, share, part, counts) in enumerate(zip(names, asked, got, waited, strict=True))
     ]
     return measured, window, cpu
+
+
+def span_error(samples: Sequence[tuple[float, list[float]]], place: int, asked: float) -> float:
+    """Return the largest error of one tenant, in points, over all spans of `SPAN_S` between two samples; over the whole
+    window if that is shorter."""
+    worst = 0.0
+    for begin, before in samples:
+        later = [sample for sample in samples if sample[0] - begin >= SPAN_S - STEP_S / 2] or samples[-1:]
+        end, after = later[0]
+        if end > begin and (end - begin >= SPAN_S - STEP_S / 2 or begin == samples[0][0]):
+            worst = max(worst, abs((after[place] - before[place]) / (end - begin) - asked) * 100)
+    return worst
 
 
 def sample(node: Node, name: str, tenant_id: str) -> float:
@@ -230,16 +267,16 @@ def sample(node: Node, name: str, tenant_id: str) -> float:
 
 
 def with_pauses(pauses: Pauses, kernel_ms: int, seconds: float) -> list[Row]:
-    """Measure a tenant with regular pauses beside one that launches kernels without end."""
+    """Measure a tenant with pauses beside one that launches kernels without end."""
     case = (
-        f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms, "
-        f"{kernel_ms} ms"
+        f"pausing {pauses.request:g}:{pauses.neighbour:g}, works {pauses.work_ms} ms, pauses {pauses.pause_ms} ms "
+        f"{pauses.spread}, {kernel_ms} ms"
     )
     names, idle_metric = ("pausing", "neighbour"), "sharepod_tenant_anticipated_seconds_total"
     rows = [tenant("pausing", pauses.request), tenant("neighbour", pauses.neighbour)]
     with tempfile.TemporaryDirectory(prefix="sh") as directory, running(Path(directory), *rows) as node:
         work, pause = f"{pauses.work_ms}000", f"{pauses.pause_ms}000"
-        node.launch("pausing", "--kernel-us", work, "--sync-every", "1", "--idle-us", pause)
+        node.launch("pausing", "--kernel-us", work, "--sync-every", "1", "--idle-us", pause, "--spread", pauses.spread)
         node.launch("neighbour", "--kernel-us", f"{kernel_ms}000")
         wait_for(lambda: all(node.devices().busy_ns(name) for name in names), "device time of both", 60)
         time.sleep(LEARN_S)
@@ -269,11 +306,13 @@ def rows_of(case: str, measured: list[Measured], single: float, window: float, c
             Row(name, "asked", "fraction", one.asked),
             Row(name, "share", "fraction", round(one.got, 4)),
             Row(name, "share_error", "points", round(one.error, 2)),
+            Row(name, "share_error_10s", "points", round(one.span_error, 2)),
             Row(name, "wait_p50", "ms", round(one.wait_p50_s * 1e3, 2)),
             Row(name, "wait_p99", "ms", round(one.wait_p99_s * 1e3, 2)),
         ]
     rows += [
         Row(case, "share_error", "points", round(max(one.error for one in measured), 2)),
+        Row(case, "share_error_10s", "points", round(max(one.span_error for one in measured), 2)),
         Row(case, "work_ratio", "ratio", round(sum(one.got for one in measured) / single, 4)),
         Row(case, "wait_p99", "ms", round(max(one.wait_p99_s for one in measured) * 1e3, 2)),
         Row(case, "window", "s", round(window, 1)),
@@ -299,9 +338,10 @@ def main() -> int:
     parser.add_argument("--service", action="store_true", help="only a service beside a busy program")
     parser.add_argument("--pauses", action="store_true", help="only the tenants that pause")
     parser.add_argument("--arrivals", action="store_true", help="only arrivals beside a backlog")
+    parser.add_argument("--overtaking", action="store_true", help="only long kernels by when they are overtaken")
     arguments = parser.parse_args()
-    some = arguments.work or arguments.mix or arguments.service or arguments.pauses or arguments.arrivals
-    everything = not some
+    some = arguments.service or arguments.pauses or arguments.arrivals or arguments.overtaking
+    everything = not (some or arguments.work or arguments.mix)
     if not built():
         print("hook or test double not built; run `make shim doubles`", file=sys.stderr)
         return 1
@@ -323,6 +363,13 @@ def main() -> int:
                 fresh = with_pauses(pauses, kernel_ms, PAUSING_S)
                 print_table(fresh, title=fresh[0].case)
                 rows += fresh
+    for mix, work in OVERTAKING if arguments.overtaking or everything else ():
+        for grace_ms in OVERTAKEN_AFTER_MS:
+            measured, window, cpu = together(mix, work, arguments.seconds, grace_ms)
+            case = f"{mix}, {work}, overtaken after {grace_ms} ms"
+            fresh = rows_of(case, measured, 1.0, window, cpu)
+            print_table(fresh, title=case)
+            rows += fresh
     for work in arguments.work or (WORKS if everything or arguments.mix else ()):
         for one in WORKS[work]:
             if one not in singles:
