@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAGIC = 0x314B4146
-LAYOUT = 3
+LAYOUT = 4
 MAX_DEVICES = 16
 MAX_CLIENTS = 256
 QUEUE_DEPTH = 1024
@@ -32,6 +32,8 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
+"""What is read here; behind it is a table of the memory that processes share."""
+_SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36
 
@@ -132,6 +134,7 @@ def create_state(path: Path | str, devices: Sequence[tuple[str, str, int]], *, c
     target = Path(path)
     draft = target.with_name(target.name + ".new")
     draft.write_bytes(content)
+    os.truncate(draft, _STATE_BYTES + _SHARES_BYTES)
     draft.chmod(0o666)
     draft.replace(target)
     return target

@@ -32,7 +32,7 @@ struct allocation {
     uint64_t bytes;    /* charged; of a graph: what a launch may take; of a mapping: its length */
     CUcontext context; /* it ends with this context; NULL: it outlives contexts */
     union {
-        struct physical *physical; /* of a handle or a mapping */
+        struct physical *physical; /* of a handle or a mapping; of linear memory of which a descriptor was made */
         uint64_t mark; /* of a limit: bytes at the default; of a graph: trims before its last launch, plus 1 */
     };
     CUarray array; /* of a sparse mapping */

@@ -2,6 +2,7 @@
 #include "memory/charge.h"
 
 #include "memory/credits.h"
+#include "memory/physical.h"
 #include "memory/state.h"
 
 CUresult charge_begin(struct charge *charge, CUcontext context, int place, uint64_t bytes) {
@@ -53,14 +54,19 @@ struct allocation *uncharge_begin(enum allocation_kind kind, uint64_t key) {
 void uncharge_end(struct allocation *allocation, bool freed) {
     if (allocation == NULL)
         return;
-    if (freed)
+    struct physical *described = allocation->kind == ALLOCATION_LINEAR ? allocation->physical : NULL;
+    if (freed && described == NULL)
         credits_return(allocation->place, allocation->bytes);
     memory_lock();
-    if (freed)
-        allocations_drop(&memory_state()->allocations, allocation);
-    else
+    if (!freed) {
         allocations_add(&memory_state()->allocations, allocation);
-    memory_unlock();
+        memory_unlock();
+        return;
+    }
+    allocations_drop(&memory_state()->allocations, allocation);
+    if (described != NULL) /* its descriptors keep it, or it gives the charge back now */
+        described->mappings--;
+    physical_unlock(described);
 }
 
 void memory_rename_context(CUcontext from, CUcontext to) {

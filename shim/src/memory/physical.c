@@ -119,6 +119,27 @@ void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocati
     physical_unlock(physical);
 }
 
+bool physical_bind(struct binding **list, struct physical *bound, uint64_t at, uint64_t bytes) {
+    struct binding *binding = slab_take(&memory_state()->binding_slab, sizeof *binding);
+    if (binding == NULL)
+        return false;
+    *binding = (struct binding){.next = *list, .bound = bound, .at = at, .bytes = bytes};
+    *list = binding;
+    bound->mappings++;
+    return true;
+}
+
+struct physical *physical_object(struct physical *piece) {
+    struct physical *object = slab_take(&memory_state()->physical_slab, sizeof *object);
+    if (object == NULL)
+        return NULL;
+    *object = (struct physical){.place = -1, .pins = 1, .kept = -1};
+    if (physical_bind(&object->bindings, piece, 0, piece->bytes))
+        return object;
+    slab_give(&memory_state()->physical_slab, object);
+    return NULL;
+}
+
 void physical_unbound(struct binding *bindings) {
     for (struct binding *next; bindings != NULL; bindings = next) {
         struct physical *bound = bindings->bound;
@@ -142,4 +163,28 @@ struct physical *physical_at(uint64_t address, uint64_t *left) {
         return inside ? allocation->physical : NULL;
     }
     return NULL;
+}
+
+/* Return the linear allocation that holds an address; NULL: there is none. */
+static struct allocation *linear_holding(uint64_t address) {
+    const struct allocation_table *table = &memory_state()->allocations;
+    struct allocation *found = allocations_find(table, ALLOCATION_LINEAR, address);
+    for (size_t i = 0; i < table->bucket_count && found == NULL; i++)
+        for (struct allocation *at = table->buckets[i]; at != NULL; at = at->next)
+            if (at->kind == ALLOCATION_LINEAR && address - at->key < at->bytes)
+                found = at;
+    return found;
+}
+
+struct physical *physical_within(uint64_t address, uint64_t *left) {
+    struct physical *physical = physical_at(address, left);
+    struct allocation *linear = physical == NULL ? linear_holding(address) : NULL;
+    if (linear == NULL)
+        return physical;
+    *left = linear->bytes - (address - linear->key);
+    if (linear->physical == NULL && (physical = slab_take(&memory_state()->physical_slab, sizeof *physical)) != NULL) {
+        *physical = (struct physical){.bytes = linear->bytes, .place = linear->place, .mappings = 1, .kept = -1};
+        linear->physical = physical;
+    }
+    return linear->physical;
 }

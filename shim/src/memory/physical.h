@@ -1,9 +1,12 @@
 /* Physical memory (cuMemCreate) and multicast objects, and the counts of what refers to them.
  *
+ * Linear memory of which a descriptor was made is physical memory too: its allocation counts as a mapping.
+ *
  * Guarantees:
  * - The bytes of physical memory stay charged until the last handle is released, the last mapping and binding is gone
  *   and the last exported descriptor is closed, in whatever order.
- * - A multicast object ends likewise, and then lets go of what is bound to it.
+ * - An object (multicast, or what a descriptor of several pieces is of) ends likewise, and then lets go of what is
+ * bound to it.
  */
 #ifndef SHAREPOD_PHYSICAL_H
 #define SHAREPOD_PHYSICAL_H
@@ -16,16 +19,16 @@
 
 enum { MAPPING_STEP = 2 << 20 }; /* bytes: mappings begin and end at multiples of this, the driver's granularity */
 
-/* Binding of physical memory to a multicast object: `bytes` at the offset `at` of the object. */
+/* Binding of physical memory to an object: `bytes` at the offset `at` of the object. */
 struct binding {
     struct binding *next;
     struct physical *bound;
     uint64_t at, bytes;
 };
 
-/* Physical memory or a multicast object. With the lock of struct gpus. */
+/* Physical memory or an object. With the lock of struct gpus. */
 struct physical {
-    uint64_t bytes;           /* charged; 0: memory of another process, or a multicast object */
+    uint64_t bytes;           /* charged; 0: memory of another process, or an object */
     int place;                /* of its GPU in struct gpus; -1: nothing is charged */
     uint32_t handles;         /* references by handles */
     uint32_t mappings;        /* references by mappings and bindings */
@@ -33,7 +36,7 @@ struct physical {
     uint32_t exports;         /* descriptors that were open when last counted (exports.h) */
     bool lingers;             /* it is in the list of what only exported descriptors refer to */
     int kept;                 /* copy of the descriptor that it was imported by; -1: none */
-    struct binding *bindings; /* of a multicast object */
+    struct binding *bindings; /* of an object */
     struct physical *next;    /* in that list */
 };
 
@@ -47,6 +50,13 @@ struct physical *physical_of(CUmemGenericAllocationHandle handle);
 /* Return what is mapped at an address, and how many bytes of the mapping lie from there on; NULL: nothing known. With
  * the lock. */
 struct physical *physical_at(uint64_t address, uint64_t *left);
+/* Return the same, also of linear memory, which is physical memory from then on. NULL too if the kernel gives no
+ * memory. With the lock. */
+struct physical *physical_within(uint64_t address, uint64_t *left);
+/* Make a pinned object to which one piece is bound; NULL when the kernel gives no memory. With the lock. */
+struct physical *physical_object(struct physical *piece);
+/* Add a binding to a list; it counts as a mapping. False: the kernel gives no memory. With the lock. */
+bool physical_bind(struct binding **list, struct physical *bound, uint64_t at, uint64_t bytes);
 /* Release the lock. Free `physical` first if nothing refers to it any more, and give its charge back after. May be
  * NULL. */
 void physical_unlock(struct physical *physical);

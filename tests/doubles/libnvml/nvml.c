@@ -222,6 +222,7 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count
     if (device < 0 || count == NULL)
         return NVML_INVALID_ARGUMENT;
     unsigned found = 0, room = out == NULL ? 0 : *count;
+    fake_state_reap();
     for (unsigned i = 0; i < FAKE_CLIENTS; i++) {
         const struct fake_client *client = fake_state_client(i);
         uint64_t used = client->usage[device].memory;

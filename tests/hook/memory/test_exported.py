@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hook.conftest import MIB, TENANT_MEMORY
 from hook.world.ledger_check import PAGE, LedgerCheck, MakeCheck
-from hook.world.probe import Probe
+from hook.world.probe import OUT_OF_MEMORY, Probe
 
 PIECE = 64 * MIB
 
@@ -104,3 +104,77 @@ def test_no_descriptor_of_the_hooks_is_left_behind(make_check: MakeCheck) -> Non
         check.probe.ok("physical_release", handle)
     until(check, 0)
     assert len(check.probe.ok("facts")["files"]) == before
+
+
+@pytest.mark.promise("memory-exported")
+def test_a_descriptor_of_addresses_keeps_linear_memory_that_was_freed(other: tuple[LedgerCheck, Probe]) -> None:
+    check, holder = other
+    addresses = [check.probe.ok("alloc", PIECE) for _ in range(TENANT_MEMORY // PIECE)]
+    descriptors = [check.probe.ok("range_export", address, PIECE) for address in addresses]
+    for address in addresses:
+        check.probe.ok("free", address)
+    check.refused("alloc", PAGE)
+    assert check.same() == TENANT_MEMORY
+    sent = holder.ok("descriptor_copy", descriptors[0], check.probe.pid)
+    for descriptor in descriptors:
+        check.probe.ok("descriptor_close", descriptor)
+    until(check, PIECE)
+    holder.ok("descriptor_close", sent)
+    until(check, 0)
+    check.probe.ok("alloc", TENANT_MEMORY)
+
+
+def test_each_descriptor_of_the_same_addresses_keeps_them(make_check: MakeCheck) -> None:
+    check = make_check()
+    address = check.probe.ok("alloc", PIECE)
+    check.probe.ok("alloc", PAGE)
+    first, inside = check.probe.ok("range_export", address, PIECE), check.probe.ok("range_export", address + PAGE, PAGE)
+    check.probe.ok("descriptor_close", first)
+    again = check.probe.ok("range_export", address, PAGE)
+    assert check.same() == PIECE + PAGE
+    check.probe.ok("descriptor_close", again)
+    check.probe.ok("free_async", address)
+    assert check.same() == PIECE + PAGE, "all of it, though the last descriptor is of a part"
+    check.probe.ok("descriptor_close", inside)
+    until(check, PAGE)
+
+
+def test_a_descriptor_of_addresses_outlives_the_context(make_check: MakeCheck) -> None:
+    check = make_check()
+    check.probe.ok("own_context", "c")
+    before = check.same()
+    kept, closed = (check.probe.ok("alloc", PIECE) for _ in range(2))
+    descriptor = check.probe.ok("range_export", kept, PIECE)
+    check.probe.ok("descriptor_close", check.probe.ok("range_export", closed, PIECE))
+    check.probe.ok("context_destroy", "c")
+    until(check, before + PIECE)
+    check.probe.ok("descriptor_close", descriptor)
+    until(check, before)
+
+
+@pytest.mark.promise("memory-exported")
+def test_a_descriptor_of_several_mappings_keeps_each_of_them(make_check: MakeCheck) -> None:
+    check = make_check()
+    handles = [check.probe.ok("physical", PIECE) for _ in range(3)]
+    address = check.probe.ok("addresses", 3 * PIECE)
+    for number, handle in enumerate(handles):
+        check.probe.ok("map", address + number * PIECE, PIECE, handle)
+        check.probe.ok("physical_release", handle)
+    both = check.probe.ok("range_export", address, 2 * PIECE)
+    one = check.probe.ok("range_export", address + PIECE, PIECE)
+    check.probe.ok("unmap", address, 3 * PIECE)
+    until(check, 2 * PIECE)
+    check.probe.ok("descriptor_close", both)
+    until(check, PIECE)
+    check.probe.ok("descriptor_close", one)
+    until(check, 0)
+
+
+def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: MakeCheck) -> None:
+    check = make_check()
+    address, managed = check.probe.ok("alloc", PIECE), check.probe.ok("alloc_managed", PIECE)
+    assert check.probe.call("range_export", address, 2 * PIECE).code not in (0, OUT_OF_MEMORY)
+    assert check.probe.call("range_export", managed, PIECE).code not in (0, OUT_OF_MEMORY)
+    for each in (address, managed):
+        check.probe.ok("free", each)
+    assert check.same() == 0

@@ -37,6 +37,7 @@ TAKES_NOTHING = {
     "cuMemExportToShareableHandle",
     "cuMemFree",
     "cuMemFreeAsync",
+    "cuMemGetHandleForAddressRange",
     "cuMemGetInfo",
     "cuMemPoolCreate",
     "cuMemPoolDestroy",

@@ -11,6 +11,8 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 DEVICE, HOST = 1, 2  # CU_MEM_LOCATION_TYPE_*
+FABRIC = 8
+"""CU_MEM_HANDLE_TYPE_FABRIC"""
 
 
 PIDFD_GETFD = 438
@@ -160,6 +162,21 @@ class MemoryCalls:
         handle, properties = c_uint64(), _Physical(1, 1, _Location(where, device))
         return self.cuda("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0)), handle.value
 
+    def physical_fabric(self, size: int) -> tuple[int, Any]:
+        """Make physical memory that can be exported by a handle of the fabric."""
+        handle, properties = c_uint64(), _Physical(1, FABRIC, _Location(DEVICE, 0))
+        return self.cuda("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0)), handle.value
+
+    def fabric_export(self, handle: int) -> tuple[int, Any]:
+        """Return the handle of the fabric, in hexadecimal."""
+        out = _Handle()
+        code = self.cuda("cuMemExportToShareableHandle", byref(out), c_uint64(handle), FABRIC, c_uint64(0))
+        return code, bytes(out).hex()
+
+    def fabric_import(self, handle: str) -> tuple[int, Any]:
+        imported, of = c_uint64(), _Handle.from_buffer_copy(bytes.fromhex(handle))
+        return self.cuda("cuMemImportFromShareableHandle", byref(imported), byref(of), FABRIC), imported.value
+
     def physical_release(self, handle: int) -> tuple[int, Any]:
         return self.cuda("cuMemRelease", c_uint64(handle)), None
 
@@ -180,6 +197,16 @@ class MemoryCalls:
         if pid:
             os.close(own)
         return code, imported.value
+
+    def range_export(self, address: int, size: int) -> tuple[int, Any]:
+        """Make a descriptor (dma-buf) of a range of addresses."""
+        descriptor = c_int(-1)
+        arguments = c_uint64(address), c_size_t(size), 1, c_uint64(0)
+        return self.cuda("cuMemGetHandleForAddressRange", byref(descriptor), *arguments), descriptor.value
+
+    def descriptor_copy(self, descriptor: int, pid: int) -> tuple[int, Any]:
+        """Return a copy of another process's descriptor."""
+        return 0, _descriptor_of(pid, descriptor)
 
     def descriptor_close(self, descriptor: int) -> tuple[int, Any]:
         os.close(descriptor)
@@ -291,6 +318,15 @@ class MemoryCalls:
         descriptor = c_int(-1)
         code = self.cuda("cuMemPoolExportToShareableHandle", byref(descriptor), c_void_p(pool), 1, c_uint64(0))
         return code, descriptor.value
+
+    def pointer_export(self, address: int) -> tuple[int, Any]:
+        """Return what describes an allocation of a pool, in hexadecimal."""
+        out = _Handle()
+        return self.cuda("cuMemPoolExportPointer", byref(out), c_uint64(address)), bytes(out).hex()
+
+    def pointer_import(self, pool: int, pointer: str) -> tuple[int, Any]:
+        address, of = c_uint64(), _Handle.from_buffer_copy(bytes.fromhex(pointer))
+        return self.cuda("cuMemPoolImportPointer", byref(address), c_void_p(pool), byref(of)), address.value
 
     def pool_import(self, pid: int, descriptor: int) -> tuple[int, Any]:
         """Import a pool from a descriptor of another process."""

@@ -4,7 +4,7 @@
  * tiles. A sparse array, or one whose mapping is deferred, takes nothing itself.
  */
 #include "driver/entries.h"
-#include "wrappers/memory/virtual.h"
+#include "wrappers/memory/physical/virtual.h"
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "process/process.h"

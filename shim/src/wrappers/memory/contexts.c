@@ -14,7 +14,7 @@
 #include "memory/state.h"
 #include "process/process.h"
 #include "wrappers/memory/current_gpu.h"
-#include "wrappers/memory/virtual.h"
+#include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
 /* ms that the first context waits for the agent to tell its overhead, where none is known yet. */

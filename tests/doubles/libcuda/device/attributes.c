@@ -115,6 +115,7 @@ static const int values[] = {
     [CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED] = 1,
     [CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS] = 1,
     [CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED] = 1,
+    [CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED] = 1,
 };
 
 bool fake_attribute(CUdevice_attribute attribute, int *value) {

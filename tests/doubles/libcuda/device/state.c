@@ -42,6 +42,54 @@ static void unlock_memory(void) {
     pthread_mutex_unlock(&memory_mutex);
 }
 
+static void add(struct fake_usage *usage, int kind, uint64_t bytes) {
+    usage->memory += bytes;
+    usage->kinds[kind] += bytes;
+    if (usage->memory > usage->peak)
+        usage->peak = usage->memory;
+}
+
+/* Count what its maker has let go of with the process that alone has it open, or free its place. With the memory
+ * lock. */
+static void count(struct fake_share *share) {
+    unsigned openers = 0, counted = 0;
+    for (unsigned i = 0; i < FAKE_CLIENTS; i++)
+        if (share->openings[i] > 0) {
+            openers++;
+            counted = i + 1;
+        }
+    if (openers != 1)
+        counted = 0;
+    if (share->counted != counted && share->counted != 0) {
+        struct fake_usage *before = &state->clients[share->counted - 1].usage[share->device];
+        before->memory -= share->bytes;
+        before->kinds[share->kind] -= share->bytes;
+    }
+    if (share->counted != counted && counted != 0)
+        add(&state->clients[counted - 1].usage[share->device], share->kind, share->bytes);
+    share->counted = counted;
+    if (openers == 0)
+        memset(share, 0, sizeof *share);
+}
+
+/* Take a dead process out of the table. Its own memory counts no more. With the memory lock. */
+static void reap_shares(unsigned dead) {
+    for (int i = 0; i < FAKE_SHARES; i++) {
+        struct fake_share *share = &state->shares[i];
+        if (share->bytes == 0)
+            continue;
+        bool ends = share->maker == dead && !share->left;
+        share->left |= ends;
+        if (share->counted == dead + 1)
+            share->counted = 0;
+        if (ends || share->openings[dead] > 0) {
+            share->openings[dead] = 0;
+            if (share->left)
+                count(share);
+        }
+    }
+}
+
 /* Free the memory of ended processes. With the memory lock. */
 static void reap(void) {
     for (int i = 0; i < FAKE_CLIENTS; i++) {
@@ -54,6 +102,7 @@ static void reap(void) {
             for (int kind = 0; kind < FAKE_KINDS; kind++)
                 usage->kinds[kind] = 0;
         }
+        reap_shares((unsigned)i);
     }
 }
 
@@ -182,6 +231,8 @@ static bool attach(bool record) {
         goto fail;
     find_visible(record ? getenv("CUDA_VISIBLE_DEVICES") : NULL);
     lock_memory();
+    if (record)
+        reap();
     bool taken = !record || take_record();
     unlock_memory();
     if (taken)
@@ -266,6 +317,11 @@ static uint64_t unused(int device) {
     uint64_t used = 0;
     for (int i = 0; i < FAKE_CLIENTS; i++)
         used += state->clients[i].usage[device].memory;
+    for (int i = 0; i < FAKE_SHARES; i++) {
+        const struct fake_share *share = &state->shares[i];
+        if (share->left && share->counted == 0 && share->device == device)
+            used += share->bytes;
+    }
     uint64_t total = state->devices[device].memory;
     return used < total ? total - used : 0;
 }
@@ -278,13 +334,8 @@ bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes) {
     lock_memory();
     reap();
     bool fits = bytes <= unused(device);
-    if (fits) {
-        struct fake_usage *usage = fake_state_usage(device);
-        usage->memory += bytes;
-        usage->kinds[kind] += bytes;
-        if (usage->memory > usage->peak)
-            usage->peak = usage->memory;
-    }
+    if (fits)
+        add(fake_state_usage(device), kind, bytes);
     unlock_memory();
     return fits;
 }
@@ -301,4 +352,68 @@ uint64_t fake_state_free(int device) {
     uint64_t bytes = unused(device);
     unlock_memory();
     return bytes;
+}
+
+int fake_state_share(int device, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group) {
+    uint32_t maker, pid;
+    int place = -1;
+    fake_state_self(&maker, &pid);
+    lock_memory();
+    for (int i = FAKE_SHARES - 1; i >= 0; i--) {
+        const struct fake_share *share = &state->shares[i];
+        bool same = share->bytes != 0 && !share->left && share->maker == maker && share->id == id;
+        if (same || (share->bytes == 0 && bytes != 0))
+            place = i;
+        if (same)
+            break;
+    }
+    if (place >= 0 && state->shares[place].bytes == 0)
+        state->shares[place] = (struct fake_share){
+            .bytes = bytes, .id = id, .group = group, .maker = maker, .pid = pid, .device = device, .kind = (int)kind};
+    unlock_memory();
+    return place;
+}
+
+bool fake_state_open(int place, uint32_t maker, uint32_t pid, uint64_t id) {
+    if (place < 0 || place >= FAKE_SHARES)
+        return false;
+    struct fake_share *share = &state->shares[place];
+    lock_memory();
+    reap();
+    bool opens = share->bytes != 0 && !share->left && share->maker == maker && share->pid == pid && share->id == id;
+    if (opens)
+        share->openings[self - state->clients]++;
+    unlock_memory();
+    return opens;
+}
+
+void fake_state_close(int place) {
+    if (place < 0)
+        return;
+    struct fake_share *share = &state->shares[place];
+    lock_memory();
+    share->openings[self - state->clients]--;
+    if (share->left)
+        count(share);
+    unlock_memory();
+}
+
+void fake_state_leave(uint64_t group) {
+    uint32_t maker = (uint32_t)(self - state->clients);
+    lock_memory();
+    reap();
+    for (int i = 0; i < FAKE_SHARES; i++) {
+        struct fake_share *share = &state->shares[i];
+        if (share->bytes != 0 && share->maker == maker && share->group == group && !share->left) {
+            share->left = 1;
+            count(share);
+        }
+    }
+    unlock_memory();
+}
+
+void fake_state_reap(void) {
+    lock_memory();
+    reap();
+    unlock_memory();
 }

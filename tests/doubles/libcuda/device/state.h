@@ -2,7 +2,7 @@
  *
  * Guarantees:
  * - The memory and the record of a process are free when it dies, in whatever way and pid namespace: the kernel drops
- *   its file locks.
+ *   its file locks. What another process has open is that one's from then on.
  * - Device time is handed out without locks, so that a process killed at any instruction leaves the timeline usable.
  *
  * tests/doubles/gpus.py reads and writes the same layout.
@@ -16,9 +16,10 @@
 #include <stdint.h>
 
 #define FAKE_MAGIC 0x314b4146u /* "FAK1" */
-#define FAKE_LAYOUT 3u
+#define FAKE_LAYOUT 4u
 #define FAKE_DEVICES 16
 #define FAKE_CLIENTS 256
+#define FAKE_SHARES 512
 #define FAKE_LABEL_BYTES 64
 
 /* Kinds of device memory. */
@@ -60,6 +61,17 @@ struct fake_client {
     struct fake_usage usage[FAKE_DEVICES];
 };
 
+/* Memory that other processes may open. With the memory lock. */
+struct fake_share {
+    uint64_t bytes;       /* 0: an unused place */
+    uint64_t id, group;   /* within the process that made it; what has one group ends together */
+    uint32_t maker, pid;  /* its record */
+    int32_t device, kind; /* enum fake_kind */
+    uint32_t left;        /* its maker has let go of it, or is dead */
+    uint32_t counted;     /* record of the process that has it now, plus 1; 0: the maker, or no one alone */
+    uint16_t openings[FAKE_CLIENTS];
+};
+
 struct fake_state {
     uint32_t magic;
     uint32_t layout;
@@ -68,10 +80,12 @@ struct fake_state {
     uint64_t context_bytes;   /* bytes that a process's contexts take of a device */
     struct fake_device devices[FAKE_DEVICES];
     struct fake_client clients[FAKE_CLIENTS];
+    struct fake_share shares[FAKE_SHARES];
 };
 
 _Static_assert(sizeof(struct fake_device) == 96, "tests/doubles/gpus.py has the same layout");
 _Static_assert(sizeof(struct fake_client) == 72 + 128 * FAKE_DEVICES, "tests/doubles/gpus.py has the same layout");
+_Static_assert(sizeof(struct fake_share) == 48 + 2 * FAKE_CLIENTS, "tests/doubles/gpus.py has the same layout");
 
 /* Map the file that FAKE_CUDA_STATE names and take a record in it. False if there is none, or it is no state file. */
 bool fake_state_attach(void);
@@ -96,6 +110,17 @@ uint64_t fake_state_occupy(int device, uint64_t ready, uint64_t length);
 /* Take memory of the device. False if there is not as much left. */
 bool fake_state_take(int device, enum fake_kind kind, uint64_t bytes);
 void fake_state_give(int device, enum fake_kind kind, uint64_t bytes);
+/* Let other processes open memory of this one; return its place in the table, the same each time for the same `id`;
+ * -1: the table is full. */
+int fake_state_share(int device, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group);
+/* Open memory that a process shares, and keep it. False: that process has let go of it, or is dead. */
+bool fake_state_open(int place, uint32_t maker, uint32_t pid, uint64_t id);
+void fake_state_close(int place);
+/* Let go of all shared memory of a group, before its bytes are given back. Memory that is open stays taken: it is the
+ * process's that alone has it open, and, as on a real driver, no process's while several have. */
+void fake_state_leave(uint64_t group);
+/* Free the memory of dead processes. */
+void fake_state_reap(void);
 uint64_t fake_state_context_bytes(void);
 /* Return the unused bytes of a device. */
 uint64_t fake_state_free(int device);

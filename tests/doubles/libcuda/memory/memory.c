@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory/dmabuf.h"
 #include "memory/pool.h"
 
 enum { PITCH = 512 };
@@ -36,8 +37,11 @@ void fake_memory_return(struct range *range) {
         return; /* the executable graph keeps it for its next launch */
     if (range->kind == RANGE_POOL)
         fake_pool_return(range);
-    else if (taken(range->kind))
+    else if (taken(range->kind) && !(range->kind == RANGE_LINEAR && fake_dmabuf_keeps(range))) {
+        if (range->shared)
+            fake_state_leave(range->id);
         fake_state_give(range->device, kind_of(range), range->bytes);
+    }
     fake_range_remove(range);
 }
 

@@ -18,6 +18,7 @@ enum { DEFAULT_CHUNK = 32 << 20 };
 /* Memory on its way back to the pool. */
 struct freed {
     struct pool *pool;
+    int opened; /* of an imported pool: its place in the table of shared memory */
     struct stream *stream;
     uint64_t bytes;
     struct freed *next;
@@ -33,7 +34,8 @@ static uint64_t chunk(void) {
 
 struct pool *fake_pool_new(int device, uint64_t most, bool own) {
     struct pool *pool = calloc(1, sizeof *pool);
-    *pool = (struct pool){.magic = MAGIC_POOL, .device = device, .most = most, .own = own, .next = pools};
+    *pool = (struct pool){
+        .magic = MAGIC_POOL, .device = device, .most = most, .own = own, .id = fake_new_id(), .next = pools};
     for (int i = 1; i <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; i++)
         pool->settings[i] = 1;
     pools = pool;
@@ -62,6 +64,8 @@ static void trim(struct pool *pool, uint64_t keep) {
 static void end_if_done(struct pool *pool) {
     if (!pool->destroyed || pool->used > 0 || pool->returning > 0)
         return;
+    if (pool->shared)
+        fake_state_leave(pool->id);
     trim(pool, 0);
     for (struct pool **at = &pools; *at != NULL; at = &(*at)->next)
         if (*at == pool) {
@@ -128,6 +132,8 @@ static CUresult take(struct pool *pool, struct stream *stream, size_t bytes, CUd
 void fake_pool_return(struct range *range) {
     struct pool *pool = range->object;
     pool->used -= range->bytes;
+    if (pool->imported)
+        fake_state_close(range->opened);
     end_if_done(pool);
 }
 
@@ -139,6 +145,8 @@ static void over(void *of) {
             break;
         }
     gone->pool->returning -= gone->bytes;
+    if (gone->pool->imported)
+        fake_state_close(gone->opened);
     end_if_done(gone->pool);
     free(gone);
 }
@@ -188,7 +196,8 @@ static void free_on(struct stream *stream, struct range *range) {
     }
     struct pool *pool = range->object;
     struct freed *freed = malloc(sizeof *freed);
-    *freed = (struct freed){.pool = pool, .stream = stream, .bytes = range->bytes, .next = pool->freed};
+    *freed = (struct freed){
+        .pool = pool, .opened = range->opened, .stream = stream, .bytes = range->bytes, .next = pool->freed};
     pool->freed = freed;
     pool->used -= range->bytes;
     pool->returning += range->bytes;

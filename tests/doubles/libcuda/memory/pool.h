@@ -16,6 +16,8 @@ struct pool {
     int settings[CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES + 1];
     CUmemAccess_flags access[FAKE_DEVICES]; /* of each device */
     CUmemAllocationHandleType handles;      /* kinds of handle by which the pool can be exported */
+    uint64_t id;
+    bool shared; /* pointers of it were exported */
     struct pool *next;
 };
 

@@ -20,9 +20,13 @@ static CUdeviceptr round_up(CUdeviceptr value, uint64_t alignment) {
     return (value + alignment - 1) / alignment * alignment;
 }
 
+uint64_t fake_new_id(void) {
+    return next_id++;
+}
+
 static struct range *keep(struct range range) {
     struct range *kept = malloc(sizeof *kept);
-    range.id = next_id++;
+    range.id = fake_new_id();
     *kept = range;
     if (*(struct range **)tsearch(kept, &tree, compare) == kept)
         return kept;

@@ -28,8 +28,12 @@ struct range {
     struct context *context;
     void *object; /* its owner: a pool, a graph, a mapping's handle, the memory of cuMemAllocHost */
     uint64_t id;  /* unique in the process */
+    bool shared;  /* other processes may open it (fake_state_share) */
+    int opened;   /* of an imported pool: its place in the table of shared memory */
 };
 
+/* Return a number that nothing else of the process has. */
+uint64_t fake_new_id(void);
 /* Give a range an address, a multiple of `alignment`, and keep it; `wanted` 0: any. NULL if `wanted` is taken. */
 struct range *fake_range_add(struct range range, uint64_t alignment, CUdeviceptr wanted);
 /* Keep a range below 4 GiB, for the 32-bit forms of CUDA 3.1 and before. */

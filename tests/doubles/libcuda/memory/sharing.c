@@ -1,7 +1,9 @@
 /* Memory of another process: CUDA IPC, pools and their allocations, and memory of another interface (external).
  *
  * Whoever made the memory holds it; opening or importing takes nothing. A handle is good while the process that made it
- * lives, and not in that process itself.
+ * lives and has the memory, and not in that process itself. Memory that is open elsewhere when its maker frees it, or
+ * dies, stays taken until it is closed, as NVIDIA's kernel module counts references; what CUDA documents is less: the
+ * importers are to close it first.
  */
 #include "memory/sharing.h"
 
@@ -14,17 +16,9 @@
 #include "memory/memory.h"
 #include "memory/pool.h"
 
-/* Contents of a handle or descriptor, in the 64 bytes that CUDA gives it. */
-struct shared {
-    uint64_t magic;
-    uint32_t client, pid; /* process that holds the memory */
-    int32_t device;
-    uint32_t reserved;
-    uint64_t address, bytes, asked, id;
-};
-
 _Static_assert(sizeof(struct shared) <= CU_IPC_HANDLE_SIZE, "fits into a handle of IPC");
 _Static_assert(sizeof(struct shared) <= sizeof(CUmemPoolPtrExportData), "fits into a pointer's data");
+_Static_assert(sizeof(struct shared) <= sizeof(CUmemFabricHandle), "fits into a handle of the fabric");
 
 enum { IPC_MAGIC = 0x31435049, POOL_MAGIC = 0x314c4f50, POINTER_MAGIC = 0x31525450 };
 
@@ -43,10 +37,21 @@ struct external {
 
 static struct opened *openings;
 
-static struct shared describe(uint64_t magic, int device) {
-    struct shared shared = {.magic = magic, .device = device};
+struct shared fake_describe(uint64_t magic, int device) {
+    struct shared shared = {.magic = magic, .device = device, .place = -1};
     fake_state_self(&shared.client, &shared.pid);
     return shared;
+}
+
+bool fake_describe_share(struct shared *shared, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group) {
+    shared->bytes = bytes;
+    shared->id = id;
+    shared->place = fake_state_share(shared->device, kind, bytes, id, group);
+    return shared->place >= 0;
+}
+
+bool fake_open_shared(const struct shared *shared) {
+    return fake_state_open(shared->place, shared->client, shared->pid, shared->id);
 }
 
 static bool someone_elses(const struct shared *shared, uint64_t magic) {
@@ -64,20 +69,45 @@ int fake_describe_in_file(const void *content, size_t bytes) {
     return -1;
 }
 
+/* A container has an IMEX channel only if it is given one. */
+CUresult fake_fabric_permitted(void) {
+    const char *value = getenv("FAKE_CUDA_IMEX");
+    return value != NULL && strcmp(value, "1") == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+}
+
+CUresult fake_describe_in_fabric(void *out, const struct shared *shared) {
+    CUresult result = fake_fabric_permitted();
+    if (result != CUDA_SUCCESS)
+        return result;
+    memset(out, 0, sizeof(CUmemFabricHandle));
+    memcpy(out, shared, sizeof *shared);
+    return CUDA_SUCCESS;
+}
+
+CUresult fake_read_from_fabric(struct shared *shared, const void *handle) {
+    CUresult result = fake_fabric_permitted();
+    if (result == CUDA_SUCCESS && handle == NULL)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        memcpy(shared, handle, sizeof *shared);
+    return result;
+}
+
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
-    const struct range *range = fake_range_holding(address);
+    struct range *range = fake_range_holding(address);
+    struct shared shared = fake_describe(IPC_MAGIC, range == NULL ? 0 : range->device);
     if (out == NULL || range == NULL || range->kind != RANGE_LINEAR) {
         result = CUDA_ERROR_INVALID_VALUE;
+    } else if (!fake_describe_share(&shared, FAKE_LINEAR, range->bytes, range->id, range->id)) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        struct shared shared = describe(IPC_MAGIC, range->device);
+        range->shared = true;
         shared.address = range->address;
-        shared.bytes = range->bytes;
         shared.asked = range->asked;
-        shared.id = range->id;
         memset(out, 0, sizeof *out);
         memcpy(out, &shared, sizeof shared);
     }
@@ -88,6 +118,7 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
 static void close_opening(struct opened **at) {
     struct opened *opened = *at;
     *at = opened->next;
+    fake_state_close(opened->what.place);
     fake_range_remove(opened->range);
     free(opened);
 }
@@ -102,11 +133,14 @@ void fake_sharing_of_context_gone(struct context *context) {
         fake_range_remove(range);
 }
 
+/* NULL: its maker has freed it. */
 static struct opened *open_handle(const struct shared *shared, struct context *context) {
     struct opened *opened = openings;
     while (opened != NULL && (opened->range->context != context || memcmp(&opened->what, shared, sizeof *shared) != 0))
         opened = opened->next;
     if (opened == NULL) {
+        if (!fake_open_shared(shared))
+            return NULL;
         struct range range = {.bytes = shared->bytes,
                               .asked = shared->asked,
                               .kind = RANGE_IPC,
@@ -130,10 +164,15 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, u
     if (out == NULL || (flags & ~(unsigned)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) != 0 || shared.magic != IPC_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    if (someone_elses(&shared, IPC_MAGIC))
-        *out = open_handle(&shared, context)->range->address;
-    else
+    if (someone_elses(&shared, IPC_MAGIC)) {
+        const struct opened *opened = open_handle(&shared, context);
+        if (opened != NULL)
+            *out = opened->range->address;
+        else
+            result = CUDA_ERROR_MAP_FAILED;
+    } else {
         result = CUDA_ERROR_INVALID_CONTEXT;
+    }
     pthread_mutex_unlock(&fake_lock);
     return result;
 }
@@ -160,15 +199,17 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
 
 EXPORT CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool handle, CUmemAllocationHandleType type,
                                                  unsigned long long flags) {
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC)
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&fake_lock);
     const struct pool *pool = fake_pool_of(handle);
     bool exports = out != NULL && flags == 0 && pool != NULL && (pool->handles & type) != 0;
-    struct shared shared = describe(POOL_MAGIC, pool == NULL ? 0 : pool->device);
+    struct shared shared = fake_describe(POOL_MAGIC, pool == NULL ? 0 : pool->device);
     pthread_mutex_unlock(&fake_lock);
     if (!exports)
         return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        return fake_describe_in_fabric(out, &shared);
     int fd = fake_describe_in_file(&shared, sizeof shared);
     if (fd >= 0)
         *(int *)out = fd;
@@ -181,12 +222,16 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *hand
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
         return result;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (out == NULL || flags != 0 ||
-        pread((int)(intptr_t)handle, &shared, sizeof shared, 0) != (ssize_t)sizeof shared ||
-        !someone_elses(&shared, POOL_MAGIC))
+    if (out == NULL || flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        result = fake_read_from_fabric(&shared, handle);
+    else if (pread((int)(intptr_t)handle, &shared, sizeof shared, 0) != (ssize_t)sizeof shared)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS || !someone_elses(&shared, POOL_MAGIC))
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
     struct pool *pool = fake_pool_new(shared.device, 0, true);
     pool->imported = true;
@@ -201,13 +246,15 @@ EXPORT CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *out, CUdeviceptr 
         return result;
     pthread_mutex_lock(&fake_lock);
     const struct range *range = fake_range_at(address);
-    const struct pool *pool = range != NULL && range->kind == RANGE_POOL ? range->object : NULL;
+    struct pool *pool = range != NULL && range->kind == RANGE_POOL ? range->object : NULL;
+    struct shared shared = fake_describe(POINTER_MAGIC, range == NULL ? 0 : range->device);
     if (out == NULL || pool == NULL || pool->handles == CU_MEM_HANDLE_TYPE_NONE) {
         result = CUDA_ERROR_INVALID_VALUE;
+    } else if (!fake_describe_share(&shared, FAKE_POOL, range->bytes, range->id, pool->id)) {
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
-        struct shared shared = describe(POINTER_MAGIC, range->device);
+        pool->shared = true;
         shared.address = range->address;
-        shared.bytes = range->bytes;
         shared.asked = range->asked;
         memset(out, 0, sizeof *out);
         memcpy(out, &shared, sizeof shared);
@@ -227,7 +274,8 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CU
     struct pool *pool = fake_pool_of(handle);
     if (content != NULL)
         memcpy(&shared, content, sizeof shared);
-    if (out == NULL || content == NULL || pool == NULL || !pool->imported || !someone_elses(&shared, POINTER_MAGIC)) {
+    if (out == NULL || content == NULL || pool == NULL || !pool->imported || !someone_elses(&shared, POINTER_MAGIC) ||
+        !fake_open_shared(&shared)) {
         result = CUDA_ERROR_INVALID_VALUE;
     } else {
         pool->used += shared.bytes;
@@ -236,7 +284,8 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *out, CUmemoryPool handle, CU
                                              .kind = RANGE_POOL,
                                              .device = shared.device,
                                              .context = context,
-                                             .object = pool},
+                                             .object = pool,
+                                             .opened = shared.place},
                               GRANULARITY, 0)
                    ->address;
     }

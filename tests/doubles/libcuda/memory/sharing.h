@@ -4,8 +4,27 @@
 
 #include "device/fake.h"
 
+/* Contents of a handle or descriptor, in the 64 bytes that CUDA gives it. */
+struct shared {
+    uint64_t magic;
+    uint32_t client, pid; /* process that holds the memory */
+    int32_t device;
+    int32_t place; /* in the table of shared memory; -1: it is not in it */
+    uint64_t address, bytes, asked, id;
+};
+
+/* Describe something of this process. */
+struct shared fake_describe(uint64_t magic, int device);
+/* Enter memory that is described into the table of shared memory. False: the table is full. */
+bool fake_describe_share(struct shared *shared, enum fake_kind kind, uint64_t bytes, uint64_t id, uint64_t group);
+/* Open memory that is described, and keep it until fake_state_close(shared->place). False: it is gone. */
+bool fake_open_shared(const struct shared *shared);
 /* Make a descriptor whose receiver can read these bytes; -1 if no descriptor is left. */
 int fake_describe_in_file(const void *content, size_t bytes);
+/* Write a handle of the fabric, or read one; CUDA_ERROR_NOT_PERMITTED without a channel (FAKE_CUDA_IMEX=1). */
+CUresult fake_fabric_permitted(void);
+CUresult fake_describe_in_fabric(void *out, const struct shared *shared);
+CUresult fake_read_from_fabric(struct shared *shared, const void *handle);
 /* Close the memory of other processes that a context has opened. With fake_lock. */
 void fake_sharing_of_context_gone(struct context *context);
 

@@ -1,8 +1,10 @@
 /* Virtual memory management of the double: physical memory by handles, addresses apart from it.
  *
  * A handle's bytes, multiples of 2 MiB, go back with the last of its references (creation, retain, import), mappings
- * and descriptors. Values of handles that are gone are used again. What is exported is a descriptor: whoever imports it
- * gets a handle that costs nothing there, and that keeps the memory where it was made.
+ * and descriptors. Values of handles that are gone are used again. What is exported is a descriptor, which keeps the
+ * memory, or a handle of the fabric, which does not. Whoever imports it gets a handle that costs nothing there, and
+ * that keeps the memory: by a descriptor where it was made; by a handle of the fabric, and once its maker is dead, as
+ * the importer's.
  */
 #include "memory/virtual.h"
 
@@ -22,15 +24,13 @@ struct mapping {
     struct mapping *next;
 };
 
-/* Contents of an exported descriptor. */
+/* Contents of an exported descriptor. A handle of the fabric has `shared` alone. */
 struct exported {
-    uint64_t magic;
-    uint64_t bytes;
-    int device;
+    struct shared shared;
     CUmemAllocationProp properties;
 };
 
-enum { EXPORT_MAGIC = 0x564d4d31 };
+enum { EXPORT_MAGIC = 0x564d4d31, FABRIC_MAGIC = 0x314d4246 };
 
 static struct physical *unused;
 static struct mapping *mappings;
@@ -44,6 +44,8 @@ struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged,
     *physical = (struct physical){.magic = MAGIC_PHYSICAL,
                                   .references = 1,
                                   .lease = -1,
+                                  .opened = -1,
+                                  .id = fake_new_id(),
                                   .device = device,
                                   .bytes = bytes,
                                   .charged = charged,
@@ -54,8 +56,11 @@ struct physical *fake_physical_new(int device, uint64_t bytes, uint64_t charged,
 static void drop_if_unused(struct physical *physical) {
     if (physical->references > 0 || physical->mappings > 0 || physical->exports > 0)
         return;
+    fake_state_close(physical->opened);
     if (physical->lease >= 0)
         close(physical->lease);
+    if (physical->shared)
+        fake_state_leave(physical->id);
     if (physical->charged > 0)
         fake_state_give(physical->device, FAKE_VIRTUAL, physical->charged);
     physical->magic = 0;
@@ -119,6 +124,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t bytes, con
         result = CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         result = device_of(properties, &device);
+    if (result == CUDA_SUCCESS && (properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) != 0)
+        result = fake_fabric_permitted();
     if (result != CUDA_SUCCESS)
         return result;
     pthread_mutex_lock(&fake_lock);
@@ -261,9 +268,16 @@ static struct mapping *mapping_holding(CUdeviceptr address) {
     return mapping;
 }
 
-struct physical *fake_physical_mapped(CUdeviceptr address, uint64_t bytes) {
+struct physical *fake_physical_at(CUdeviceptr address, uint64_t *left) {
     const struct mapping *mapping = mapping_holding(address);
-    return mapping != NULL && bytes <= mapping->address + mapping->bytes - address ? mapping->physical : NULL;
+    *left = mapping != NULL ? mapping->address + mapping->bytes - address : 0;
+    return mapping != NULL ? mapping->physical : NULL;
+}
+
+struct physical *fake_physical_mapped(CUdeviceptr address, uint64_t bytes) {
+    uint64_t left;
+    struct physical *physical = fake_physical_at(address, &left);
+    return bytes <= left ? physical : NULL;
 }
 
 EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
@@ -311,32 +325,65 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *out,
     return result;
 }
 
+/* Make a descriptor, or a handle of the fabric, of physical memory. */
+static CUresult export_physical(void *out, struct physical *physical, CUmemAllocationHandleType type) {
+    bool fabric = type == CU_MEM_HANDLE_TYPE_FABRIC;
+    struct exported content = {.shared = fake_describe(fabric ? FABRIC_MAGIC : EXPORT_MAGIC, physical->device),
+                               .properties = physical->properties};
+    content.shared.bytes = physical->bytes;
+    if (physical->charged > 0) {
+        if (!fake_describe_share(&content.shared, FAKE_VIRTUAL, physical->bytes, physical->id, physical->id))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        physical->shared = true;
+    }
+    if (fabric)
+        return fake_describe_in_fabric(out, &content.shared);
+    int fd = fake_export_open(&content, sizeof content, no_longer_exported, physical);
+    if (fd < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    physical->exports++;
+    *(int *)out = fd;
+    return CUDA_SUCCESS;
+}
+
+static bool exportable(CUmemAllocationHandleType type) {
+    return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || type == CU_MEM_HANDLE_TYPE_FABRIC;
+}
+
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                              CUmemAllocationHandleType type, unsigned long long flags) {
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
         return result;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (!exportable(type))
         return CUDA_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&fake_lock);
     struct physical *physical = fake_physical_held(handle);
-    if (physical == NULL || out == NULL || flags != 0 || !(physical->properties.requestedHandleTypes & type)) {
+    if (physical == NULL || out == NULL || flags != 0 || !(physical->properties.requestedHandleTypes & type))
         result = CUDA_ERROR_INVALID_VALUE;
-    } else {
-        struct exported content = {.magic = EXPORT_MAGIC,
-                                   .bytes = physical->bytes,
-                                   .device = physical->device,
-                                   .properties = physical->properties};
-        int fd = fake_export_open(&content, sizeof content, no_longer_exported, physical);
-        if (fd >= 0) {
-            physical->exports++;
-            *(int *)out = fd;
-        } else {
-            result = CUDA_ERROR_OPERATING_SYSTEM;
-        }
-    }
+    else
+        result = export_physical(out, physical, type);
     pthread_mutex_unlock(&fake_lock);
     return result;
+}
+
+/* A handle of the fabric keeps nothing by itself: it is good while its maker has the memory. */
+static CUresult import_fabric(CUmemGenericAllocationHandle *out, const void *handle) {
+    struct shared shared;
+    CUresult result = fake_read_from_fabric(&shared, handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (shared.magic != FABRIC_MAGIC || !fake_open_shared(&shared))
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, {shared.device}}};
+    pthread_mutex_lock(&fake_lock);
+    struct physical *physical = fake_physical_new(shared.device, shared.bytes, 0, &properties);
+    physical->opened = shared.place;
+    *out = (uintptr_t)physical;
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *os_handle,
@@ -345,13 +392,17 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out
     CUresult result = fake_initialized();
     if (result != CUDA_SUCCESS)
         return result;
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    if (!exportable(type))
         return CUDA_ERROR_NOT_SUPPORTED;
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        return out == NULL ? CUDA_ERROR_INVALID_VALUE : import_fabric(out, os_handle);
     int fd = (int)(intptr_t)os_handle;
-    if (out == NULL || !fake_export_read(fd, &content, sizeof content) || content.magic != EXPORT_MAGIC)
+    if (out == NULL || !fake_export_read(fd, &content, sizeof content) || content.shared.magic != EXPORT_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    struct physical *physical = fake_physical_new(content.device, content.bytes, 0, &content.properties);
+    struct physical *physical = fake_physical_new(content.shared.device, content.shared.bytes, 0, &content.properties);
+    if (fake_open_shared(&content.shared))
+        physical->opened = content.shared.place;
     physical->lease = fake_export_lease(fd);
     *out = (uintptr_t)physical;
     pthread_mutex_unlock(&fake_lock);

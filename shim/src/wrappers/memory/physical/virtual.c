@@ -3,17 +3,15 @@
  * Guarantees:
  * - Bytes are charged from before they are made until the last handle is released and the last mapping, into an address
  *   range or into a sparse array, is gone (physical.h).
- * - Memory imported from another process is charged to the process that made it.
  */
 #include "memory/charge.h"
 #include "memory/state.h"
 #include "memory/physical.h"
 #include "memory/credits.h"
-#include "memory/exports.h"
 #include "driver/entries.h"
 #include "process/process.h"
 #include "wrappers/memory/refused.h"
-#include "wrappers/memory/virtual.h"
+#include "wrappers/memory/physical/virtual.h"
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                             unsigned long long flags) {
@@ -37,55 +35,6 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     }
     result = DRIVER(cuMemCreate)(handle, size, prop, flags);
     physical_end(allocation, result == CUDA_SUCCESS, result == CUDA_SUCCESS ? *handle : 0);
-    return result;
-}
-
-/* Imported memory has no bytes of this process. Importing its own memory may return the handle that it has already. */
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *from,
-                                               CUmemAllocationHandleType type) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuMemImportFromShareableHandle))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    struct allocation *allocation = physical_begin(0, -1);
-    if (allocation == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    result = DRIVER(cuMemImportFromShareableHandle)(handle, from, type);
-    if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        allocation->physical->kept = exports_keep((int)(intptr_t)from);
-    memory_lock();
-    struct physical *known = result == CUDA_SUCCESS ? physical_of(*handle) : NULL;
-    if (known != NULL)
-        known->handles++;
-    memory_unlock();
-    bool fresh = result == CUDA_SUCCESS && known == NULL;
-    physical_end(allocation, fresh, fresh ? *handle : 0);
-    return result;
-}
-
-/* A descriptor keeps the memory for whoever has it. If it cannot be watched for lack of descriptors, it is not handed
- * out. */
-EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
-                                             CUmemAllocationHandleType type, unsigned long long flags) {
-    CUresult result = process_enter();
-    if (result != CUDA_SUCCESS || !HAS(cuMemExportToShareableHandle))
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_FOUND;
-    memory_lock();
-    struct physical *physical = physical_of(handle);
-    if (physical != NULL)
-        physical->pins++;
-    memory_unlock();
-    result = DRIVER(cuMemExportToShareableHandle)(out, handle, type, flags);
-    if (physical == NULL)
-        return result;
-    if (result == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
-        !exports_watch(&physical->exports, *(int *)out)) {
-        sys_close(*(int *)out);
-        *(int *)out = -1;
-        result = CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    memory_lock();
-    physical->pins--;
-    physical_unlock(physical);
     return result;
 }
 

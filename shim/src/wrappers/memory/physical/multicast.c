@@ -27,17 +27,6 @@ struct binds {
     struct binding *bindings; /* each counts as a mapping already */
 };
 
-/* Add a binding. With the lock. False: the kernel gives no memory. */
-static bool add(struct binds *binds, struct physical *bound, uint64_t at, uint64_t bytes) {
-    struct binding *binding = slab_take(&memory_state()->binding_slab, sizeof *binding);
-    if (binding == NULL)
-        return false;
-    *binding = (struct binding){.next = binds->bindings, .bound = bound, .at = at, .bytes = bytes};
-    binds->bindings = binding;
-    bound->mappings++;
-    return true;
-}
-
 /* Hand the bindings to the object if the driver made them; otherwise free them. */
 static void end(struct binds *binds, bool bound) {
     struct binding *bindings = binds->bindings;
@@ -68,7 +57,7 @@ static CUresult begin_memory(struct binds *binds, CUmemGenericAllocationHandle o
     binds->object = physical_of(object);
     if (binds->object != NULL)
         binds->object->pins++;
-    bool room = binds->object == NULL || bound == NULL || add(binds, bound, at, bytes);
+    bool room = binds->object == NULL || bound == NULL || physical_bind(&binds->bindings, bound, at, bytes);
     memory_unlock();
     if (!room)
         end(binds, false);
@@ -92,7 +81,7 @@ static CUresult begin_address(struct binds *binds, CUmemGenericAllocationHandle 
         if (bound == NULL)
             break;
         left = left < bytes - done ? left : bytes - done;
-        room = add(binds, bound, at + done, left);
+        room = physical_bind(&binds->bindings, bound, at + done, left);
     }
     memory_unlock();
     if (!room)
