@@ -20,6 +20,11 @@ from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_po
 from sharepod.api.admission.request import request_policy
 from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
 from sharepod.api.crd.schema import Schema, SchemaError, pod_spec_schema
+from sharepod.api.crd.served_versions import with_versions
+from sharepod.api.gpunode import KIND as GPUNODE
+from sharepod.api.objects import VERSION
+from sharepod.api.sharepod import KIND as SHAREPOD
+from sharepod.api.versions.kind_versions import VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAREPODS = ROOT / "crds" / "sharepods.yaml"
@@ -47,8 +52,8 @@ def files(pod_spec: Schema) -> dict[Path, str]:
     """Return every generated file with its content."""
     policies = ROOT / "manifests" / "policies"
     documents: dict[Path, list[dict[str, Any]]] = {
-        SHAREPODS: [sharepod_crd(pod_spec)],
-        ROOT / "crds" / "gpunodes.yaml": [gpunode_crd()],
+        SHAREPODS: [with_versions(sharepod_crd(pod_spec), VERSIONS[SHAREPOD])],
+        ROOT / "crds" / "gpunodes.yaml": [with_versions(gpunode_crd(), VERSIONS[GPUNODE])],
         policies / "sharepod-request.yaml": request_policy(),
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),
@@ -63,7 +68,8 @@ def files(pod_spec: Schema) -> dict[Path, str]:
 def checked_in_pod_spec() -> Schema:
     """Return the PodSpec schema inside the checked-in CRD."""
     crd = yaml.load(SHAREPODS.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 a safe loader
-    schema: Schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    (hub,) = (version for version in crd["spec"]["versions"] if version["name"] == VERSION)
+    schema: Schema = hub["schema"]["openAPIV3Schema"]["properties"]["spec"]
     schema["properties"].pop("gpu")
     for made in ("description", "x-kubernetes-validations"):
         schema.pop(made, None)

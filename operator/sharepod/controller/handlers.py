@@ -21,6 +21,7 @@ import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
+from sharepod.api.versions.kind_versions import VERSIONS
 from sharepod.kube import configuration
 
 from .operator import Operator
@@ -54,7 +55,7 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     try:
         chosen = load()
         memo.config = await configuration(chosen.kubeconfig)
-        memo.operator = Operator(chosen, memo.config)
+        memo.operator = Operator(chosen, memo.config, VERSIONS)
     except Exception as error:
         memo.failure = error
         raise kopf.PermanentError(str(error)) from error

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ import structlog
 
 from sharepod.api.pod import PodSettings
 from sharepod.api.sharepod import Phase
+from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.controller.apiserver.client import Client
 from sharepod.controller.apiserver.events import Events
 from sharepod.controller.apiserver.leadership import Leadership
@@ -41,6 +42,7 @@ from sharepod.web.api_reviews import ApiReviews
 from sharepod.web.metrics_access import MetricsAccess, MetricsGuard
 
 from . import metrics
+from .conversion import ServingCertificate, serve_conversions
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
 from .nodes import NodeReconciler
@@ -67,10 +69,11 @@ def boot_seconds() -> float:
 
 
 class Operator:
-    """Operator: all parts, wired to each other."""
+    """Operator: all parts, wired to each other. `kinds`: the versions that it converts objects between."""
 
-    def __init__(self, settings: OperatorSettings, config: Any) -> None:
+    def __init__(self, settings: OperatorSettings, config: Any, kinds: Mapping[str, KindVersions] = VERSIONS) -> None:
         clock = boot_seconds
+        self._kinds = kinds
         self._clock = clock
         self._settings = settings
         self._active = False
@@ -320,6 +323,8 @@ class Operator:
             parts["metrics"] = serve_metrics(self._settings.bind_address, self._settings.metrics_port, self, guard)
         if self._settings.health_port:
             parts["health"] = serve_health(self._settings.bind_address, self._settings.health_port, self)
+        if (conversions := self._conversions()) is not None:
+            parts["conversion"] = conversions
         try:
             with self._garbage:
                 async with Supervisor() as supervisor:
@@ -331,6 +336,16 @@ class Operator:
             await self.client.close()
             await self.lease_client.close()
             await self._reviews.close()
+
+    def _conversions(self) -> Coroutine[Any, Any, None] | None:
+        """Return the conversion server; None without a port, and where every kind has one version."""
+        settings = self._settings
+        if not settings.conversion_port or not any(each.further for each in self._kinds.values()):
+            return None
+        assert settings.conversion_certificate is not None
+        assert settings.conversion_key is not None
+        certificate = ServingCertificate(settings.conversion_certificate, settings.conversion_key)
+        return serve_conversions(settings.bind_address, settings.conversion_port, self._kinds, certificate)
 
 
 async def _reviewing(config: Any) -> Connection:

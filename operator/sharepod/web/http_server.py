@@ -1,4 +1,4 @@
-"""HTTP server with limits per client address: one request per connection.
+"""HTTP server with limits per client address: one request per connection, or several where clients keep them open.
 
 Anything that reaches the port may ask, also programs of tenants. Guarantees:
 - An address that asks too often, too slowly or in too many connections is closed unanswered, before anything is read.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from aiohttp import web
 
@@ -31,6 +33,11 @@ _WITHIN_S = 10.0
 """Seconds from accept until the answer must have been read; the timeout of a scrape is usually 10 s too."""
 _BACKLOG = 128
 """Connections that the kernel keeps waiting."""
+_IDLE_S = 120.0
+"""Seconds that a kept connection may be idle: longer than the 90 s after which Go's client closes one, so that the
+client closes first and no request meets a connection that is being closed."""
+_HANDSHAKE_S = 5.0
+"""Seconds that a TLS handshake may take."""
 
 
 @dataclass
@@ -39,11 +46,38 @@ class _ClientAddress:
     open: list[asyncio.Transport] = field(default_factory=list)
 
 
-class HttpServer:
-    """Running HTTP server; `await serve(...)` makes one. `probes`: it is for probes, see above."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptConnections:
+    """Connections that carry several requests each, over TLS: for clients that ask often, as an API server does.
 
-    def __init__(self, runner: web.AppRunner, sock: socket.socket, *, probes: bool) -> None:
+    A connection must have been answered once within `_WITHIN_S`; later it may be idle.
+    """
+
+    tls: ssl.SSLContext
+    open_each: int
+    """Connections open at a time for one address."""
+    open_max: int
+    """Connections open at a time in all."""
+
+
+class HttpServer:
+    """Running HTTP server; `await serve(...)` makes one. `probes`, `kept`: see `serve`. `answered`: kept connections
+    that have been answered once."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        sock: socket.socket,
+        answered: WeakSet[asyncio.BaseTransport],
+        *,
+        probes: bool,
+        kept: KeptConnections | None,
+    ) -> None:
         self._probes = probes
+        self._tls = kept.tls if kept is not None else None
+        self._open_each = kept.open_each if kept is not None else _OPEN_EACH
+        self._open_max = kept.open_max if kept is not None else _OPEN_MAX
+        self._answered = answered
         self._oldest_first: OrderedDict[asyncio.Transport, None] = OrderedDict()
         self.port: int = sock.getsockname()[1]
         """Port that the server listens on."""
@@ -77,9 +111,9 @@ class HttpServer:
         client.open = [transport for transport in client.open if not transport.is_closing()]
         # Connections whose transport is being made count with the tasks.
         in_all = len(self._tasks) + sum(len(each.open) for each in self._addresses.values())
-        if self._probes and in_all >= _OPEN_MAX:
+        if self._probes and in_all >= self._open_max:
             in_all -= self._drop_oldest()
-        if not client.limiter.take(now) or len(client.open) >= _OPEN_EACH or in_all >= _OPEN_MAX:
+        if not client.limiter.take(now) or len(client.open) >= self._open_each or in_all >= self._open_max:
             sock.close()
         else:
             task = self._loop.create_task(self._hand_over(sock, client), name="http")
@@ -103,9 +137,12 @@ class HttpServer:
         """Pass an accepted connection to the HTTP application, and abort it after `_WITHIN_S`."""
         sock.setblocking(False)
         assert self._runner.server is not None
+        within_s = None if self._tls is None else _HANDSHAKE_S
         try:
-            transport, _protocol = await self._loop.connect_accepted_socket(self._runner.server, sock)
-        except OSError:
+            transport, _protocol = await self._loop.connect_accepted_socket(
+                self._runner.server, sock, ssl=self._tls, ssl_handshake_timeout=within_s
+            )
+        except OSError:  # an SSLError is one, and so is the end of a handshake's time
             sock.close()
             return
         client.open.append(transport)
@@ -113,22 +150,42 @@ class HttpServer:
             while self._oldest_first and next(iter(self._oldest_first)).is_closing():
                 self._oldest_first.popitem(last=False)
             self._oldest_first[transport] = None
-        self._loop.call_later(_WITHIN_S, transport.abort)
+        self._loop.call_later(_WITHIN_S, self._abort_unanswered, transport)
+
+    def _abort_unanswered(self, transport: asyncio.Transport) -> None:
+        if transport not in self._answered:
+            transport.abort()
 
 
-async def serve(application: web.Application, address: str, port: int, *, probes: bool = False) -> HttpServer:
+async def serve(
+    application: web.Application,
+    address: str,
+    port: int,
+    *,
+    probes: bool = False,
+    kept: KeptConnections | None = None,
+) -> HttpServer:
     """Listen on `address` and `port` (0: any free one). Raises `OSError` if that is not possible.
 
-    `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest.
+    `probes`: the port is for the kubelet's probes, where the newest connection goes before the oldest. `kept`: clients
+    keep their connections; None: each has one request.
     """
-    application.on_response_prepare.append(_close_after_answer)
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    answered: WeakSet[asyncio.BaseTransport] = WeakSet()
+
+    async def note_answer(request: web.Request, _response: web.StreamResponse) -> None:
+        if request.transport is not None:
+            answered.add(request.transport)
+
+    application.on_response_prepare.append(_close_after_answer if kept is None else note_answer)
+    runner = web.AppRunner(
+        application, access_log=None, handle_signals=False, shutdown_timeout=1.0, keepalive_timeout=_IDLE_S
+    )
     await runner.setup()
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         sock = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         sock.setblocking(False)
-        return HttpServer(runner, sock, probes=probes)
+        return HttpServer(runner, sock, answered, probes=probes, kept=kept)
     except OSError:
         await runner.cleanup()
         raise

@@ -1,0 +1,139 @@
+"""Conversion server: answers the ConversionReviews of API servers over TLS, in every operator, whether it leads or not.
+
+The API server asks for each object that it reads or writes in another version than the stored one, also those that the
+operator lists: it must be there before anything is listed.
+
+Guarantees:
+- A review takes bounded bytes and time, and all reviews together at most half of the event loop's time, whoever sends
+  them.
+- A renewed certificate is served to new connections within `_REREAD_S`; one that cannot be read is logged, and the
+  former one serves on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from sharepod.api.crd.served_versions import CONVERSION_PATH
+from sharepod.api.versions.conversion_review import ReviewError, answer, succeeded
+from sharepod.api.versions.kind_versions import KindVersions
+from sharepod.web.http_server import KeptConnections, serve
+
+from . import metrics
+
+LARGEST_REVIEW: Final = 8 << 20
+"""Bytes of a review: several of the largest objects that an API server takes (3 MiB in a request, 1.5 MiB stored)."""
+_READ_S = 10.0
+"""Seconds within which a review must have arrived; the API server gives up after 30 s."""
+_REREAD_S = 10.0
+"""Seconds between two looks at the certificate: a Secret that is mounted takes a minute to be renewed."""
+_OPEN_EACH, _OPEN_MAX = 256, 512
+"""Connections open at a time for one address, and in all: an API server opens one for each question under way."""
+_OWED_S = 0.005
+"""Seconds of conversions after which the loop's other tasks get as long."""
+
+log = structlog.get_logger(__name__)
+
+
+class Conversions:
+    """Answers to reviews, one at a time. `kinds`: the versions of each kind."""
+
+    def __init__(self, kinds: Mapping[str, KindVersions]) -> None:
+        self._kinds = kinds
+        self._turn = asyncio.Lock()
+        self._owed_s = 0.0
+
+    async def respond(self, request: web.Request) -> web.Response:
+        """Answer one review."""
+        try:
+            async with asyncio.timeout(_READ_S):
+                body = await request.read()
+        except TimeoutError:
+            metrics.CONVERSIONS.labels("Refused").inc()
+            return web.Response(status=408, text=f"send the whole review within {_READ_S:.0f} s\n")
+        except web.HTTPRequestEntityTooLarge:
+            metrics.CONVERSIONS.labels("Refused").inc()
+            return web.Response(status=413, text=f"a review has at most {LARGEST_REVIEW} bytes; list fewer at a time\n")
+        async with self._turn:
+            if self._owed_s > _OWED_S:
+                await asyncio.sleep(self._owed_s)
+                self._owed_s = 0.0
+            began = time.monotonic()
+            try:
+                return self._respond(body)
+            finally:
+                self._owed_s += time.monotonic() - began
+
+    def _respond(self, body: bytes) -> web.Response:
+        try:
+            reviewed = answer(json.loads(body), self._kinds)
+        except ReviewError as error:
+            metrics.CONVERSIONS.labels("Refused").inc()
+            return web.Response(status=400, text=f"{error}\n")
+        except (ValueError, RecursionError):
+            metrics.CONVERSIONS.labels("Refused").inc()
+            return web.Response(status=400, text="the body is not JSON that can be read\n")
+        if succeeded(reviewed):
+            metrics.CONVERSIONS.labels("Success").inc()
+        else:
+            metrics.CONVERSIONS.labels("Failure").inc()
+            log.warning("object not converted", why=reviewed["response"]["result"]["message"])
+        return web.json_response(reviewed)
+
+
+class ServingCertificate:
+    """Certificate and key of a server, as files that may change; `context` serves what was read last."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._seen: tuple[bytes, bytes] | None = None
+        self._trouble = ""
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    def reread(self) -> bool:
+        """Read the files if they have changed. Return whether there is a certificate to serve."""
+        try:
+            certificate, key = (file.read_bytes() for file in self._files)
+            if (certificate, key) != self._seen:
+                # A context of which the two do not match would serve nobody: they are tried on another one first.
+                for context in (ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), self.context):
+                    context.load_cert_chain(*self._files)
+                self._seen, self._trouble = (certificate, key), ""
+                log.info("conversion: certificate read", file=str(self._files[0]))
+        except OSError as error:  # an SSLError is one
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.error(
+                    "conversion: certificate or key cannot be read; objects of other versions need it; trying again",
+                    files=[str(file) for file in self._files],
+                    error=str(error),
+                    former_serves_on=self._seen is not None,
+                )
+        return self._seen is not None
+
+
+async def serve_conversions(
+    address: str, port: int, kinds: Mapping[str, KindVersions], certificate: ServingCertificate
+) -> None:
+    """Serve conversions until cancelled, from when there is a certificate."""
+    while not certificate.reread():  # noqa: ASYNC110  a file wakes nobody
+        await asyncio.sleep(_REREAD_S)
+    application = web.Application(client_max_size=LARGEST_REVIEW)
+    application.add_routes([web.post(CONVERSION_PATH, Conversions(kinds).respond)])
+    kept = KeptConnections(tls=certificate.context, open_each=_OPEN_EACH, open_max=_OPEN_MAX)
+    server = await serve(application, address, port, kept=kept)
+    try:
+        while True:
+            await asyncio.sleep(_REREAD_S)
+            certificate.reread()
+    finally:
+        await server.close()

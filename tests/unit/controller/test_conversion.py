@@ -1,0 +1,192 @@
+"""The conversion server as an API server meets it: over TLS, on kept connections, with bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from doubles import second_version
+from harness.certs import Authority, KeyPair
+from kubernetes.aio.client import Configuration
+from sharepod.api.versions.kind_versions import VERSIONS
+from sharepod.controller import conversion
+from sharepod.controller.conversion import LARGEST_REVIEW, ServingCertificate, serve_conversions
+from sharepod.controller.operator import Operator
+from sharepod.controller.settings import OperatorSettings
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """Running conversion server with its certificate's files."""
+
+    def __init__(self, authority: Authority, pair: KeyPair, port: int) -> None:
+        self.authority = authority
+        self.pair = pair
+        self.url = f"https://{HOST}:{port}/convert"
+        self.port = port
+
+    def client(self) -> aiohttp.ClientSession:
+        trust = ssl.create_default_context(cafile=str(self.authority.certificate))
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust))
+
+    async def up(self) -> None:
+        """Wait until it listens."""
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(OSError):
+                    _reader, writer = await asyncio.open_connection(HOST, self.port)
+                    writer.close()
+                    return
+                await asyncio.sleep(0.01)
+
+    async def serial(self) -> bytes | None:
+        """Return the certificate that a new connection is shown; None if there is none."""
+        trust = ssl.create_default_context(cafile=str(self.authority.certificate))
+        try:
+            _reader, writer = await asyncio.open_connection(HOST, self.port, ssl=trust)
+        except OSError:
+            return None
+        tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        shown = tls.getpeercert(binary_form=True)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        return shown
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Serving]:
+    authority = Authority(folder / "pki")
+    pair = authority.issue("conversion", "conversion", addresses=[HOST])
+    port = free_port()
+    certificate = ServingCertificate(pair.certificate, pair.key)
+    task = asyncio.create_task(serve_conversions(HOST, port, second_version.kinds(), certificate))
+    served = Serving(authority, pair, port)
+    try:
+        await served.up()
+        yield served
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def review(name: str = "train", pad: int = 0) -> dict[str, Any]:
+    item = {
+        "apiVersion": "sharepod.dev/v1alpha1",
+        "kind": "SharePod",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {"gpu": {"request": 0.4}, "pad": "x" * pad},
+    }
+    request = {"uid": name, "desiredAPIVersion": "sharepod.dev/v1test", "objects": [item]}
+    return {"apiVersion": "apiextensions.k8s.io/v1", "kind": "ConversionReview", "request": request}
+
+
+async def test_reviews_are_answered_on_kept_connections_however_many_come(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served, served.client() as session:
+
+        async def ask(number: int) -> str:
+            async with session.post(served.url, json=review(f"n{number}")) as answer:
+                assert answer.headers.get("Connection") != "close"
+                return str((await answer.json())["response"]["convertedObjects"][0]["metadata"]["name"])
+
+        assert await asyncio.gather(*(ask(number) for number in range(300))) == [f"n{number}" for number in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 200_000, 400),
+        (b'{"kind": "AdmissionReview"}', 400),
+        (json.dumps(review(pad=LARGEST_REVIEW)).encode(), 413),
+    ],
+)
+async def test_what_is_no_review_is_refused_and_the_next_one_answered(tmp_path: Path, body: bytes, status: int) -> None:
+    async with serving(tmp_path) as served, served.client() as session:
+        async with session.post(served.url, data=io.BytesIO(body)) as answer:
+            assert answer.status == status
+        async with session.post(served.url, json=review()) as answer:
+            assert (await answer.json())["response"]["result"] == {"status": "Success"}
+
+
+async def test_clients_that_say_nothing_or_send_slowly_are_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharepod.web.http_server._WITHIN_S", 0.3)
+    monkeypatch.setattr(conversion, "_READ_S", 0.1)
+    async with serving(tmp_path) as served, asyncio.timeout(20):
+        trust = ssl.create_default_context(cafile=str(served.authority.certificate))
+        silent, _writer = await asyncio.open_connection(HOST, served.port, ssl=trust)
+        slow, writer = await asyncio.open_connection(HOST, served.port, ssl=trust)
+        writer.write(b"POST /convert HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert b"408" in await slow.readline()
+        assert await silent.read() == b""
+
+
+async def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_REREAD_S", 0.05)
+    async with serving(tmp_path) as served, asyncio.timeout(30):
+        first = await served.serial()
+        served.authority.issue("conversion", "conversion", addresses=[HOST])  # into the same files
+        while (second := await served.serial()) in (None, first):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        served.pair.certificate.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense")
+        await asyncio.sleep(0.3)
+        assert await served.serial() == second
+
+
+async def test_without_a_certificate_nothing_listens_until_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion, "_REREAD_S", 0.05)
+    port = free_port()
+    certificate = ServingCertificate(tmp_path / "pki" / "late.crt", tmp_path / "pki" / "late.key")
+    task = asyncio.create_task(serve_conversions(HOST, port, second_version.kinds(), certificate))
+    try:
+        await asyncio.sleep(0.2)
+        with pytest.raises(OSError):
+            await asyncio.open_connection(HOST, port)
+        authority = Authority(tmp_path / "pki")
+        pair = authority.issue("late", "conversion", addresses=[HOST])
+        served = Serving(authority, pair, port)
+        await served.up()
+        assert await served.serial() is not None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.promise("install-no-webhook")
+@pytest.mark.parametrize(("second", "port", "served"), [(False, 1, False), (True, 0, False), (True, 1, True)])
+async def test_it_is_served_where_there_is_a_second_version_and_a_port(
+    tmp_path: Path, second: bool, port: int, served: bool
+) -> None:
+    settings = OperatorSettings(
+        conversion_port=port, conversion_certificate=tmp_path / "tls.crt", conversion_key=tmp_path / "tls.key"
+    )
+    operator = Operator(settings, Configuration(host="http://x"), second_version.kinds() if second else VERSIONS)
+    part = operator._conversions()
+    assert (part is not None) == served
+    if part is not None:
+        part.close()
+    await operator.client.close()
+    await operator.lease_client.close()
