@@ -22,6 +22,7 @@ import structlog
 
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
+from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.agent.tenants.observer import OwnerOf, Residue
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
@@ -67,9 +68,10 @@ class Agent:
     Args:
         settings: Settings of the agent.
         inventory: Source of readings of the GPUs and the processes on them.
+        kept: What outlives this agent if it is killed.
     """
 
-    def __init__(self, settings: AgentSettings, inventory: Inventory) -> None:
+    def __init__(self, settings: AgentSettings, inventory: Inventory, kept: KeptDescriptors = NOTHING_KEPT) -> None:
         self.settings = settings
         self.inventory = inventory
         self.changed = asyncio.Event()
@@ -84,7 +86,7 @@ class Agent:
         """Reason that it could not serve, while it stands by; None if it could."""
         self.successor_waits: Callable[[], bool] = lambda: False
         """Question whether another agent stands by, to serve when this one ends. May be replaced before `start`."""
-        self.tenants = TenantRegistry(settings, changed=self._compare_soon)
+        self.tenants = TenantRegistry(settings, changed=self._compare_soon, kept=kept)
         self.plugin_pods: Mapping[str, PluginPod] = {}
         """Pods that have a GPU of their own from NVIDIA's device plugin, by GPU UUID."""
         self.plugin_pod_utilization = UtilizationMeter()

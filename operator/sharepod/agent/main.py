@@ -26,6 +26,7 @@ from sharepod import logs
 from sharepod.agent.devices.inventory import Inventory, InventoryError, SimulatedInventory
 from sharepod.agent.devices.nvml import NvmlInventory
 from sharepod.agent.state.directory import StateDirError
+from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.agent.state.succession import Succession
 from sharepod.agent.telemetry import endpoints
 from sharepod.tasks import Supervisor, TaskEndedError
@@ -75,9 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if settings.mode is AgentMode.CLUSTER:
         from sharepod.agent.cluster import run as _  # noqa: F401  before there is anything to keep waiting
 
-    def agent() -> int:
+    def agent(kept: KeptDescriptors = NOTHING_KEPT) -> int:
         try:
-            return asyncio.run(run(settings))
+            return asyncio.run(run(settings, kept))
         except KeyboardInterrupt:
             return 0
 
@@ -93,7 +94,7 @@ def inventory_of(settings: AgentSettings) -> Inventory:
     )
 
 
-async def run(settings: AgentSettings) -> int:
+async def run(settings: AgentSettings, kept: KeptDescriptors = NOTHING_KEPT) -> int:
     """Run one agent from its start to a signal; return the exit status."""
     loop = asyncio.get_running_loop()
     stop, again = asyncio.Event(), asyncio.Event()
@@ -105,7 +106,7 @@ async def run(settings: AgentSettings) -> int:
     except OSError as error:
         log.warning("cannot set the agent's priority", niceness=settings.niceness, error=error.strerror)
     _raise_descriptor_limit()
-    agent = Agent(settings, inventory_of(settings))
+    agent = Agent(settings, inventory_of(settings), kept)
     log.info("agent starts", version=agent_version(), node=settings.node_name, mode=settings.mode)
     http = None
     guard, asks = _metrics_guard(settings)
@@ -122,7 +123,7 @@ async def run(settings: AgentSettings) -> int:
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
             try:
                 async with Supervisor() as supervisor:
-                    supervisor.start("drive", _drive(agent, succession, again))
+                    supervisor.start("drive", _drive(agent, succession, again, kept))
                     await supervisor.wait(stop)
                     stopping = True
             finally:
@@ -159,9 +160,10 @@ def _metrics_guard(settings: AgentSettings) -> tuple[MetricsGuard, ApiReviews | 
     return MetricsGuard(asks.reviews), asks
 
 
-async def _drive(agent: Agent, succession: Succession, again: asyncio.Event) -> None:
+async def _drive(agent: Agent, succession: Succession, again: asyncio.Event, kept: KeptDescriptors) -> None:
     """Feed the agent by the driver of its mode, until cancelled, once no other agent serves."""
     if not succession.free():
+        kept.drop_all_but(())  # the agent that serves has its own
         checking = asyncio.create_task(_keep_checking(agent))
         try:
             await succession.turn()

@@ -3,12 +3,14 @@
 Guarantees:
 - The file is read again when it changes and on SIGHUP.
 - A file that has become wrong is logged once and changes nothing.
+- A row that the state directory does not take ends nothing: it is logged and tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -66,21 +68,29 @@ async def run(agent: Agent, again: asyncio.Event) -> None:
     assert path is not None, "settings require it in this mode"
     stamp = _stamp(path)
     await agent.take_stock()
-    await agent.tenants.apply(await asyncio.to_thread(load, path))
+    all_in_force = await _apply(agent, await asyncio.to_thread(load, path))
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(again.wait(), timeout=_INTERVAL_S)
         present = _stamp(path)
-        if not again.is_set() and present == stamp:
+        if all_in_force and not again.is_set() and present == stamp:
             continue
         again.clear()
         stamp = present
         try:
-            await agent.tenants.apply(await asyncio.to_thread(load, path))
+            all_in_force = await _apply(agent, await asyncio.to_thread(load, path))
         except TenantsFileError as error:
             log.error("keeping the tenants as they were", error=str(error))
-        except OSError as error:
-            log.error("cannot apply the tenants", error=str(error))
+
+
+async def _apply(agent: Agent, rows: Sequence[Tenant]) -> bool:
+    """Apply the rows; return whether the state directory took all that had to be written."""
+    try:
+        await agent.tenants.apply(rows)
+    except OSError as error:
+        log.error("cannot apply the tenants; trying again", error=str(error))
+        return False
+    return True
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -25,6 +25,7 @@ from sharepod.agent.telemetry import endpoints
 from sharepod.api.gpunode import Tenant, TenantState
 from sharepod.web.metrics_access import MetricsGuard
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in, until
+from unit.agent.small_disk import small_disk
 
 
 def write_inventory(directory: Path, *processes: dict[str, Any]) -> None:
@@ -101,8 +102,10 @@ class Program:
         assert line is not None, f"{event!r} is not in {self.log}"
         return line
 
-    async def get(self, path: str) -> tuple[int, str]:
-        port = (await self.says("serving metrics"))["health_port" if path == "/healthz" else "port"]
+    async def get(self, path: str, *, times: int = 1) -> tuple[int, str]:
+        """Answer of the agent, or of the second that the keeper has started, ..."""
+        ports = await self.says("serving metrics", times=times)
+        port = ports["health_port" if path == "/healthz" else "port"]
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
             return response.status, await response.text()
 
@@ -430,7 +433,7 @@ from sharepod import logs
 from sharepod.agent import keeper
 from sharepod.agent.settings import AgentSettings
 logs.configure(AgentSettings().log_level, AgentSettings().log_format)
-def agent():
+def agent(kept):
     print("begun", file=sys.stderr, flush=True)
     {body}
 sys.exit(keeper.keep(agent))
@@ -464,6 +467,56 @@ async def test_a_kept_agent_that_is_killed_is_there_again_and_one_that_ends_by_i
         child = _child(keeper.process.pid)
         assert await keeper.end() == 0
         assert not _exists(child)
+
+
+@pytest.mark.promise("node-read-only-killed")
+async def test_a_kept_agent_that_is_killed_serves_again_on_a_disk_that_has_become_read_only(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "state") as disk:
+        settings_in(tmp_path)
+        write_inventory(tmp_path)
+        write_tenants(tmp_path, [row("a", 400, 700)])
+        async with running(tmp_path, arguments=["--keep"]) as keeper:
+            await keeper.says("tenant is served")
+            with disk.read_only():
+                os.kill(_child(keeper.process.pid), signal.SIGKILL)
+                await keeper.says("tenant is served", times=2)
+                assert "Read-only file system" in (await keeper.says("cannot apply the tenants"))["error"]
+                client = await Client.connect(tenant_directory(tmp_path, "a"))
+                assert await client.reserve(3 * GI) == 3 * GI
+                os.kill(_child(keeper.process.pid), signal.SIGKILL)
+                assert (await keeper.says("taken over from the earlier agent"))["processes"] == 1
+                _status, told = await keeper.get("/metrics", times=3)
+                assert value(told, "sharepod_tenant_memory_used_bytes", tenant="a") == 3 * GI
+                newcomer = await Client.connect(tenant_directory(tmp_path, "a"))
+                await newcomer.granted()
+                client.close()
+                newcomer.close()
+                write_tenants(tmp_path, [])
+                await keeper.says("tenant is gone from the ledger")
+                with pytest.raises(ConnectionRefusedError):
+                    await Client.connect(tenant_directory(tmp_path, "a"))
+            assert await keeper.end() == 0
+
+
+@pytest.mark.promise("node-read-only-killed")
+async def test_once_the_disk_is_writable_again_an_agent_listens_on_a_socket_of_its_own(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "state") as disk:
+        settings_in(tmp_path)
+        write_inventory(tmp_path)
+        write_tenants(tmp_path, [row("a", 400, 700)])
+        async with running(tmp_path, arguments=["--keep"]) as keeper:
+            await keeper.says("tenant is served")
+            before = (tenant_directory(tmp_path, "a") / "agent.sock").stat().st_ino
+            with disk.read_only():
+                os.kill(_child(keeper.process.pid), signal.SIGKILL)
+                await keeper.says("tenant is served", times=2)
+                client = await Client.connect(tenant_directory(tmp_path, "a"))
+            await until(lambda: (tenant_directory(tmp_path, "a") / "agent.sock").stat().st_ino != before)
+            await client.granted()  # it stays connected
+            other = await Client.connect(tenant_directory(tmp_path, "a"))
+            other.close()
+            client.close()
+            assert await keeper.end() == 0
 
 
 @pytest.mark.promise("install-killed")

@@ -4,8 +4,11 @@ A ledger is *in force* once all of its tenants are set up. A row *entitles* its 
 
 Guarantees:
 - `generation` is that of a ledger in force, never that of a ledger that was only read.
+- A row that the disk does not take holds back no other row: the ledger is in force without it, `problem` says so, and
+  it is tried again.
 - A row that turns Releasing, or is removed, stops entitling its pod before anything else is done about it.
-- A new row entitles its pod only once its tenant is set up (a part of LE1 row-before-use in docs/design.md).
+- A new row entitles its pod only once its tenant is set up, where the disk takes it (a part of LE1 row-before-use in
+  docs/design.md).
 - The ledger last in force is kept in a file: an agent that starts while the API server is away serves the tenants that
   run, but publishes no new volume.
 - A GPUNode that disappears takes nothing from the tenants that run: only a ledger that removes a tenant does.
@@ -22,6 +25,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sharepod.agent.state import files
+from sharepod.agent.tenants.registry import UntakenRowsError
 from sharepod.api.gpunode import PLURAL, Tenant, TenantState
 from sharepod.api.objects import GROUP, POOL_LABEL, VERSION
 from sharepod.kube import ApiError, Connection, GoneError, Json, UnavailableError, backoff
@@ -136,7 +140,7 @@ class LedgerWatch:
             await self._apply(rows)
         except OSError as error:
             # Tried again with the API server's ledger; volumes have to be unpublished meanwhile, too.
-            self._applying_failed = f"the ledger cannot be put in force: {error}"
+            self._applying_failed = _not_in_force(error)
             log.error("cannot put all of the earlier agent's ledger in force", error=str(error))
         self._in_force = rows
         log.info("earlier agent's ledger is in force", generation=kept.generation, tenants=len(rows))
@@ -177,7 +181,7 @@ class LedgerWatch:
                 attempt = 0
             except Exception as error:
                 # Time, memory and the tenants that run do not depend on this ledger: the agent goes on.
-                self._applying_failed = f"the ledger cannot be put in force: {error}"
+                self._applying_failed = _not_in_force(error)
                 log.exception("cannot put the ledger in force; trying again", gpunode=self._node)
                 attempt += 1
                 self._arrived.set()
@@ -197,16 +201,22 @@ class LedgerWatch:
             log.error("rows of the ledger cannot be read", rows=self._unreadable)
         still = {row.id for row in rows if row.state is TenantState.RESERVED}
         self._entitling = tuple(row for row in self._entitling if row.id in still)
-        await self._apply(rows)
+        failed = None
+        try:
+            await self._apply(rows)
+        except UntakenRowsError as error:
+            failed = error
         self._in_force = self._entitling = rows
         self.uid, self.generation = uid, generation
-        self._applying_failed = None
+        self._applying_failed = _not_in_force(failed) if failed is not None else None
         if self._object is not None and self._object["metadata"]["uid"] == uid:  # else it was deleted meanwhile
             self._absent = None
         self._move()
         await asyncio.to_thread(
             self._keep, _Checkpoint(uid=uid, generation=generation, tenants=tuple(row.dump() for row in rows))
         )
+        if failed is not None:
+            raise failed
 
     def _keep(self, checkpoint: _Checkpoint) -> None:
         try:
@@ -268,6 +278,10 @@ def read_rows(rows: Sequence[Any], in_force: Sequence[Tenant]) -> tuple[tuple[Te
             tenant = known[row_id]
         read[tenant.id] = tenant
     return tuple(read.values()), tuple(unreadable)
+
+
+def _not_in_force(error: Exception) -> str:
+    return f"the ledger cannot be put in force: {error}"
 
 
 def _is_older(one: Json, other: Json) -> bool:

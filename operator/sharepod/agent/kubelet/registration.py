@@ -5,6 +5,7 @@ the registration. It registers a plugin again whenever it or the agent has resta
 
 Guarantees:
 - A socket that is removed (a wiped plugin folder) is created again within seconds.
+- A read-only disk under the kubelet's folders ends nothing: it is a `problem`, and is tried again.
 - A refusal of the kubelet is logged and becomes the plugin's `problem`.
 """
 
@@ -20,7 +21,7 @@ import structlog
 
 from sharepod.agent.kubelet import mounts
 from sharepod.agent.kubelet.wire import registration_pb2 as registration
-from sharepod.agent.kubelet.wire.rpc import SocketError, UnixServer, service
+from sharepod.agent.kubelet.wire.rpc import ReadOnlyError, SocketError, UnixServer, service
 from sharepod.api.objects import CLAIM_DRIVER, CSI_DRIVER
 
 log = structlog.get_logger(__name__)
@@ -88,10 +89,14 @@ class KubeletRegistration:
         self._started_at = 0.0
         self._registered = False
         self._refusal: str | None = None
+        self._read_only: str | None = None
+        """Why a socket could not be created on a read-only disk; None if both are there."""
 
     @property
     def problem(self) -> str | None:
         """Reason why the kubelet does not call the plugin at present; None if it does."""
+        if self._read_only is not None:
+            return f"the kubelet cannot call the driver for {self._plugin.effect}: {self._read_only}"
         if self._refusal is not None:
             return f"the kubelet refused the driver for {self._plugin.effect}: {self._refusal}"
         if not self._registered:
@@ -104,14 +109,21 @@ class KubeletRegistration:
     @property
     def settling(self) -> bool:
         """True while the kubelet may still take its time to register the driver."""
-        return not self._registered and asyncio.get_running_loop().time() - self._started_at < REGISTER_WITHIN_S
+        return (
+            not self._registered
+            and self._read_only is None
+            and asyncio.get_running_loop().time() - self._started_at < REGISTER_WITHIN_S
+        )
 
     async def start(self) -> None:
-        """Create both sockets and serve. Raise `SocketError`."""
+        """Create both sockets and serve. Raise `SocketError`, unless the disk is read-only: `run` tries again then."""
         self._started_at = asyncio.get_running_loop().time()
         try:
             await self._server.start()
             await self._registration.start()
+        except ReadOnlyError as error:
+            log.error("cannot serve the kubelet; trying again", error=str(error))
+            self._read_only = str(error)
         except SocketError:
             await self.stop()
             raise
@@ -121,13 +133,17 @@ class KubeletRegistration:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             for server in (self._server, self._registration):
-                if not server.path.is_socket():
-                    log.warning("socket is gone; creating it again", socket=str(server.path))
+                if not server.serving:
+                    log.warning("socket is not served; creating it again", socket=str(server.path))
                     await server.stop(STOP_GRACE_S)
                     try:
                         await server.start()
                     except SocketError as error:
                         log.error("cannot serve the kubelet", error=str(error))
+            if self._read_only is not None and self._server.serving and self._registration.serving:
+                self._read_only = None
+                self._started_at = asyncio.get_running_loop().time()
+                self._changed()
 
     async def stop(self) -> None:
         """Remove the registration socket, then the driver's."""

@@ -8,6 +8,7 @@ Guarantees:
 - A file that a running pod may read changes only by rename.
 - A tenant's directory is created once and stays the same directory until it is removed: mounts of it pin the inode.
 - A hook is removed only when no tenant's directory links to it.
+- A socket that was kept is used only where its file is still the one in the tenant's directory.
 
 Nothing here is flushed to disk: at its start the agent writes all of it again from the ledger, before any container
 that is restarted with the node gets its volume.
@@ -22,6 +23,7 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import structlog
@@ -29,6 +31,8 @@ import structlog
 from sharepod.api.objects import HOOK_FILE, PRELOAD_FILE, VOLUME_MOUNT_PATH
 
 from . import files
+from .handover import Handover, Inheritance
+from .kept_descriptors import NOTHING_KEPT, KeptDescriptors
 
 log = structlog.get_logger(__name__)
 
@@ -48,11 +52,14 @@ class StateDirError(Exception):
 class StateDir:
     """State directory at `root`. Its methods do I/O: call them from a thread, one at a time."""
 
-    def __init__(self, root: Path, hook: Path, *, fail_open: bool = False) -> None:
+    def __init__(
+        self, root: Path, hook: Path, *, fail_open: bool = False, kept: KeptDescriptors = NOTHING_KEPT
+    ) -> None:
         """Args:
         root: the directory.
         hook: the hook's shared object, as installed with the agent.
         fail_open: pods run without limits where they cannot reach an agent.
+        kept: what outlives this agent if it is killed.
         """
         self._hooks = root / "hooks"
         self._tenants = root / "tenants"
@@ -60,6 +67,7 @@ class StateDir:
         self._hook = hook
         self._fail_open = fail_open
         self._installed: Path | None = None
+        self._kept = kept
 
     @staticmethod
     def serves(tenant_id: str) -> bool:
@@ -151,6 +159,7 @@ class StateDir:
                 listener.bind(str(fresh))
                 fresh.chmod(0o666)
                 listener.listen(_BACKLOG)
+            self._kept.keep(_socket_name(tenant_id), listener.fileno(), _identity(self._socket(tenant_id)))
         except OSError:
             listener.close()
             raise
@@ -158,14 +167,47 @@ class StateDir:
             os.close(fd)
         return listener
 
+    def inherit(self, tenant_id: str) -> socket.socket | None:
+        """Return the listening socket that an agent that was killed has left; None if the directory has another.
+
+        For a directory that takes no new one.
+        """
+        kept = self._kept.take(_socket_name(tenant_id))
+        if kept is None:
+            return None
+        listener = socket.socket(fileno=kept.fd)
+        try:
+            same = kept.mark == _identity(self._socket(tenant_id))
+        except OSError:
+            same = False
+        if not same:
+            listener.close()
+            return None
+        listener.setblocking(False)
+        return listener
+
+    def unheard(self, tenant_id: str) -> None:
+        """Keep the tenant's socket no longer: nobody listens to it any more."""
+        self._kept.drop(_socket_name(tenant_id))
+
+    def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
+        """Keep nothing that an agent that was killed has left of other tenants."""
+        self._kept.drop_all_but({name(each) for each in tenant_ids for name in (_socket_name, _handover_name)})
+
+    def open_handover(self, tenant_id: str, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
+        """Open the tenant's handover file, see `Handover.open`."""
+        return Handover.open(self.handover(tenant_id), gpus, slots, kept=self._kept, name=_handover_name(tenant_id))
+
     def shut(self, tenant_id: str) -> None:
         """Remove socket and limits, so that no new process of the tenant starts. The directory and its mounts stay."""
+        self._kept.drop(_handover_name(tenant_id))
         for name in (FAIL_OPEN_FILE, SOCKET_FILE, LIMITS_FILE):
             (self.path(tenant_id) / name).unlink(missing_ok=True)
         self.handover(tenant_id).unlink(missing_ok=True)
 
     def remove(self, tenant_id: str) -> None:
         """Remove the tenant's directory, and its hook if no other tenant's directory links to it."""
+        self._kept.drop(_handover_name(tenant_id))
         self.handover(tenant_id).unlink(missing_ok=True)
         shutil.rmtree(self.path(tenant_id), ignore_errors=False)
         for hook in self._hooks.glob("*.so"):
@@ -187,6 +229,9 @@ class StateDir:
         assert self.serves(tenant_id), f"{tenant_id!r} is not a name"
         return self._handovers / tenant_id
 
+    def _socket(self, tenant_id: str) -> Path:
+        return self.path(tenant_id) / SOCKET_FILE
+
     def _link_hook(self, target: Path) -> None:
         if self._installed is None:
             raise OSError(errno.ENOSPC, "the state directory did not take the hook", str(self._hooks))
@@ -202,6 +247,20 @@ class StateDir:
             return hashlib.sha256(path.read_bytes()).hexdigest() == digest
         except OSError:
             return False
+
+
+def _socket_name(tenant_id: str) -> str:
+    return f"socket {tenant_id}"
+
+
+def _handover_name(tenant_id: str) -> str:
+    return f"handover {tenant_id}"
+
+
+def _identity(path: Path) -> str:
+    """Return device and inode of a file. Raise `OSError`."""
+    status = path.stat(follow_symlinks=False)
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 def _allow(directory: Path) -> None:

@@ -36,6 +36,7 @@ from sharepod.timeshare import AccountSnapshot
 
 from . import files
 from .boot import boot_id
+from .kept_descriptors import NOTHING_KEPT, KeptDescriptors
 
 log = structlog.get_logger(__name__)
 
@@ -95,17 +96,26 @@ class Handover:
         self._words[_LAYOUT_WORD] = _layout()
 
     @classmethod
-    def open(cls, path: Path, gpus: Sequence[str], slots: int) -> tuple[Handover, Inheritance]:
+    def open(
+        cls, path: Path, gpus: Sequence[str], slots: int, *, kept: KeptDescriptors = NOTHING_KEPT, name: str = ""
+    ) -> tuple[Handover, Inheritance]:
         """Open the file of a tenant; return it with what an earlier agent left in it.
 
-        If the disk does not take the file, it is kept in memory only, and a warning is logged.
+        If the disk does not take the file, it is in memory only, which the keeper holds too, and a warning is logged.
 
         Args:
             path: the file.
             gpus: UUIDs of the tenant's GPUs.
             slots: number of processes to have room for.
+            kept: what outlives this agent if it is killed.
+            name: of the memory among that.
         """
-        left = read(path, gpus)
+        in_memory = kept.take(name)  # later than the file: the disk did not take that agent's
+        if in_memory is None:
+            left = read(path, gpus)
+        else:
+            left = read(Path(f"/proc/self/fd/{in_memory.fd}"), gpus)
+            os.close(in_memory.fd)
         slots = max(slots, 2 * len(left.survivors))
         size = 8 * (_HEAD + len(gpus) + 2 * _ACCOUNT + slots * (2 + len(gpus)))
         try:
@@ -118,15 +128,30 @@ class Handover:
                     pages = mmap.mmap(descriptor, size)
                 finally:
                     os.close(descriptor)
-                kept = cls(pages, gpus, slots)
-                kept._restore(left)
+                handover = cls(pages, gpus, slots)
+                handover._restore(left)
         except OSError as error:
             log.warning(
                 "cannot keep a tenant's state for the next agent", tenant=path.name, file=str(path), error=str(error)
             )
-            kept = cls(mmap.mmap(-1, size), gpus, slots)
-            kept._restore(left)
-        return kept, left
+            return cls._in_memory(gpus, slots, left, size, kept, name), left
+        if in_memory is not None:
+            kept.drop(name)
+        return handover, left
+
+    @classmethod
+    def _in_memory(
+        cls, gpus: Sequence[str], slots: int, left: Inheritance, size: int, kept: KeptDescriptors, name: str
+    ) -> Handover:
+        descriptor = os.memfd_create("handover")
+        try:
+            os.ftruncate(descriptor, size)
+            handover = cls(mmap.mmap(descriptor, size), gpus, slots)
+            handover._restore(left)
+            kept.keep(name, descriptor)
+        finally:
+            os.close(descriptor)
+        return handover
 
     def add(self, pid: int) -> None:
         """Reserve a slot for a process that may be credited from now on. Do nothing if it has one, or has ended."""

@@ -25,7 +25,7 @@ from sharepod.agent.shares.tokens import Tokens
 from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
-from sharepod.agent.state.handover import Handover
+from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
 from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import GpuTime
 
@@ -48,18 +48,26 @@ _RELEASING = "this pod's share of the GPU is being given away; nothing more runs
 """Text for clients of a tenant that is being released."""
 
 
+class UntakenRowsError(OSError):
+    """Rows of which the state directory does not take what has to be written. Every row has been tried: what can be in
+    force is, and a tenant that is being released is served no more."""
+
+
 class TenantRegistry:
     """Tenants of one node. Call `start` first, then `apply` whenever the ledger has changed.
 
     Args:
         settings: Settings of the agent.
         changed: Called when `status` may have changed.
+        kept: What outlives this agent if it is killed.
     """
 
-    def __init__(self, settings: AgentSettings, *, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: AgentSettings, *, changed: Callable[[], None], kept: KeptDescriptors = NOTHING_KEPT
+    ) -> None:
         self._settings = settings
         self._changed = changed
-        self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open)
+        self._state = StateDir(settings.state_dir, settings.hook_file, fail_open=settings.fail_open, kept=kept)
         self._tokens = Tokens(settings.timeshare())
         self._budget = FrameBudget(settings.frames_per_s)
         self._entries: dict[str, Entry] = {}
@@ -101,7 +109,7 @@ class TenantRegistry:
         - Row gone: closed; the directory is removed once nothing of the tenant is left.
         - Row that cannot be served: logged, no directory.
 
-        Raises `OSError` if the state directory does not take what has to be written, after every row has been tried.
+        Raises `UntakenRowsError` if the state directory does not take what has to be written.
         Rows whose directories were complete once are in force all the same. Applying the same rows again continues from
         there.
         """
@@ -118,12 +126,13 @@ class TenantRegistry:
             self._entries = {tenant_id: self._entries[tenant_id] for tenant_id in wanted if tenant_id in self._entries}
             if not self._known:
                 self._known = True
+                self._state.unheard_all_but(wanted)
                 self._leftovers.add(set(await asyncio.to_thread(self._state.existing)) - set(wanted))
         self._changed()
         if failed:
             tenant_id, first = next(iter(failed.items()))
             text = f"{first.strerror or first} (tenant {tenant_id}, {len(failed)} of {len(wanted)} rows)"
-            raise OSError(first.errno, text, first.filename) from first
+            raise UntakenRowsError(first.errno, text, first.filename) from first
 
     @property
     def known(self) -> bool:
@@ -238,23 +247,37 @@ class TenantRegistry:
             if not self._state.usable(row.id, limited=row.mode is Mode.SHARED):
                 raise
             directory, failed = self._state.path(row.id), error  # an earlier agent completed it
-        served = None
+        served, unlistened = None, None
         if row.mode is Mode.SHARED:
-            served = await self._listen(row)
+            served, unlistened = await self._listen(row)
+            failed = failed or unlistened
         rules = self._observer.rules_of(row.id)
-        self._entries[row.id] = Entry(row, rules, served=served, directory=directory, unwritten=failed is not None)
+        self._entries[row.id] = Entry(
+            row,
+            rules,
+            served=served,
+            directory=directory,
+            unwritten=failed is not None,
+            old_socket=unlistened is not None,
+        )
         log.info("tenant is served", tenant=row.id, pod=pod_of(row), gpus=list(row.gpus), mode=row.mode)
         if failed is not None:
             raise failed
 
-    async def _listen(self, row: Tenant) -> ServedTenant:
-        """Start the tenant's runtime from what an earlier agent left of it."""
+    async def _listen(self, row: Tenant) -> tuple[ServedTenant, OSError | None]:
+        """Start the tenant's runtime from what an earlier agent left of it. Return it, and why it listens on
+        that agent's socket, if it does."""
         handover, left = await asyncio.to_thread(
-            Handover.open, self._state.handover(row.id), row.gpus, self._settings.connections_max
+            self._state.open_handover, row.id, row.gpus, self._settings.connections_max
         )
-        listener = None
+        listener, unlistened = None, None
         try:
-            listener = await asyncio.to_thread(self._state.listen, row.id)
+            try:
+                listener = await asyncio.to_thread(self._state.listen, row.id)
+            except OSError as error:
+                listener, unlistened = await asyncio.to_thread(self._state.inherit, row.id), error
+                if listener is None:
+                    raise
             served = ServedTenant(
                 row,
                 listener,
@@ -275,7 +298,7 @@ class TenantRegistry:
             self._checkpointing = asyncio.get_running_loop().call_later(_CHECKPOINT_S, self._checkpoint)
         if left.survivors:
             log.info("taken over from the earlier agent", tenant=row.id, pod=pod_of(row), processes=len(left.survivors))
-        return served
+        return served, unlistened
 
     def _checkpoint(self) -> None:
         if not self._checkpoints_due:
@@ -304,6 +327,9 @@ class TenantRegistry:
         entry.row = row
         if entry.unwritten:
             await asyncio.to_thread(self._state.create, row.id, _limits_of(row))
+            if entry.served is not None and entry.old_socket:
+                entry.served.listen_on(await asyncio.to_thread(self._state.listen, row.id))
+                entry.old_socket = False
             entry.unwritten = False
 
     async def _release(self, row: Tenant, entry: Entry | None) -> None:
@@ -316,6 +342,7 @@ class TenantRegistry:
         entry.row, entry.directory = row, None
         if entry.served is not None:
             entry.served.stop(_RELEASING)
+            self._state.unheard(row.id)
         await asyncio.to_thread(self._state.shut, row.id)
 
     def _drop(self, tenant_id: str) -> None:
@@ -330,6 +357,7 @@ class TenantRegistry:
             self._refusals += entry.served.refusals.counts
             entry.served.close()
             entry.served = None
+            self._state.unheard(entry.row.id)
 
 
 def _limits_of(row: Tenant) -> str | None:

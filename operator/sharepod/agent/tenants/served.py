@@ -108,9 +108,15 @@ class ServedTenant:
             self._hints.close()
             raise
         self._set_rates(left.account)
-        self._listener: Listener | None = Listener(
-            listener, {"tenant": row.id}, self._admit, per_s=settings.connects_per_s, burst=settings.connections_max
-        )
+        self._listener: Listener | None = self._listening(listener)
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Listen on another socket, which is taken over. Clients stay connected. After `stop` it is closed."""
+        if self._listener is None:
+            listener.close()
+            return
+        self._listener.close()
+        self._listener = self._listening(listener)
 
     # ---- changes of the row, readings of the inventory
 
@@ -293,6 +299,16 @@ class ServedTenant:
             contended=self._set_contended,
             bar=self._bar,
             resumed=resumed,
+        )
+
+    def _listening(self, listener: socket.socket) -> Listener:
+        settings = self._settings
+        return Listener(
+            listener,
+            {"tenant": self.row.id},
+            self._admit,
+            per_s=settings.connects_per_s,
+            burst=settings.connections_max,
         )
 
     def _set_contended(self, contended: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from sharepod.agent.cluster import ledger_watch as ledger
 from sharepod.agent.cluster.ledger_watch import LedgerWatch
+from sharepod.agent.tenants.registry import UntakenRowsError
 from sharepod.api.gpunode import Tenant
 from sharepod.kube import Connection, connection
 from unit.scripted_server import Scripted
@@ -194,6 +195,30 @@ async def test_a_ledger_of_before_that_the_disk_does_not_take_is_a_problem_and_e
     await second.until(lambda: second.ledger.generation == 5)
     assert second.ledger.problem is None
     assert second.applied == [["a"]]
+
+
+@pytest.mark.promise("node-full-disk")
+async def test_rows_that_the_disk_does_not_take_hold_back_no_other_row_of_the_ledger(
+    scripted: Scripted, api: Connection, tmp_path: Path
+) -> None:
+    """A tenant that is being released counts as drained only once a ledger with its row is in force."""
+    follower = Follower(api, tmp_path)
+    told: list[tuple[int | None, str | None]] = []
+
+    async def apply(rows: Any) -> None:
+        told.append((follower.ledger.generation, follower.ledger.problem))
+        if len(told) < 3:
+            raise UntakenRowsError(30, "Read-only file system")
+
+    follower.ledger = LedgerWatch(
+        api, node="node-1", apply=apply, checkpoint=tmp_path / "ledger.json", on_change=lambda: None
+    )
+    plays(scripted, [listing(5, gpunode(5, "a"))], [[]])
+    await follower.until(lambda: len(told) == 3 and follower.ledger.problem is None)
+    assert told[0] == (None, None)
+    for generation, problem in told[1:]:
+        assert generation == 5
+        assert "Read-only file system" in (problem or "")
 
 
 async def test_a_row_stops_entitling_before_anything_else_is_done_about_it(

@@ -377,6 +377,31 @@ async def test_volumes_can_be_unpublished_whatever_the_state_directory_takes(
             await bench.close()
 
 
+@pytest.mark.promise("node-full-disk")
+async def test_a_kubelet_folder_on_a_read_only_disk_is_a_problem_until_it_is_writable_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_module, "CHECK_INTERVAL_S", 0.02)
+    with tempfile.TemporaryDirectory(prefix="shp-") as short, small_disk(Path(short) / "k") as disk:
+        (disk.path / "plugins_registry").mkdir()
+        changed = asyncio.Event()
+        kubelet = KubeletRegistration(disk.path, (), changed=changed.set)
+        with disk.read_only():
+            await kubelet.start()
+            assert "Read-only file system" in (kubelet.problem or "")
+            assert not kubelet.settling
+        running = asyncio.create_task(kubelet.run())
+        try:
+            await asyncio.wait_for(changed.wait(), 20)
+            assert kubelet.settling
+            assert "has not registered" in (kubelet.problem or "")
+            assert kubelet_module.plugin_socket(disk.path, kubelet_module.CSI_PLUGIN).is_socket()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await kubelet.stop()
+
+
 async def test_a_socket_left_by_a_killed_agent_is_replaced(bench: Bench, tmp_path: Path) -> None:
     left = tmp_path / "left.sock"
     left.touch()

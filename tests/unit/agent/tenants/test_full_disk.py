@@ -10,8 +10,9 @@ import pytest_asyncio
 from sharepod import protocol
 from sharepod.agent.settings import AgentSettings
 from sharepod.agent.state.succession import Succession
-from sharepod.agent.tenants.registry import TenantRegistry
-from unit.agent.client import Client, row, settings_in, tenants_with
+from sharepod.agent.tenants.registry import TenantRegistry, UntakenRowsError
+from sharepod.api.gpunode import TenantState
+from unit.agent.client import Client, reading, row, settings_in, tenants_with, view_of
 from unit.agent.small_disk import SmallDisk, small_disk
 
 
@@ -95,8 +96,28 @@ async def test_a_disk_that_turns_read_only_ends_nothing_that_is_served(
     client.close()
 
 
+@pytest.mark.promise("node-full-disk")
+async def test_a_tenant_is_released_on_a_read_only_disk_and_drained_once_nothing_of_it_is_left(
+    disk: SmallDisk, tenants: TenantRegistry
+) -> None:
+    directory = tenants.directory("a")
+    released = [row("a", 400, 700, state=TenantState.RELEASING), row("b", 300)]
+    with disk.read_only():
+        with pytest.raises(UntakenRowsError, match="Read-only file system"):
+            await tenants.apply(released)
+        with pytest.raises(ConnectionRefusedError):
+            await Client.connect(directory)
+        assert tenants.directory("a") is None
+        tenants.observe(reading(), residue=lambda _: "its volume is published", owner_of=lambda _: None)
+        assert not view_of(tenants, "a").status().drained
+        tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+        assert view_of(tenants, "a").status().drained
+        await tenants.apply(released)  # nothing that has to be written is left
+
+
 async def test_an_agent_starts_beside_a_read_only_state_directory(disk: SmallDisk, settings: AgentSettings) -> None:
-    """The agent can listen nowhere; but it says so, and unmounts volumes."""
+    """An agent without a keeper, or started anew with its container, can listen nowhere; but it says so, and unmounts
+    volumes."""
     async with tenants_with(settings, [row("a", 400, 700)]):
         with Succession(settings.state_dir) as before:
             assert before.free()

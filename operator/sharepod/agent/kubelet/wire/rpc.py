@@ -8,6 +8,7 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -36,6 +37,10 @@ class RpcError(Exception):
 
 class SocketError(OSError):
     """Socket that cannot be served. The message says where, and what to do."""
+
+
+class ReadOnlyError(SocketError):
+    """Socket on a disk that is read-only at present."""
 
 
 def service(file_descriptor: Any, name: str, handlers: Mapping[str, Handler]) -> Any:
@@ -92,7 +97,8 @@ class UnixServer:
             self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise SocketError(
+            kind = ReadOnlyError if error.errno == errno.EROFS else SocketError
+            raise kind(
                 f"cannot create socket {self.path}: {error}; mount kubelet_root writable into the agent's container"
             ) from error
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
@@ -105,6 +111,11 @@ class UnixServer:
             await server.stop(None)
             raise SocketError(f"cannot listen on {self.path}: {error}") from error
         self._server = server
+
+    @property
+    def serving(self) -> bool:
+        """True from `start` to `stop` while the socket is there."""
+        return self._server is not None and self.path.is_socket()
 
     async def stop(self, grace_s: float) -> None:
         """Remove the socket; let calls under way run for at most `grace_s` seconds, then cancel them."""

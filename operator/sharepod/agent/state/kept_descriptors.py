@@ -1,0 +1,149 @@
+"""Kept descriptors: open files that outlive an agent that is killed, held by the process that starts it anew.
+
+A listening socket cannot be made again where the state directory takes no files, and what is in memory only is lost
+with its process. The keeper holds a copy of both for the next agent, which it forks with all of them.
+
+Guarantees:
+- The keeper only holds: it reads no content, and waits for nothing but its child and the child's messages.
+- A name has one descriptor: a new one replaces the one before it.
+- Without a keeper nothing is kept, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+_MESSAGE_MAX = 1024
+"""Bytes of a message: a name and a mark, each far shorter."""
+_SEND_S = 1.0
+"""Seconds that a message may wait for the keeper, which does nothing else."""
+
+
+@dataclass(frozen=True)
+class KeptDescriptor:
+    """Descriptor with what its owner wrote beside it."""
+
+    fd: int
+    mark: str
+
+
+class KeptDescriptors:
+    """Agent's side: descriptors of the agent before, and the way to have descriptors kept. Any thread may call it.
+
+    Args:
+        found: Descriptors of the agent before, by name.
+        keeper: Socket to the keeper; None without one.
+    """
+
+    def __init__(self, found: Mapping[str, KeptDescriptor] | None = None, keeper: socket.socket | None = None) -> None:
+        self._found = dict(found or {})
+        self._keeper = keeper
+
+    def keep(self, name: str, fd: int, mark: str = "") -> None:
+        """Have a copy of `fd` kept under `name`, in place of an earlier one. `mark`: returned with it."""
+        self._forget(name)
+        self._send({"keep": name, "mark": mark}, [fd])
+
+    def take(self, name: str) -> KeptDescriptor | None:
+        """Return what the agent before had kept under `name`, once; the caller owns the descriptor. It stays kept."""
+        return self._found.pop(name, None)
+
+    def drop(self, name: str) -> None:
+        """Keep nothing under `name` any more."""
+        self._forget(name)
+        self._send({"drop": name})
+
+    def drop_all_but(self, names: Collection[str]) -> None:
+        """Keep nothing any more of what the agent before had kept and nobody has taken, but what is in `names`."""
+        for name in self._found.keys() - set(names):
+            self.drop(name)
+
+    def close(self) -> None:
+        """Send no more. What is kept stays."""
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
+
+    def _forget(self, name: str) -> None:
+        found = self._found.pop(name, None)
+        if found is not None:
+            os.close(found.fd)
+
+    def _send(self, message: Mapping[str, str], descriptors: Collection[int] = ()) -> None:
+        if self._keeper is None:
+            return
+        try:
+            socket.send_fds(self._keeper, [json.dumps(message).encode()], list(descriptors))
+        except OSError as error:  # the keeper has ended, and this process is about to
+            log.warning("the keeper does not answer", error=str(error), **message)
+
+
+NOTHING_KEPT = KeptDescriptors()
+"""What an agent without a keeper has."""
+
+
+class DescriptorShelf:
+    """Keeper's side: the descriptors by name. `connect` before each fork."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, KeptDescriptor] = {}
+        self._ours: socket.socket | None = None
+        self._childs: socket.socket | None = None
+
+    def connect(self) -> KeptDescriptors:
+        """Make a new way for messages; return the next agent's side."""
+        self.close()
+        self._ours, self._childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        self._childs.settimeout(_SEND_S)
+        return KeptDescriptors(self._held, self._childs)
+
+    def in_child(self) -> None:
+        """Close what is not the child's. Called in the child, after the fork."""
+        assert self._ours is not None
+        self._ours.close()
+
+    def in_parent(self) -> socket.socket:
+        """Close what is the child's; return the socket that each message makes readable. Called after the fork."""
+        assert self._ours is not None
+        assert self._childs is not None
+        self._childs.close()  # so that the end of the child is the end of its messages
+        return self._ours
+
+    def take_in(self) -> bool:
+        """Follow all messages that have arrived. Return False once there will be no more."""
+        assert self._ours is not None
+        while True:
+            try:
+                packet, descriptors, _flags, _address = socket.recv_fds(self._ours, _MESSAGE_MAX, 1)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+            if not packet:
+                return False
+            self._follow(json.loads(packet), descriptors)
+
+    def close(self) -> None:
+        """End the way for messages. What is held stays."""
+        for end in (self._ours, self._childs):
+            if end is not None:
+                end.close()
+        self._ours = self._childs = None
+
+    def _follow(self, message: Mapping[str, str], descriptors: Collection[int]) -> None:
+        name = message.get("keep") or message["drop"]
+        before = self._held.pop(name, None)
+        if before is not None:
+            os.close(before.fd)
+        for fd in descriptors:  # none if this process has no descriptor left
+            os.set_inheritable(fd, False)
+            self._held[name] = KeptDescriptor(fd, message["mark"])
