@@ -108,9 +108,9 @@ async def test_a_tenant_is_released_on_a_read_only_disk_and_drained_once_nothing
         with pytest.raises(ConnectionRefusedError):
             await Client.connect(directory)
         assert tenants.directory("a") is None
-        tenants.observe(reading(), residue=lambda _: "its volume is published", owner_of=lambda _: None)
+        await tenants.observe(reading(), residue=lambda _: "its volume is published", owner_of=lambda _: None)
         assert not view_of(tenants, "a").status().drained
-        tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
+        await tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
         assert view_of(tenants, "a").status().drained
         await tenants.apply(released)  # nothing that has to be written is left
 
