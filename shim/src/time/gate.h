@@ -19,6 +19,7 @@
 #include <cuda.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* GATE_SLOTS: threads with a slot of their own; later ones share one, which costs a shared write (not G2). More than
@@ -54,13 +55,17 @@ struct slot {
     _Atomic uint32_t waits;       /* which closing of the gate its thread waits out; 0: none */
     _Atomic bool waits_for_fence; /* its thread waits for a fence, and launches when that has passed */
     _Atomic bool waits_due;       /* its thread waits until its launch is due: for one kernel at most */
-    _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
     _Atomic uint32_t unknown;     /* the closing before which it has launched what nobody knows the end of; 0: none */
+    _Atomic uint64_t ends_at;     /* ns: when the metered work of this thread is expected to end */
     struct slot_stream streams[SLOT_STREAMS];
     struct queue *queues, *ended; /* of this thread; those whose streams have ended. With the lock of struct streams */
     uint64_t forgotten_end;       /* ns: the end that is expected of streams that are remembered no more */
     uint32_t foretold;            /* the opening that it is about */
 } __attribute__((aligned(128)));
+
+/* None of them lies across the end of a cache line, which would cost a launch with cold caches a second one. */
+_Static_assert(offsetof(struct slot, streams) % sizeof(struct slot_stream) == 0 && 64 % sizeof(struct slot_stream) == 0,
+               "aligned to their size");
 
 #define GATE_NO_GRANT UINT64_MAX /* no agent can bar the opening */
 
