@@ -39,6 +39,9 @@ log = structlog.get_logger(__name__)
 _COMPARE_AFTER_S = 0.05
 """Seconds until changed facts are compared: tenants' processes come and go in bursts, and one comparison builds the
 status of every tenant."""
+_RELEASE_FIRST_S = 0.1
+"""Seconds between a release and the first reading for it, beside what runs. The share is given on only after one or two
+readings have shown nothing of the tenant; the pauses between them double up to the usual interval."""
 _FIRST_READING_S = 1.0
 """Seconds that tenants wait for the first reading of the GPUs: far more than a driver takes that answers."""
 
@@ -102,6 +105,11 @@ class Agent:
         self._polling: asyncio.Task[None] | None = None
         self._comparing: asyncio.TimerHandle | None = None
         self._reading_under_way = False
+        self._releasing: frozenset[str] = frozenset()
+        """Tenants whose release waits for readings."""
+        self._release_begun = asyncio.Event()
+        self._release_pause_s = _RELEASE_FIRST_S
+        """Pause until the next reading while a release waits for it."""
 
     async def start(self) -> None:
         """Prepare the state directory. Raises `StateDirError`."""
@@ -176,7 +184,7 @@ class Agent:
 
     async def _poll(self) -> None:
         if self._read_at is not None:
-            await asyncio.sleep(self.settings.inventory_interval_s)
+            await self._pause()
         while True:
             try:
                 await self._read()
@@ -192,7 +200,20 @@ class Agent:
             except Exception:
                 log.exception("cannot use a reading of the inventory, going on with the next")
             self._compare()
-            await asyncio.sleep(self.settings.inventory_interval_s)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait for the next reading: soon after a release has begun, then with growing pauses up to the interval."""
+        if not self._releasing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.settings.inventory_interval_s):
+                    await self._release_begun.wait()
+        if self._release_begun.is_set():
+            self._release_begun.clear()
+            self._release_pause_s = _RELEASE_FIRST_S
+        if self._releasing:
+            pause, self._release_pause_s = self._release_pause_s, 2 * self._release_pause_s
+            await asyncio.sleep(min(pause, self.settings.inventory_interval_s))
 
     async def _read(self) -> None:
         if not self._reading_under_way:
@@ -229,6 +250,10 @@ class Agent:
         if self._comparing is not None:
             self._comparing.cancel()
             self._comparing = None
+        releasing = self.tenants.releasing
+        if releasing - self._releasing:
+            self._release_begun.set()
+        self._releasing = releasing
         now = self.facts().without_usage()
         if now != self._last:
             self._last = now

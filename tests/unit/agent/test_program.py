@@ -231,6 +231,24 @@ async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: P
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.promise("node-release-soon")
+async def test_a_release_waits_for_no_usual_reading(directory: Path) -> None:
+    """The usual one comes a minute later."""
+    left: dict[str, str] = {"a": "its volume is published"}
+
+    async with started(directory, inventory_interval_s=60) as agent:
+        agent.residue = left.get
+
+        def drained() -> set[str]:
+            return {each.id for each in agent.tenants.status() if each.drained}
+
+        await agent.tenants.apply([row("a"), row("b")])
+        await agent.tenants.apply([row("a", state=TenantState.RELEASING), row("b", state=TenantState.RELEASING)])
+        await until(lambda: drained() == {"b"})
+        left.clear()
+        await until(lambda: drained() == {"a", "b"})
+
+
 async def test_a_crowd_of_processes_is_put_together_into_few_reports(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 """Status report: writes what the agent knows into the status of its GPUNode.
 
 Guarantees:
-- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second.
+- Facts (GPUs, connections, drained, generation, conditions) are written when they change, at most each second; that a
+  tenant is drained, at most each tenth of a second.
 - Usage is written with facts. By itself it is written at most each 30 s, and only if it changed.
 - `drained` is never written with an older generation than the one in force when the tenant was seen drained.
 - The status is written only to the GPUNode whose ledger is in force, by UID.
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 FACTS_EVERY_S = 1.0
 """Shortest time between two writes, in seconds: bounds the load on the API server to one write per node and second."""
+DRAINED_EVERY_S = 0.1
+"""The same for a tenant that is drained, in seconds: its next run, or whoever waits for its share, waits for that."""
 USAGE_EVERY_S = 30.0
 """Shortest time between two writes of usage alone, in seconds."""
 LOOK_EVERY_S = 5.0
@@ -135,7 +138,7 @@ class StatusReport:
                 self._written = None
             else:
                 if wrote:
-                    await asyncio.sleep(FACTS_EVERY_S)
+                    await self._rest()
                 continue
             attempt += 1
             self._woken.set()
@@ -184,6 +187,23 @@ class StatusReport:
         ledger.note(await self._api.patch(self._path, operations, JSON_PATCH))
         self._written = _Written(ledger.uid, wanted, still, now)
         return True
+
+    async def _rest(self) -> None:
+        """Wait for the time of the next write."""
+        woken = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FACTS_EVERY_S):
+                await asyncio.sleep(DRAINED_EVERY_S)
+                while not self._drained_untold():
+                    await self._woken.wait()
+                    self._woken.clear()
+                    woken = True
+        if woken:
+            self._woken.set()
+
+    def _drained_untold(self) -> bool:
+        told = _drained(self._written.facts) if self._written is not None else frozenset()
+        return not _drained(self._facts()) <= told
 
     async def _news(self) -> None:
         """Wait until woken, at most `LOOK_EVERY_S`."""
@@ -267,6 +287,10 @@ def patch(gpunode: Json, wanted: Mapping[str, Any], last: Mapping[str, Any] | No
     else:
         operations += [{"op": "add", "path": f"/status/{name}", "value": value} for name, value in fields.items()]
     return operations
+
+
+def _drained(facts: AgentFacts) -> frozenset[str]:
+    return frozenset(tenant.id for tenant in facts.tenants if tenant.drained)
 
 
 def _without_tenants(status: Mapping[str, Any]) -> Json:

@@ -30,8 +30,9 @@ from .tenant_mounts import TenantMounts
 log = structlog.get_logger(__name__)
 
 PROC = Path("/proc")
-SCAN_INTERVAL_S = 1.0
-"""Seconds between two scans of /proc: the delay of a release that waits for the pod's last process."""
+SCAN_INTERVAL_S = 0.2
+"""Least seconds between two scans of /proc. Each is asked for by a reading of the GPUs, and those come once a second
+where a process outlives its pod."""
 STRANGER_INTERVAL_S = 10.0
 """Seconds between two scans of /proc for the tenant of one unknown pod."""
 _POD = re.compile(rb"^pod([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9a-f]{32})$")

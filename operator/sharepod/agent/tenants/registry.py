@@ -164,6 +164,15 @@ class TenantRegistry:
         entry = self._entries.get(tenant_id)
         return None if entry is None else TenantView.of(entry, self._tokens, self._observer.utilization)
 
+    @property
+    def releasing(self) -> frozenset[str]:
+        """Tenants that are being released, and of which something may be left."""
+        return frozenset(
+            entry.row.id
+            for entry in self._entries.values()
+            if entry.row.state is TenantState.RELEASING and not entry.drained
+        )
+
     def status(self) -> tuple[TenantStatus, ...]:
         """Return one entry per row in force, in the ledger's order."""
         return tuple(view.status() for view in self.views())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.agent.cluster.status_report import patch
+from sharepod.agent.agent import AgentFacts
+from sharepod.agent.cluster import status_report
+from sharepod.agent.cluster.status_report import Readiness, ReadyReason, StatusReport, patch
+from sharepod.api.gpunode import CONDITION_AGENT_READY, TenantStatus
 
 CONDITION = {"type": "AgentReady", "status": "True", "reason": "Serving", "message": ""}
 OTHER = {"type": "AgentAlive", "status": "False", "reason": "LeaseExpired", "message": "help"}
@@ -78,3 +82,62 @@ def test_the_patch_always_leads_to_what_is_wanted(
     result = jsonpatch.apply_patch(gpunode(server), operations).get("status")
     kept = [OTHER] if others and before is not None else []
     assert result == {**after, "conditions": [*kept, *after["conditions"]]}
+
+
+class OneGpuNode:
+    """The GPUNode in force and the connection that writes its status, which counts the writes."""
+
+    def __init__(self) -> None:
+        self.object: dict[str, Any] = gpunode(None)
+        self.uid, self.generation, self.in_force = "u", 3, ()
+        self.written: list[dict[str, Any]] = []
+        self.wrote = asyncio.Event()
+
+    def note(self, answer: dict[str, Any]) -> None:
+        self.object = answer
+
+    async def patch(self, _path: str, operations: Any, _kind: str) -> dict[str, Any]:
+        self.object = jsonpatch.apply_patch(self.object, operations)
+        self.written.append(self.object["status"])
+        self.wrote.set()
+        return self.object
+
+    async def writes(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.written) < count:
+                self.wrote.clear()
+                await self.wrote.wait()
+
+
+def facts(processes: int, *, drained: bool = False) -> AgentFacts:
+    tenant = TenantStatus(
+        id="a", connected=False, enforced=None, processes=processes, memory=0, held_milli=0, drained=drained
+    )
+    return AgentFacts(gpus=(), gpus_known=True, tenants=(tenant,), simulated=True, agent_version="1")
+
+
+@pytest.mark.promise("node-release-soon")
+async def test_a_drained_tenant_is_written_before_the_time_of_the_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_report, "FACTS_EVERY_S", 3600.0)
+    node, known, woken = OneGpuNode(), [facts(1)], asyncio.Event()
+    report = StatusReport(
+        node,  # type: ignore[arg-type]
+        node="node-1",
+        ledger=node,  # type: ignore[arg-type]
+        facts=lambda: known[-1],
+        readiness=lambda: {CONDITION_AGENT_READY: Readiness(ReadyReason.SERVING)},
+        woken=woken,
+    )
+    running = asyncio.create_task(report.run())
+    try:
+        woken.set()
+        await node.writes(1)
+        for now in (facts(0), facts(0, drained=True)):
+            known.append(now)
+            woken.set()
+            await asyncio.sleep(0)
+        await node.writes(2)
+        assert [status["tenants"][0].get("drained", False) for status in node.written] == [False, True]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
