@@ -29,7 +29,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-busy-node bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,7 +145,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-busy-node bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -162,10 +162,13 @@ bench-policies: shim ## the time scheduler's core beside SFQ, stride, lottery an
 bench-decisions: shim compiled ## how long the token scheduler decides, compiled and interpreted
 	@$(BIN)/python benchmarks/decisions.py
 
-bench-shares bench-handoff bench-changes soak-agent: export PYTHONPATH := $(CURDIR)/build/compiled:tests:benchmarks
+bench-shares bench-handoff bench-busy-node bench-changes soak-agent: export PYTHONPATH := $(CURDIR)/build/compiled:tests:benchmarks
 
 bench-handoff: shim doubles compiled ## how long the token takes from tenant to tenant, and the agent's CPU
 	@$(BIN)/python benchmarks/handoff.py
+
+bench-busy-node: shim doubles compiled ## shares on a node whose processors are all wanted, by the agent's CPU request (two minutes; root)
+	@$(BIN)/python benchmarks/busy_node.py
 
 bench-changes: shim doubles compiled cluster ## what tenants notice of the agent's restart, and how soon an edited share is a measured one
 	@$(BIN)/python benchmarks/changes.py --cluster

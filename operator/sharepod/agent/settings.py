@@ -151,8 +151,8 @@ class AgentSettings(BaseSettings):
     as a file in the tenant's read-only volume; nothing in a container can switch it on."""
 
     niceness: Annotated[int, Field(ge=-20, le=19)] = -10
-    """Nice value that the agent gives itself, if it may: on a busy node each hand-off of a GPU waits for the agent to
-    run."""
+    """Nice value that the agent gives itself, if it may. It counts beside what runs in the same cgroup: between pods of
+    a busy node the CPU request of the agent's pod decides how soon it runs."""
 
     http_bind: str = "0.0.0.0"  # noqa: S104 - Prometheus and the kubelet come from outside the pod
     """Address on which `/metrics` and `/healthz` are served."""
