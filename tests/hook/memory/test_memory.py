@@ -151,7 +151,9 @@ def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
     probe.start_cuda()
     for _ in range(1000):
         probe.ok("alloc", 2000)
-    assert len(agent.frames(agent.client(), Reserve)) == 1
+    client = agent.client()
+    given_back = len(agent.frames(client, Release))  # what lay idle, where the allocations take long
+    assert len(agent.frames(client, Reserve)) <= 1 + given_back
 
 
 @pytest.mark.promise("memory-cuda-view")
