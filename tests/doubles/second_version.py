@@ -91,6 +91,7 @@ def _sharepod_from_hub(body: Json) -> Json:
                 gpu |= {"memoryAmount": int(parse_quantity(memory)), "memoryUnit": ""}
         except UnitError:
             pass  # v1test cannot say it: it is kept
+        gpu.setdefault("memoryUnit", "")
     return body
 
 
@@ -104,6 +105,7 @@ def _sharepod_to_hub(body: Json) -> Json:
             memory = f"{amount}{unit}"
             if _QUANTITY.fullmatch(memory):
                 gpu["memory"] = memory
+        gpu["latency"] = "Normal"
     return body
 
 

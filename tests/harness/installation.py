@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -74,7 +74,13 @@ class Installation:
         """Apply `manifests/claims`, which needs an API server that serves resource.k8s.io/v1."""
         self.cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / "claims"), timeout=60)
 
-    def start_operator(self, name: str = "operator", *, env: Mapping[str, str] | None = None) -> Service:
+    def start_operator(
+        self,
+        name: str = "operator",
+        *,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str | Path] = (_PROGRAMS / "sharepod-operator",),
+    ) -> Service:
         """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")
         health, metrics = free_ports(2)
@@ -87,9 +93,7 @@ class Installation:
             "SHAREPOD_METRICS_PORT": str(metrics),
             "SHAREPOD_METRICS_ACCESS": "Open",
         }
-        return self.cluster.services.start(
-            name, [_PROGRAMS / "sharepod-operator"], env={**os.environ, **settings, **(env or {})}
-        )
+        return self.cluster.services.start(name, [*program], env={**os.environ, **settings, **(env or {})})
 
     def add_to_pool(self, node: str, pool: str = "dedicated") -> None:
         """Label a Node, so that the operator takes it as ours."""
@@ -111,14 +115,14 @@ class Installation:
         kubelet_root: Path,
         name: str = "agent",
         env: Mapping[str, str] | None = None,
+        program: Sequence[str | Path] = (_PROGRAMS / "sharepod-agent",),
     ) -> Service:
         """Start the agent of a node that has no kubelet, as a process of this user with directories of its own."""
         settings = self._agent_settings(node, inventory, name) | {
             "SHAREPOD_AGENT_STATE_DIR": str(state),
             "SHAREPOD_AGENT_KUBELET_ROOT": str(kubelet_root),
         }
-        programs = [_PROGRAMS / "sharepod-agent"]
-        return self.cluster.services.start(name, programs, env={**os.environ, **settings, **(env or {})})
+        return self.cluster.services.start(name, [*program], env={**os.environ, **settings, **(env or {})})
 
     def _agent_settings(self, node: str, inventory: Path, name: str) -> dict[str, str]:
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-agent", bound_node=node)

@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import kopf
 import structlog
 from kubernetes.aio.client import Configuration
 
-from sharepod.api.versions.kind_versions import VERSIONS
+from sharepod.api.versions.kind_versions import VERSIONS, KindVersions
 from sharepod.kube import configuration
 
 from .operator import Operator
@@ -29,6 +29,9 @@ from .settings import load
 
 _EXIT_S = 30
 """Seconds after which Kopf ends a process that does not stop: more than the pod's grace period."""
+
+KINDS: Mapping[str, KindVersions] = VERSIONS
+"""Versions that the operator converts objects between."""
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +58,7 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     try:
         chosen = load()
         memo.config = await configuration(chosen.kubeconfig)
-        memo.operator = Operator(chosen, memo.config, VERSIONS)
+        memo.operator = Operator(chosen, memo.config, KINDS)
     except Exception as error:
         memo.failure = error
         raise kopf.PermanentError(str(error)) from error

@@ -41,6 +41,8 @@ class Version:
     """Version of a kind other than the hub.
 
     `from_hub(to_hub(from_hub(x)))` is `from_hub(x)`, and the same the other way round: what both can say is stable.
+    Each fills the defaults of fields that only its result's version has: an API server fills none after a conversion,
+    and rules that compare an object with its former self would see a field come that nobody wrote.
     """
 
     name: str

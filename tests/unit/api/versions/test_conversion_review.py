@@ -38,12 +38,12 @@ def response_of(reviewed: Json) -> Json:
 
 
 def test_objects_come_back_in_their_order_in_the_version_that_was_asked_for() -> None:
-    reviewed = answer(review(sharepod(request=0.4, memory="4Gi"), sharepod(request=0.5)), KINDS)
+    reviewed = answer(review(sharepod(request=0.4, memory="4Gi", latency="Normal"), sharepod(request=0.5)), KINDS)
     assert succeeded(reviewed)
     first, second = response_of(reviewed)["convertedObjects"]
     assert first["apiVersion"] == second["apiVersion"] == "sharepod.dev/v1test"
     assert first["spec"]["gpu"] == {"guaranteed": 0.4, "memoryAmount": 4, "memoryUnit": "Gi"}
-    assert second["spec"]["gpu"] == {"guaranteed": 0.5}
+    assert second["spec"]["gpu"] == {"guaranteed": 0.5, "memoryUnit": ""}
     assert first["metadata"] == {"name": "train", "namespace": "team"}
 
 

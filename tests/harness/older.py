@@ -1,0 +1,46 @@
+"""Package of an older commit, taken from the history and built, for tests of programs that are one version apart."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDER = "35555fa560"
+"""Last commit before a SharePod has several runs, before claims, Interactive tenants and version 2 of the protocol."""
+
+
+def has_older() -> bool:
+    """Return whether the history has that commit."""
+    asked = ["git", "cat-file", "-e", f"{OLDER}^{{commit}}"]
+    try:
+        return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False, timeout=30).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+NO_OLDER = f"the history has no commit {OLDER}: git fetch --unshallow"
+
+
+@contextmanager
+def older_package() -> Iterator[Path]:
+    """Yield the folder for PYTHONPATH that has the older package, its C parts and its hook; building takes 10 s."""
+    archive = subprocess.run(["git", "archive", OLDER], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    with tempfile.TemporaryDirectory(prefix="shp-") as at:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as content:
+            content.extractall(at, filter="data")
+        build = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", "build_hook"]
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        built = subprocess.run(build, cwd=at, capture_output=True, text=True, check=False, timeout=300, env=env)
+        if built.returncode != 0:
+            raise HarnessError(f"commit {OLDER} cannot be built: {built.stderr[-2000:]}")
+        yield Path(at) / "operator"
