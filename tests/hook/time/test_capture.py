@@ -7,7 +7,8 @@ import time
 import pytest
 from hook.conftest import Tenant
 from hook.world.probe import CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, NOT_READY
-from sharepod.protocol import Drained, Want
+from hook.world.scripted_agent import Client
+from sharepod.protocol import Drained, Grant, Want
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 versions = pytest.mark.parametrize("version", ["libcuda", "libcuda-11.8"])
@@ -178,18 +179,25 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
         probe.ok("stream", "busy")
     if way == "joins":
         probe.ok("capture_begin", "captured", RELAXED)
-    launched = probe.post("launch", "spin_us_100000", "busy")
-    client = agent.client()
-    agent.next_frame(client, Want)
-    grant = agent.grant(client, metered=metered)
-    assert launched.result(10).code == 0
+    grants: list[Grant] = []
+
+    def granted(client: Client) -> Grant:
+        grants.append(agent.next_grant(10_000, metered=metered))
+        return grants[-1]
+
+    agent.on_want = granted
+    for _ in range(8):  # so short ones that the long one is long before the next fence is due
+        probe.ok("launch", "spin_us_1", "busy")
+    probe.ok("launch", "spin_us_100000", "busy")
     if way == "begins":
         probe.ok("capture_begin", "busy", RELAXED)
     else:
         probe.ok("context_use")
         probe.ok("event_record", "joins", "captured")
         probe.ok("stream_wait", "busy", "joins")
-    agent.revoke(client, grant)
-    agent.next_frame(client, Drained)
+    client, last = agent.client(), grants[-1].grant_id
+    agent.revoke(client, grants[-1])
+    agent.wait(lambda: any(drained.grant_id == last for drained in agent.frames(client, Drained)), "the drain")
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
-    assert usage.last_end <= agent.times(client, Drained)[0]
+    drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)  # one more may have come
+    assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
