@@ -169,11 +169,10 @@ def asks_for_node(sharepod: Mapping[str, Any]) -> bool:
 def _from_block(block: Any) -> GpuSpec:
     if not isinstance(block, Mapping):
         raise SpecError("spec.gpu", f"is {quoted(block)}; write a map such as {{request: 0.4}}")
-    unknown = next((name for name in block if name not in _FIELDS), None)
-    if unknown is not None:
-        raise SpecError(f"spec.gpu.{unknown}", f"is not known; use one of {', '.join(_FIELDS)}, or remove it")
+    # The API server keeps no field that the CRD does not have: one that is not known here is a newer CRD's, which may
+    # have filled it in. Refusing it would end every SharePod while an upgrade is under way.
     try:
-        return GpuSpec.model_validate(block)
+        return GpuSpec.model_validate({name: value for name, value in block.items() if name in _FIELDS})
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])

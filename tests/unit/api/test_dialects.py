@@ -176,3 +176,10 @@ def test_whatever_annotations_say_the_answer_is_a_request_or_a_spec_error(annota
     except SpecError:
         return
     assert 0 <= request.request_milli <= request.limit_milli <= 1000
+
+
+@pytest.mark.promise("install-older-operator")
+def test_a_field_of_a_newer_crd_is_passed_over() -> None:
+    asked = {"request": 0.4, "memory": "4Gi"}
+    newer = {**asked, "isolation": "Hardware", "since": {"version": 2}}
+    assert effective({"spec": {"gpu": newer}}) == effective({"spec": {"gpu": asked}})
