@@ -17,11 +17,14 @@ from types import TracebackType
 from typing import Self
 from uuid import NAMESPACE_DNS, uuid5
 
+import grpc
 from doubles.gpus import create_state
+from sharepod.agent.kubelet.registration import CSI_PLUGIN, DRA_PLUGIN
+from sharepod.agent.kubelet.wire import registration_pb2 as registration
 from sharepod.api.objects import GPUS_ANNOTATION
 
 from harness.api import Object
-from harness.cluster import Cluster
+from harness.cluster import Cluster, wait_until
 from harness.installation import GROUP, Installation
 from harness.machines import LIBCUDA
 from harness.process_kubelets import ProcessKubelets
@@ -75,6 +78,8 @@ class ProcessNodes:
                 )
         self.kubelets.start()
         for node in self._agents:
+            for plugin in (CSI_PLUGIN, DRA_PLUGIN):
+                _register(root / node / "k" / "plugins_registry" / plugin.registration)
             self._cluster.wait_for(f"{GROUP}/gpunodes/{node}", _has_gpus, what=f"GPUs of {node}", timeout=60)
         return self
 
@@ -109,6 +114,17 @@ class ProcessNodes:
             text=True,
             env=environment,
         )
+
+
+def _register(socket: Path) -> None:
+    """Tell an agent's plugin that it is registered, as a kubelet does. The agent waits half a minute for that."""
+    wait_until(socket.is_socket, what=f"{socket.name} of the agent", timeout=60)
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        channel.unary_unary(
+            "/pluginregistration.Registration/NotifyRegistrationStatus",
+            request_serializer=registration.RegistrationStatus.SerializeToString,
+            response_deserializer=registration.RegistrationStatusResponse.FromString,
+        )(registration.RegistrationStatus(plugin_registered=True), timeout=30, wait_for_ready=True)
 
 
 def _is_of_sharepod(pod: Object) -> bool:
