@@ -216,7 +216,11 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         for container in document["spec"]["template"]["spec"]["containers"]
         for port in container["ports"]
     }
+    (conversion,) = documents(MANIFESTS / "conversion" / "operator.yaml")
+    (environment,) = (each["env"] for each in conversion["spec"]["template"]["spec"]["containers"])
+    says = {each["name"]: each["value"] for each in environment}
     assert found == {
+        ("operator", "conversion"): int(says["SHAREPOD_CONVERSION_PORT"]),
         ("operator", "health"): OperatorSettings.model_fields["health_port"].default,
         ("operator", "metrics"): OperatorSettings.model_fields["metrics_port"].default,
         ("agent", "metrics"): AgentSettings.model_fields["http_port"].default,

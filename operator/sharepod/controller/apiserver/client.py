@@ -90,7 +90,7 @@ class Client:
         self._api = Connection(config, "sharepod-operator")
         self._read_timeout = read_timeout
         self._write_timeout = write_timeout
-        self._page_size = page_size
+        self.page_size = page_size
         self._may_write = may_write
         self._tries = tries
 
@@ -138,7 +138,7 @@ class Client:
             take: Takes each object.
             unreadable: Takes what can be had of each object that cannot be read.
         """
-        query = {"limit": str(limit or self._page_size), **_selectors(labels, fields)}
+        query = {"limit": str(limit or self.page_size), **_selectors(labels, fields)}
         if token:
             query["continue"] = token
         path, within = resource.path(namespace=namespace), timeout_s or self._read_timeout

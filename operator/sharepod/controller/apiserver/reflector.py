@@ -7,6 +7,7 @@ Guarantees:
   a backup). If they have, everything is listed again and the store replaced.
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
 - Objects are taken in one by one as they arrive: no page is held.
+- A list of which a page does not arrive in time is asked for in smaller pages, down to one object.
 - A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
@@ -22,7 +23,7 @@ from typing import Protocol
 import structlog
 
 from sharepod.controller import metrics
-from sharepod.kube import ApiError, ErrorEventError, GoneError, Json, NotFoundError, SilentError, Unreadable
+from sharepod.kube import ApiError, ErrorEventError, GoneError, Json, NotFoundError, SilentError, UnavailableError, Unreadable
 
 from .client import Client, Resource, jittered
 from .sights import Sight
@@ -124,6 +125,8 @@ class Reflector:
         self._failure: ApiError | None = None
         self._failed_at = self._told_at = clock()
         self._logged_at: float | None = None
+        self._page: int | None = None
+        """Objects in a page, since one did not arrive in time; None: as many as usual."""
         self._watching: asyncio.Task[None] | None = None
         self._reopening = False
         self.listed = False
@@ -213,6 +216,12 @@ class Reflector:
             except GoneError:
                 if last:
                     raise
+            except UnavailableError as error:
+                if error.status == 0 and "Timeout" in error.reason:
+                    self._page = max(1, (self._page or self._client.page_size) // 4)
+                raise
+        if self._page is not None:
+            self._page = self._page * 2 if self._page * 2 < self._client.page_size else None
         for uid, known in list(self._mirror.versions().items()):
             if uid not in present and known <= version:
                 if self.listed:
@@ -237,6 +246,7 @@ class Reflector:
                 self._namespace,
                 labels=self._labels,
                 fields=self._fields,
+                limit=self._page,
                 token=token,
                 take=take,
                 unreadable=unreadable,

@@ -160,6 +160,26 @@ async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
         assert idle.lists() == 5
 
 
+async def test_a_list_whose_pages_do_not_arrive_in_time_is_asked_for_in_smaller_ones(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{number:02}" for number in range(25)]
+    for name in names:
+        idle.create(name)
+    page, limits = idle.client.page, list[int]()
+
+    async def slow(*arguments: Any, limit: int | None = None, **named: Any) -> Json:
+        limits.append(limit or idle.client.page_size)
+        if limits[-1] > 1:
+            raise UnavailableError("LIST", 0, "TimeoutError", "no answer in time")
+        return await page(*arguments, limit=limit, **named)
+
+    monkeypatch.setattr(idle.client, "page", slow)
+    async with running(idle):
+        await idle.shows(*names)
+    assert limits[:3] == [10, 2, 1]
+
+
 @pytest.mark.promise("operator-watch-lost")
 async def test_after_410_and_with_nothing_left_to_list_everything_is_gone(world: World) -> None:
     world.server.silent.add("sharepods")
