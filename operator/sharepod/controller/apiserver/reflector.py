@@ -23,7 +23,16 @@ from typing import Protocol
 import structlog
 
 from sharepod.controller import metrics
-from sharepod.kube import ApiError, ErrorEventError, GoneError, Json, NotFoundError, SilentError, UnavailableError, Unreadable
+from sharepod.kube import (
+    ApiError,
+    ErrorEventError,
+    GoneError,
+    Json,
+    NotFoundError,
+    SilentError,
+    UnavailableError,
+    Unreadable,
+)
 
 from .client import Client, Resource, jittered
 from .sights import Sight
