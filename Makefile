@@ -29,7 +29,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-busy-node bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,7 +145,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-busy-node bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -181,6 +181,9 @@ bench-operator: shim cluster ## the operator's latency, rate, processor time and
 
 bench-claims: shim cluster ## plain Pods with ResourceClaims: latency beside SharePods and bare Pods, bursts, the operator killed (5 minutes); CLAIMS_ARGS
 	@$(BIN)/python benchmarks/claims.py $(CLAIMS_ARGS)
+
+bench-drains: shim doubles cluster ## an HTTP server drained from node to node ten times under load, beside plain Pods (12 minutes); DRAINS_ARGS
+	@$(BIN)/python benchmarks/drains.py $(DRAINS_ARGS)
 
 bench-status: shim cluster ## a SharePod's status by merge patch and by server-side apply, on a real API server (a minute)
 	@$(BIN)/python benchmarks/status_writes.py

@@ -220,7 +220,7 @@ def test_a_ledger_outlives_its_node() -> None:
     [
         {"containers": "none"},
         {"gpu": {"request": "much"}},
-        {"gpu": {"request": 0.4, "frobnicate": 1}},
+        {"gpu": {"request": 0.4, "limit": "wide"}},
         {"gpu": []},
         {"nodeSelector": [1]},
         {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": 3}}},
