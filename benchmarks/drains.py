@@ -1,6 +1,6 @@
 """An inference server drained from node to node under load: SharePods beside a Deployment of plain Pods, in one run.
 
-    PYTHONPATH=tests:benchmarks python benchmarks/drains.py [--drains 10] [--rate 20] [--every 64]
+    PYTHONPATH=tests:benchmarks python benchmarks/drains.py [--drains 10] [--rate 20] [--every 75]
 
 A real control plane, operator, agents and hook; nodes without machines, whose pods are processes. The program is a
 small HTTP server that runs a kernel of 5 ms for each request. Four cases, each on two nodes of its own:
@@ -12,7 +12,7 @@ small HTTP server that runs a kernel of 5 ms for each request. Four cases, each 
 Of each case in turn the node of a replica is drained by `kubectl drain`, and uncordoned once all replicas are ready
 again. A client sends requests at a fixed rate to the Pods that the API shows as ready, as a Service does, and tries
 again on another, or after 20 ms, until there is an answer; a request without one after ten seconds is lost. Each run
-lasts for a minute, so that no back-off is measured.
+lasts for more than a minute, so that no back-off is measured.
 
 `longest_gap`: longest time between two answers, of all drains; `gap`: the median of the drains' longest. Of one
 SharePod the gap is split (medians): `eviction_to_end` of its process, `end_to_released` (its row is removed from the
@@ -292,7 +292,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--drains", type=int, default=10, help="drains of each case")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second to each case")
-    parser.add_argument("--every", type=float, default=64.0, help="seconds from one drain of a case to its next")
+    parser.add_argument("--every", type=float, default=75.0, help="seconds from one drain of a case to its next")
     options = parser.parse_args()
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster())
