@@ -213,9 +213,11 @@ def test_a_share_is_not_given_away_while_the_pod_takes_its_time_to_end(system: S
     system.apply("next", gpu)
     deadline = time.monotonic() + 40
     while system.status("next").get("phase") != "Running":
-        if "slow" in [pod["metadata"]["name"] for pod in system.cluster.pods(NAMESPACE)]:
-            assert system.tenants()["slow"]["gpus"]
-            assert "next" not in system.tenants()
+        rows = system.tenants()
+        left = [pod for pod in system.cluster.pods(NAMESPACE) if pod["metadata"]["name"] == "slow"]
+        if any("running" in each["state"] for pod in left for each in pod["status"]["containerStatuses"]):
+            assert rows["slow"]["gpus"]
+            assert "next" not in rows
         assert time.monotonic() < deadline, system.status("next")
         time.sleep(0.2)
 
