@@ -32,7 +32,7 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
-"""What is read here; behind it is a table of the memory that processes share."""
+"""Part of the layout that is read here; behind it is a table of the memory that processes share."""
 _SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36

@@ -5,14 +5,13 @@ The driver gives it to the process that alone has it open, as NVML then says, an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hook.conftest import GPU_0, MIB, TENANT_MEMORY
-from hook.world.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
+from hook.world.agent_node import GI, Node, running, tenant, wait_for
 from hook.world.caller import By, Caller, Out
 from hook.world.ledger_and_driver import Driver, Observer
 from hook.world.ledger_check import LedgerCheck, MakeCheck
@@ -147,15 +146,7 @@ def node(tmp_path: Path, double: Path, hook_file: Path) -> Iterator[Node]:
 
 
 def process(node: Node, name: str) -> Caller:
-    caller = Caller(
-        dict(os.environ)
-        | {
-            "LD_LIBRARY_PATH": str(FAKE_CUDA),
-            "LD_PRELOAD": str(node.path(name) / "libsharepod.so"),
-            "FAKE_CUDA_STATE": str(node.state),
-            "FAKE_CUDA_VISIBLE": GPUS[0],
-        }
-    )
+    caller = Caller(node.environment(name))
     caller.start()
     return caller
 

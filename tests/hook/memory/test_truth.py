@@ -5,12 +5,11 @@ The real agent with the double of NVML, the real hook, the double of libcuda.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hook.world.agent_node import FAKE_CUDA, GI, GPUS, Node, running, tenant, wait_for
+from hook.world.agent_node import GI, Node, running, tenant, wait_for
 from hook.world.allocating import take
 from hook.world.caller import Caller, Out
 from hook.world.ledger_and_driver import Driver, Observer, ledger_use
@@ -31,15 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, double: Path, hook_file: Path
 
 
 def process(node: Node, name: str) -> Caller:
-    caller = Caller(
-        dict(os.environ)
-        | {
-            "LD_LIBRARY_PATH": str(FAKE_CUDA),
-            "LD_PRELOAD": str(node.path(name) / "libsharepod.so"),
-            "FAKE_CUDA_STATE": str(node.state),
-            "FAKE_CUDA_VISIBLE": GPUS[0],
-        }
-    )
+    caller = Caller(node.environment(name))
     caller.start()
     return caller
 

@@ -87,7 +87,7 @@ class KeptDescriptors:
 
 
 NOTHING_KEPT = KeptDescriptors()
-"""What an agent without a keeper has."""
+"""Descriptors of an agent without a keeper: none."""
 
 
 class DescriptorShelf:

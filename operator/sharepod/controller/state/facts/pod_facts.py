@@ -50,7 +50,7 @@ class PodFacts(ObjectFacts):
     SharePod: then it is not the operator's. An orphaned Pod still is.
     """
     orphaned: bool
-    """It has the label and no controller: its SharePod was deleted without it."""
+    """True if it has the label and no controller: its SharePod was deleted without it."""
     node: str | None
     """Node that it is bound to."""
     pin: str | None
@@ -93,7 +93,7 @@ class PodFacts(ObjectFacts):
     priority: int = 0
     """Value of its PriorityClass, as the API server's admission has set it."""
     asks: PodNeeds | None = None
-    """What it asks of its node, while it waits for its share; None once it has one, and where that cannot be read."""
+    """Needs of its node, while it waits for its share; None once it has one, and where they cannot be read."""
     affinity: Json | None = field(default=None, hash=False)
     """`spec.affinity`, while it waits for its share."""
 

@@ -55,11 +55,11 @@ class SharePodFacts(ObjectFacts):
     raw: Json
     raw_status: Json
     leaves_pod: bool = False
-    """It is deleted with its Pod left alone (`kubectl delete --cascade=orphan`)."""
+    """True if it is deleted with its Pod left alone (`kubectl delete --cascade=orphan`)."""
     ttl_s: int | None = None
     """Seconds after its end at which it is deleted; None: never."""
     restart_policy: RestartPolicy = RestartPolicy.NEVER
-    """What may follow a run that ended; Never where that cannot be read."""
+    """Runs that may follow one that ended; Never where that cannot be read."""
     readable: bool = True
     """False if only the metadata is known: neither what it asks nor its status."""
 
