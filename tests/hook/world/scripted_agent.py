@@ -108,6 +108,8 @@ class ScriptedAgent:
         self._thread: threading.Thread | None = None
         self._stop = False
         self._grant_ids = 0
+        self.last_grant = Grant(0, 0, 0, metered=False)
+        """The newest that was made; a test revokes it."""
         self.appear()
 
     # ---- called by tests
@@ -144,7 +146,8 @@ class ScriptedAgent:
     def next_grant(self, quantum_ms: float = 0, *, metered: bool = False) -> Grant:
         """Return the next GRANT, without sending it; `quantum_ms` 0: until revoked."""
         self._grant_ids += 1
-        return Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
+        self.last_grant = Grant(self._grant_ids, int(quantum_ms * 1e6), (1 << len(self.gpus)) - 1, metered)
+        return self.last_grant
 
     def send(self, client: Client, frame: AgentFrame) -> None:
         client.socket.send(encode(frame, version=self.version))
