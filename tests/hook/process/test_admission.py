@@ -57,7 +57,7 @@ def test_with_the_agents_leave_programs_go_on_without_limits(make_tenant: MakeTe
     life = begin(lives, tenant, "hold")
     life.hears("held")
     assert time.monotonic() - begun > 0.9, "it has waited for the file first"
-    assert "fail_open" in life.stderr
+    tenant.until(lambda: "fail_open" in life.stderr, "word of it")
     loop = tenant.loop("--seconds", "1", "--kernel-us", "1000", "--memory", "600M", "--chunk", "100M")
     report = last_report(loop)
     assert report["refused_allocations"] == 0
