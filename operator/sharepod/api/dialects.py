@@ -134,7 +134,11 @@ def effective(sharepod: Mapping[str, Any]) -> GpuRequest:
         )
     if block is None and not said:
         raise SpecError("spec.gpu", "is required; write at least request, such as {request: 0.4}, or mode: Exclusive")
-    gpu = _from_block(block) if block is not None else _from_annotations(said)
+    return resolved(_from_block(block) if block is not None else from_annotations(said), said)
+
+
+def resolved(gpu: GpuSpec, said: Mapping[str, str]) -> GpuRequest:
+    """Fill the defaults of a request and check it. Raises `SpecError`. `said`: annotations that it was read from."""
     try:
         request = resolve(gpu)
         _check(gpu, request)
@@ -179,7 +183,8 @@ def _from_block(block: Any) -> GpuSpec:
         raise SpecError(f"spec.gpu{path}", f"{first['msg']}; got {quoted(first['input'])}") from None
 
 
-def _from_annotations(said: Mapping[str, str]) -> GpuSpec:
+def from_annotations(said: Mapping[str, str]) -> GpuSpec:
+    """Read annotations of the dialects. Raises `SpecError` for one that is invalid, and for a field said twice."""
     values: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, text in sorted(said.items()):

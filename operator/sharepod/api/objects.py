@@ -41,6 +41,8 @@ DEVICE_CLASS = GROUP
 """DeviceClass of claims for shares of GPUs."""
 CLAIM_DRIVER = f"gpu.{GROUP}"
 """Driver of the devices that such claims get; a device's pool is its node's name."""
+LINE_REQUEST = "line"
+"""Name of the one request of a claim that says no size: the resource line of its Pod does."""
 VOLUME_NAME = "sharepod-gpu"
 VOLUME_MOUNT_PATH = "/run/sharepod"
 HOOK_FILE = "libsharepod.so"
