@@ -3,8 +3,9 @@
 `decisions_per_s` counts everything: deciding, reserving, releasing as many as come, learning and renewing the weights.
 p50 and p99 are of the decision alone; `growth`: how many times those of the size before it. Beside it, in the same run,
 the straightforward way: the model built from its objects and every node and GPU asked, for each decision. Each size has
-a process of its own, whose memory is that after the model was built (`memory`) less that before (`model`). Prints a
-table and writes `build/results/placement.json`.
+a process of its own, whose memory is that after the model was built (`memory`) less that before (`model`). Last come
+SharePods each with a label of its own: the processor time of the longest slice in which the weights are renewed. Prints
+a table and writes `build/results/placement.json`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ PROMISES = {"placement-bounded": ("max", "p99")}
 GIB = 1 << 30
 SIZES = (100, 1_000, 10_000, 50_000)
 FILLS = {"half full": 0.5, "95 % full": 0.95}
+LABELS = (10_000, 12_000)
+"""GPUs, and SharePods, of the case with labels."""
 MODELS = (("A100", 80), ("L4", 24), ("T4", 16))
 SHARES = (100, 200, 250, 300, 400, 500, 700, 1000)
 KINDS = {
@@ -200,9 +203,7 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
         engine.packing.arrived(next(arriving))
     engine.packing.renew()
     memory = resident()
-    gc.collect()
-    gc.freeze()  # as the operator does once it has listed everything
-    gc.set_threshold(20_000)
+    _settle_garbage()
     times: list[float] = []
     placed = 0
     for number in range(count + count // 4):
@@ -242,6 +243,41 @@ def _measured(gpus: int, label: str, fill: float, count: int) -> Iterator[Row]:
     yield Row(f"{case}, rebuild and scan", "decisions_per_s", "1/s", len(scans) / sum(scans))
 
 
+def _settle_garbage() -> None:
+    """Set the collector as the operator does once it has listed everything."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000)
+
+
+def label_rows(gpus: int, labels: int) -> Iterator[Row]:
+    """Yield the longest slice of a renewal while SharePods come of which each has a label of its own."""
+    cluster = Cluster()
+    engine = Engine(cluster)
+    for state in node_states(gpus):
+        cluster.upsert_node(state)
+    _settle_garbage()
+    slices: list[float] = []
+    for number in range(labels):
+        name = f"labelled-{number}"
+        labels_of = (SchedulingLabels(exclusion=name), SchedulingLabels(anti_affinity=name), SchedulingLabels())
+        gpu = GpuRequest(
+            request_milli=Milli(300), limit_milli=WHOLE_GPU, memory=None, count=1, labels=labels_of[number % 3]
+        )
+        request = PlacementRequest(tenant=TenantId(name), namespace="team", name=name, gpu=gpu)
+        engine.packing.arrived(request)
+        if engine.packing.due:
+            began = time.thread_time()
+            for _ in engine.packing.renewal():
+                slices.append(time.thread_time() - began)
+                began = time.thread_time()
+            slices.append(time.thread_time() - began)
+        answer = engine.find(request)
+        if answer is not None:
+            engine.reserve(request, answer)
+    yield Row(f"{gpus} GPUs, {labels} SharePods, two of three with a label", "slice_max", "ms", max(slices) * 1e3)
+
+
 def growth(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[Row]:
     """Yield p50 and p99 of each size over those of the one before it."""
     values = {(row.case, row.metric): row.value for row in rows}
@@ -263,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
                 rows += alone.submit(measure, gpus, label, fill, options.decisions).result()
             print(f"{gpus} GPUs, {label}: done", file=sys.stderr, flush=True)
-    write("placement", [*rows, *growth(rows, options.sizes)])
+    write("placement", [*rows, *growth(rows, options.sizes), *label_rows(*LABELS)])
     return 0
 
 

@@ -16,6 +16,8 @@ from sharepod.placement.filters import node as node_filters
 from sharepod.placement.state.types import Assignment, PlacementRequest, PodNeeds, Resources
 from unit.placement.world import ClusterWithEngine
 
+_ENDED = object()
+
 
 def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
     """Return by node the GPUs that pass every filter, where they are enough, by asking each filter."""
@@ -95,6 +97,41 @@ def test_a_decision_does_not_depend_on_what_was_asked_before_without_being_place
         cluster.engine.packing._scores.clear()
         assert cluster.engine.find(request) == kept
         _settle(cluster, request)
+
+
+@settings(max_examples=25, deadline=None)
+@given(histories(), st.data())
+def test_a_gpu_is_worth_what_its_labels_let_in_whatever_happens_while_weights_are_renewed(
+    history: tuple[ClusterWithEngine, list[PlacementRequest]], data: st.DataObject
+) -> None:
+    cluster, asked = history
+    packing, renewal = cluster.engine.packing, None
+    placed: list[tuple[str, TenantId]] = []
+    for number, drawn in enumerate(asked * 2):
+        request = replace(drawn, tenant=TenantId(f"tenant-{number}"))
+        packing.arrived(request)
+        renewal = renewal or packing.renewal()
+        for _ in range(data.draw(st.integers(0, 9))):
+            if next(renewal, _ENDED) is _ENDED:
+                renewal = packing.renewal()
+        answer = cluster.engine.find(request)
+        if answer is not None:
+            cluster.engine.reserve(request, answer)
+            placed.append((answer.node, request.tenant))
+        leaves = data.draw(st.booleans())
+        if placed and leaves:
+            cluster.release(*placed.pop(0))
+        if data.draw(st.integers(0, 4)) == 0:
+            cluster.upsert_node(data.draw(node_states("node-b")))
+        packing.settle()
+        columns = packing.columns
+        for account in cluster.nodes():
+            node = columns.positions[account.name]
+            for position, gpu in enumerate(account.gpus):
+                shares = columns.combinations.shares
+                worth = shares.worth(gpu.exclusions, gpu.anti_affinity, full=gpu.interactive_full)
+                expected = worth if gpu.tenants else 1.0
+                assert columns.worth[node, position] == pytest.approx(expected)
 
 
 @settings(max_examples=30, deadline=None)

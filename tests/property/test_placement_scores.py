@@ -22,7 +22,7 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
     size[size >= definition.usable.sizes] = 0
     before = definition.gpus(columns.time[row], columns.memory[row], size, columns.worth[row]).sum(axis=1)
     time, memory, worth = columns.time[row].copy(), columns.memory[row].copy(), columns.worth[row].copy()
-    shares, to_label = columns.label_shares, 0.0
+    shares, to_label = columns.combinations.shares, 0.0
     for gpu in gpus:
         takes = memory_milli(wanted.memory, wanted.milli, columns.sizes[columns.size[node, gpu]])
         time[0, gpu] = max(time[0, gpu] - wanted.milli, 0)

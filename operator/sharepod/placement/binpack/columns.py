@@ -19,27 +19,21 @@ import numpy.typing as npt
 
 from sharepod.api.objects import MAX_TENANTS
 from sharepod.api.units import WHOLE_GPU
-from sharepod.placement.state.accounts import GpuAccount, NodeAccount
+from sharepod.placement.state.accounts import NodeAccount
 from sharepod.placement.state.types import LabelKey, NodeState
 
+from .label_combinations import LabelCombinations, Numbers
 from .label_demand import LabelShares
 
 NO_TENANT, NO_EXCLUSION = 0, 1
-"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Combinations of labels
-are numbered from 2 on, as they appear."""
+"""Numbers in the column `exclusion`: no tenant at all; only tenants without an exclusion label. Labels have
+the numbers from 2 on."""
 
 OPEN_AT = 0.5
 """Worth from which on a GPU counts as room for copies of requests: most arrivals can use it. As in scores.c."""
 
 _MAX_COMBINATIONS = 1 << 16
 """Combinations of labels after which they are numbered again: `signature` has 16 bits for one."""
-
-_Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], bool]
-"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and whether it is full of interactive tenants."""
-_EMPTY: _Combination = (frozenset(), frozenset(), False)
-_PLAIN: _Combination = (frozenset((None,)), frozenset(), False)
-
-_NO_GPUS: dict[tuple[int, int], None] = {}
 
 
 class Columns:
@@ -65,9 +59,8 @@ class Columns:
     def __init__(self, accounts: Mapping[str, NodeAccount]) -> None:
         self._accounts = accounts
         self._dirty: dict[str, None] = {}
-        self._exclusions: dict[frozenset[LabelKey | None], int] = {}
-        self.label_shares = LabelShares()
-        self._number_combinations()
+        self._number_exclusions()
+        self.combinations = LabelCombinations()
         self._models: dict[str, int] = {}
         self._sizes: dict[int, int] = {}
         self.version = 0
@@ -87,37 +80,20 @@ class Columns:
 
     def exclusion_number(self, key: LabelKey) -> int:
         """Return the number of GPUs all of whose tenants have this exclusion label; -1: there are none."""
-        return self._exclusions.get(frozenset((key,)), -1)
+        return self._exclusions.find(frozenset((key,)))
 
-    def worth_by(self, shares: LabelShares) -> npt.NDArray[np.float32]:
-        """Return what the column `worth` would be by these shares of labels."""
-        worth_of = [_worth(shares, combination) for combination in self._combinations]
-        return np.array(worth_of, dtype=np.float32)[self.labels]
+    def worth_by(self, worth: list[float]) -> npt.NDArray[np.float32]:
+        """Return what the column `worth` would be if these were the worths of the combinations of labels."""
+        return np.array(worth, dtype=np.float32)[self.labels]
 
-    def weigh_labels(self, shares: LabelShares) -> None:
-        """Take these shares of labels from now on."""
-        self.label_shares = shares
-        self._worth_of = [_worth(shares, combination) for combination in self._combinations]
-        self.worth[:] = self.worth_by(shares)
+    def weigh_labels(self, worth: list[float], shares: LabelShares) -> None:
+        """Take these shares of labels from now on, and the worths that `combinations.weigh` found with them."""
+        self.combinations.take(worth, shares, self.labels)
+        self._exclusions.keep(self.exclusion)
+        self.worth[:] = self.worth_by(self.combinations.worth)
 
-    def _number_combinations(self) -> None:
-        """Begin with the two that everybody has: a `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
-        self._combinations: dict[_Combination, int] = {_EMPTY: 0, _PLAIN: 1}
-        self._worth_of = [_worth(self.label_shares, combination) for combination in self._combinations]
-
-    def _combination_number(self, gpu: GpuAccount) -> int:
-        """Return the number of the combination of labels on a GPU."""
-        if not gpu.tenants:
-            combination = _EMPTY
-        elif gpu.anti_affinity or gpu.interactive_full or len(gpu.exclusions) != 1 or None not in gpu.exclusions:
-            combination = frozenset(gpu.exclusions), frozenset(gpu.anti_affinity), gpu.interactive_full
-        else:
-            combination = _PLAIN
-        number = self._combinations.get(combination)
-        if number is None:
-            number = self._combinations[combination] = len(self._combinations)
-            self._worth_of.append(_worth(self.label_shares, combination))
-        return number
+    def _number_exclusions(self) -> None:
+        self._exclusions: Numbers[frozenset[LabelKey | None]] = Numbers(frozenset(), frozenset((None,)))
 
     def touch(self, name: str) -> None:
         """Record that something about this node has changed."""
@@ -137,7 +113,7 @@ class Columns:
                 self._rebuild = True
                 break
             changed.append(node)
-        if self._rebuild or len(self._combinations) > _MAX_COMBINATIONS:
+        if self._rebuild or len(self.combinations) > _MAX_COMBINATIONS:
             self._start_over()
             return None
         self._dirty.clear()
@@ -149,8 +125,8 @@ class Columns:
     def _start_over(self) -> None:
         self._dirty.clear()
         self._rebuild = False
-        self._exclusions.clear()
-        self._number_combinations()
+        self._number_exclusions()
+        self.combinations.start_over()
         names = sorted(self._accounts)
         self._allocate(names, max((len(self._accounts[name].gpus) for name in names), default=1))
         self.version += 1
@@ -196,7 +172,10 @@ class Columns:
             self.state_changed_at[node] = self.last_state_change = self.version
         self.changed_at[node] = self.version
         for key, gpu in self._anti_affinity_of[node]:
-            self.anti_affinity.get(key, _NO_GPUS).pop((node, gpu), None)
+            gpus = self.anti_affinity[key]
+            gpus.pop((node, gpu), None)
+            if not gpus:
+                del self.anti_affinity[key]
         self._anti_affinity_of[node] = ()
         for position in range(self.width):
             self.interactive_full.pop((node, position), None)
@@ -240,13 +219,16 @@ class Columns:
             else:
                 exclusion = NO_EXCLUSION
                 if len(gpu.exclusions) != 1 or None not in gpu.exclusions:
-                    exclusion = exclusions.setdefault(frozenset(gpu.exclusions), NO_EXCLUSION + 1 + len(exclusions))
+                    labels_of = frozenset(gpu.exclusions)
+                    exclusion = exclusions.find(labels_of)
+                    if exclusion < 0:
+                        exclusion = exclusions.add(labels_of)
             of_model = models.setdefault(state.model, len(models))
             of_size = sizes.setdefault(state.memory, len(sizes))
             free_memory = max(amount, 0) * WHOLE_GPU // state.memory if state.memory else 0
             most = max(-1, -(-(amount + 1) * WHOLE_GPU // state.memory) - 1) if state.memory else WHOLE_GPU
             free_time = milli if milli > 0 else 0
-            combination = self._combination_number(gpu)
+            combination = self.combinations.number(gpu)
             signature = (((((combination << 16) | of_model) << 10) | of_size) << 20) | (free_memory << 10) | free_time
             if milli < 0:
                 signature = -1
@@ -283,14 +265,9 @@ class Columns:
             (self.signature, signatures),
         ):
             column[node, :count] = values
-        self.worth[node, :count] = [self._worth_of[number] for number in labels]
+        self.worth[node, :count] = [self.combinations.worth[number] for number in labels]
         self.node_model[node] = max(model, key=lambda one: (model.count(one), -one)) if model else 0
         self.node_signature[node] = hash((int(self.node_model[node]), int(self.cpu[node]), *sorted(signatures)))
-
-
-def _worth(shares: LabelShares, combination: _Combination) -> float:
-    exclusions, anti_affinity, full = combination
-    return shares.worth(exclusions, anti_affinity, full=full)
 
 
 _NOTHING: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)

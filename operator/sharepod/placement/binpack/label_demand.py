@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sharepod.api.gpunode import Latency, Mode
 from sharepod.placement.state.types import LabelKey, PlacementRequest, label_key
@@ -22,7 +23,7 @@ _MAX_LABELS = 4096
 """Labels of one sort that are kept, the rarest are dropped first: a dropped label's demand counts as none."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LabelShares:
     """Shares of all arrivals: by exclusion label, by anti-affinity label, and of latency Interactive."""
 
@@ -34,6 +35,10 @@ class LabelShares:
         """Return the part of all arrivals that may join tenants with this exclusion label; None: with none."""
         if exclusion is not None:
             return min(self.exclusion.get(exclusion, 0.0), 1.0)
+        return self._unlabelled
+
+    @cached_property
+    def _unlabelled(self) -> float:
         return max(1.0 - sum(self.exclusion.values()), 0.0)
 
     def not_kept_off(self, anti_affinity: Iterable[LabelKey], *, interactive: bool) -> float:

@@ -24,8 +24,11 @@ from .request_classes import RequestClass, request_key
 from .scores import NO_PLACE, ClassScores, Scorer
 from .usable_capacity import UsableCapacity
 
-_MAX_CLASSES = 4096
-"""Request classes whose scores are kept. All are dropped when there are more."""
+_MAX_SCORES = 2_000_000
+"""Scores that are kept, of all request classes: some 50 MB. When there are more, the half of the classes that was not
+decided for longest is dropped."""
+_MIN_CLASSES = 64
+"""Request classes whose scores are kept on a cluster of any size."""
 _SAMPLE_NODES, _SAMPLE = 4096, 1_000_000
 """Nodes, and nodes times demand shapes, of which a renewal estimates the room of the cluster; of more, every n-th."""
 _RENEWAL_WORK, _AT_ONCE = 20_000_000, 5_000_000
@@ -76,13 +79,17 @@ class Packing:
         """
         self.settle()
         columns = self.columns
-        shares, labels = self.demand.shares(), self.demand.label_shares()
+        shares = self.demand.shares()
         if not shares:
             return
         yield
+        # 1. Worth of the GPUs by the labels of their tenants.
+        labels = self.demand.label_shares()
+        yield
+        worth_of = yield from columns.combinations.weigh(labels)
         began, started_over = columns.version, columns.started_over
-        # 1. Shadow prices, and with them the value of holes, of those GPUs that most arrivals can use.
-        worth = columns.worth_by(labels)
+        worth = columns.worth_by(worth_of)
+        # 2. Shadow prices, and with them the value of holes, of those GPUs that most arrivals can use.
         models, sizes = columns.models, columns.sizes
         idle = float(np.maximum(columns.share, 0).sum())
         by_time = yield from self._prices.hole_values(shares, columns.share[(columns.share > 0) & (worth >= OPEN_AT)])
@@ -96,7 +103,7 @@ class Packing:
         yield
         if columns.started_over == started_over:
             weighing = self._scorer.weighing(usable, worth)
-            # 2. Scarcity: the room for each class, on a sample of the nodes.
+            # 3. Scarcity: the room for each class, on a sample of the nodes.
             nodes = len(columns.names)
             step = max(1, -(-nodes * max(len(usable.shapes), 1) // _SAMPLE), nodes // _SAMPLE_NODES)
             sample = np.arange(0, nodes, step, dtype=np.int64)
@@ -106,20 +113,20 @@ class Packing:
                 usable.add_room(room, copies, np.minimum(columns.node_model[summed], usable.models))
                 yield
             usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
-            # 3. Sums with the new weights.
+            # 4. Sums with the new weights.
             weighing.reweigh()
             for _ in weighing.slices(np.arange(nodes, dtype=np.int64)):
                 yield
-        # 4. In force, with what has changed meanwhile.
+        # 5. In force, with what has changed meanwhile.
         self.settle()
         self.usable = usable
-        columns.weigh_labels(labels)
+        columns.weigh_labels(worth_of, labels)
         if columns.started_over != started_over:
             self._scorer.bind(usable)
         else:
             self._scorer.take(weighing)
             self._scorer.sum_gpus(np.flatnonzero(columns.changed_at > began).astype(np.int64))
-        # 5. Scores with the new weights, of the classes first that were decided last.
+        # 6. Scores with the new weights, of the classes first that were decided last.
         work = _RENEWAL_WORK
         for key, scores in sorted(self._scores.items(), key=lambda item: -item[1].seen):
             yield
@@ -151,11 +158,17 @@ class Packing:
         scores = self._scores.get(key)
         if scores is None:
             of_class = request if isinstance(request, RequestClass) else RequestClass.of(request)
-            if len(self._scores) >= _MAX_CLASSES:
-                self._scores.clear()
+            if len(self._scores) >= max(_MAX_SCORES // max(len(self.columns.names), 1), _MIN_CLASSES):
+                self._drop_oldest()
             scores = self._scores[key] = ClassScores(of_class, len(self.columns.names))
         self._scorer.update(scores)
         return scores
+
+    def _drop_oldest(self) -> None:
+        """Drop the scores of the half of the classes that was not decided for longest."""
+        oldest = sorted(self._scores, key=lambda key: self._scores[key].seen)
+        for key in oldest[: -(-len(oldest) // 2)]:
+            del self._scores[key]
 
     def most_free(self, request: PlacementRequest, *, without: Iterable[str] = ()) -> Offers:
         """Rank nodes by how free the fullest of the GPUs is that the request would get; nodes in `without` have no

@@ -130,7 +130,7 @@ class ClassScores:
             self._point("node_mask", mask)
         number = _ANY_EXCLUSION if wanted.exclusion is None else columns.exclusion_number(wanted.exclusion)
         c_request.exclusion = number
-        shares = columns.label_shares
+        shares = columns.combinations.shares
         c_request.first_worth = shares.open_to(wanted.exclusion)
         kept_off = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
         c_request.leaves = shares.not_kept_off(kept_off, interactive=wanted.interactive)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sharepod.api.gpunode import Latency
 from sharepod.placement.binpack.label_demand import LabelDemand, LabelShares
-from sharepod.placement.state.types import PlacementRequest
+from sharepod.placement.state.types import LabelKey, PlacementRequest
 from unit.placement.world import ClusterWithEngine, ask, cluster_of, node, put
 
 
@@ -103,6 +104,67 @@ def test_worth_of_a_gpu_by_the_labels_of_its_tenants() -> None:
     assert shares.worth((x, None), (), full=False) == 0.0, "nobody may join a GPU that a ledger mixes"
     assert shares.worth((None,), (x, y), full=False) == 0.25
     assert shares.worth((None,), (), full=True) == 0.5 * 0.875
+
+
+@pytest.mark.promise("placement-slices")
+def test_a_storm_of_labels_is_weighed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.placement.binpack.label_combinations._WEIGHED_AT_ONCE", 10)
+    cluster = cluster_of(*(node(f"node-{number:02}", 8) for number in range(12)))
+    for number in range(96):
+        put(cluster, ask(f"x{number}", 100, exclusion=f"label-{number}"))
+    packing, weighed = cluster.engine.packing, 0
+    packing.arrived(ask("u", 100))
+    worth = LabelShares.worth
+
+    def counted(*args: Any, **kwargs: Any) -> float:
+        nonlocal weighed
+        weighed += 1
+        return worth(*args, **kwargs)
+
+    monkeypatch.setattr(LabelShares, "worth", counted)
+    of_slices = []
+    for _ in packing.renewal():
+        of_slices.append(weighed)
+        weighed = 0
+    assert sum(of_slices) >= 96
+    assert max(of_slices) <= 10
+
+
+def test_numbers_of_labels_that_nobody_has_any_more_are_given_again() -> None:
+    cluster = cluster_of(node("node-a", 2))
+    packing = cluster.engine.packing
+    stays = put(cluster, ask("stays", 300, exclusion="stays", uuids=["GPU-node-a-0"]))
+    for number in range(2000):
+        anti_affinity = f"apart-{number}" if number % 2 else None
+        request = ask(f"x{number}", 300, exclusion=f"label-{number}", anti_affinity=anti_affinity)
+        packing.arrived(request)
+        if packing.due:
+            packing.renew()
+        put(cluster, request)
+        packing.settle()
+        cluster.release("node-a", request.tenant)
+    packing.settle()
+    assert len(packing.columns.combinations) < 300
+    assert not packing.columns.anti_affinity
+    learned(cluster, [ask("u", 300), ask("y", 300, exclusion="stays")])
+    assert stays.gpus[0] == "GPU-node-a-0"
+    assert gpus_of(cluster, [ask("y", 300, exclusion="stays")]) == {"y": "GPU-node-a-0"}
+
+
+def test_the_demand_without_a_label_is_added_up_once() -> None:
+    """A decision asks for it; a cluster may have thousands of labels."""
+
+    class Shares(dict[LabelKey, float]):
+        asked = 0
+
+        def values(self) -> Any:
+            self.asked += 1
+            return super().values()
+
+    exclusion = Shares({("team", "x"): 0.25})
+    shares = LabelShares(exclusion)
+    assert [shares.open_to(None) for _ in range(3)] == [0.75] * 3
+    assert exclusion.asked == 1
 
 
 def test_rare_labels_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

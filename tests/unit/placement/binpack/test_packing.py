@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from sharepod.api.units import TenantId
 from sharepod.placement.binpack.demand import HALF_LIFE, Demand
+from sharepod.placement.binpack.request_classes import request_key
 from sharepod.placement.state.accounts import GpuAccount
 from sharepod.placement.state.types import PlacementRequest, PodNeeds, Resources
 from unit.placement.world import GI, ClusterWithEngine, ask, cluster_of, gpu, node, put
@@ -166,3 +167,18 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
     assert (kept == packing._scorer._weighing.sums).all()
     packing._scores.clear()
     assert [cluster.engine.find(request) for request in [*kinds, labelled]] == answers
+
+
+def test_scores_of_classes_decided_long_ago_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharepod.placement.binpack.packing._MAX_SCORES", 0)
+    cluster = cluster_of(*(node(f"node-{number}") for number in range(4)))
+    often = ask("often", 50)
+    learn(cluster, [often])
+    packing = cluster.engine.packing
+    for number in range(200):
+        put(cluster, ask(f"t{number}", 1, uuids=[f"GPU-node-{number % 4}-0"]))
+        cluster.engine.find(ask("rare", 100 + number))
+        before = packing._scores.get(request_key(often))
+        cluster.engine.find(often)
+        assert number == 0 or packing._scores[request_key(often)] is before
+        assert len(packing._scores) <= 64

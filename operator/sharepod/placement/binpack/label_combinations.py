@@ -1,0 +1,131 @@
+"""Combinations of labels that the tenants of GPUs have: a number and a worth for each.
+
+Guarantees:
+- A combination keeps its number as long as a GPU has it. Numbers that no GPU has are given again, so there are no more
+  than GPUs and what came since the weights were last renewed.
+- Combinations are weighed in slices, however many labels there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharepod.placement.state.accounts import GpuAccount
+from sharepod.placement.state.types import LabelKey
+
+from .hole_prices import Slices
+from .label_demand import LabelShares
+
+_WEIGHED_AT_ONCE = 2_000
+"""Combinations of one slice: some 2 ms."""
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Numbers(Generic[_Key]):
+    """Numbers for keys, from 0 on. `fixed`: the keys that have the first numbers for good."""
+
+    def __init__(self, *fixed: _Key) -> None:
+        self._fixed = len(fixed)
+        self._number_of = {key: number for number, key in enumerate(fixed)}
+        self._free: list[int] = []
+        self.keys: list[_Key | None] = list(fixed)
+        """Keys by number; None: the number is free."""
+
+    def find(self, key: _Key) -> int:
+        """Return the number of a key; -1: it has none."""
+        return self._number_of.get(key, -1)
+
+    def add(self, key: _Key) -> int:
+        """Give a number to a key that has none."""
+        if self._free:
+            number = self._free.pop()
+            self.keys[number] = key
+        else:
+            number = len(self.keys)
+            self.keys.append(key)
+        self._number_of[key] = number
+        return number
+
+    def keep(self, used: npt.NDArray[Any]) -> None:
+        """Take the numbers back that are not among those `used`, an array of any shape."""
+        unused = np.bincount(used.ravel(), minlength=len(self.keys)) == 0
+        for number in np.flatnonzero(unused[self._fixed :]) + self._fixed:
+            key = self.keys[number]
+            if key is not None:
+                del self._number_of[key]
+                self.keys[number] = None
+                self._free.append(int(number))
+
+
+_Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], bool]
+"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and whether it is full of interactive tenants."""
+_EMPTY: _Combination = (frozenset(), frozenset(), False)
+_PLAIN: _Combination = (frozenset((None,)), frozenset(), False)
+
+
+class LabelCombinations:
+    """Combinations of labels by number: 0 has no tenants, 1 tenants without labels.
+
+    `shares`: of the labels, in force. `worth`: by number, the part of all arrivals that may join.
+    """
+
+    def __init__(self) -> None:
+        self.shares = LabelShares()
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Number the combinations anew. A `signature` of 0 is no GPU, so only an empty GPU may have 0 here."""
+        self._numbers = Numbers(_EMPTY, _PLAIN)
+        self._added: set[int] = set()
+        self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]
+
+    def __len__(self) -> int:
+        return len(self._numbers.keys)
+
+    def number(self, gpu: GpuAccount) -> int:
+        """Return the number of the combination of labels on a GPU."""
+        if not gpu.tenants:
+            return 0
+        if not gpu.anti_affinity and not gpu.interactive_full and len(gpu.exclusions) == 1 and None in gpu.exclusions:
+            return 1
+        combination = frozenset(gpu.exclusions), frozenset(gpu.anti_affinity), gpu.interactive_full
+        number = self._numbers.find(combination)
+        if number < 0:
+            number = self._numbers.add(combination)
+            self._added.add(number)
+            self.worth[number : number + 1] = [_worth(self.shares, combination)]
+        return number
+
+    def weigh(self, shares: LabelShares) -> Slices[list[float]]:
+        """Find in slices what `worth` would be by these shares."""
+        self._added.clear()
+        worth: list[float] = []
+        while len(worth) < len(self):
+            first = len(worth)
+            worth += [_worth(shares, one) for one in self._numbers.keys[first : first + _WEIGHED_AT_ONCE]]
+            yield
+        return self._with_added(worth, shares)
+
+    def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
+        """Take these shares, and what `weigh` found with them, from now on. `used`: the numbers that GPUs have."""
+        self.shares, self.worth = shares, self._with_added(worth, shares)
+        self._numbers.keep(used)
+
+    def _with_added(self, worth: list[float], shares: LabelShares) -> list[float]:
+        """Return the worths with those of the combinations that were added since `weigh` began."""
+        worth = worth[: len(self)] + [0.0] * (len(self) - len(worth))
+        for number in self._added:
+            worth[number] = _worth(shares, self._numbers.keys[number])
+        return worth
+
+
+def _worth(shares: LabelShares, combination: _Combination | None) -> float:
+    if combination is None:
+        return 0.0
+    exclusions, anti_affinity, full = combination
+    return shares.worth(exclusions, anti_affinity, full=full)
