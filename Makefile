@@ -12,7 +12,7 @@ BIN := .venv/bin
 COVERAGE_FLOOR := 89
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
-SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/unit tests/property
+SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/attack tests/unit tests/property
 # What the token scheduler's sources have to hold, they have to hold compiled.
 COMPILED := --numprocesses 3 --examples-percent 30 -m "not alone" tests/unit/timeshare tests/unit/agent/shares $(wildcard tests/property/test_timeshare*.py)
 # Where unit and property tests run alone, a socket or file that nobody closed is an error too.

@@ -5,7 +5,8 @@
 - calls `await agent.tenants.apply(rows)` with the node's whole ledger whenever the ledger has changed, one call at a
   time; when the call returns, the rows are in force and their generation may be reported as observed;
 - reads `agent.facts()` and waits on `agent.changed` to report;
-- may set `agent.residue` and `agent.owner_of`, which say what is left of a tenant beyond its connections.
+- may set `agent.residue` and `agent.owner_of`, which say what is left of a tenant beyond its connections, and
+  `agent.replaced`, which says in which of its processes the hook is not the one that was mounted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import structlog
 from sharepod.agent.devices.inventory import Inventory, InventoryError, Reading
 from sharepod.agent.findings.utilization import UtilizationMeter
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
-from sharepod.agent.tenants.observer import OwnerOf, Residue
+from sharepod.agent.tenants.observer import OwnerOf, Replaced, Residue, nothing_replaced
 from sharepod.agent.tenants.registry import TenantRegistry
 from sharepod.api.gpunode import Gpu, Health, TenantStatus
 
@@ -83,6 +84,8 @@ class Agent:
         """Remains of a tenant outside the agent. May be replaced at any time."""
         self.owner_of: OwnerOf = lambda pid: None
         """Tenant in whose pod a process runs. May be replaced at any time."""
+        self.replaced: Replaced = nothing_replaced
+        """Processes of a tenant in which the hook was replaced. May be replaced at any time."""
         self.stands_by: Callable[[], bool] = lambda: False
         """Question whether another agent serves, and this one waits for its end. May be replaced before `start`."""
         self.unfit: str | None = "it has not been checked yet whether this agent could serve"
@@ -188,7 +191,9 @@ class Agent:
         while True:
             try:
                 await self._read()
-                attribution = await self.tenants.observe(self._reading, residue=self.residue, owner_of=self.owner_of)
+                attribution = await self.tenants.observe(
+                    self._reading, residue=self.residue, owner_of=self.owner_of, replaced=self.replaced
+                )
                 if self._reading.fresh:
                     self._observe_plugin_pods()
                 # Before a ledger is known, no process can be attributed.

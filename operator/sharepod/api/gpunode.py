@@ -207,6 +207,9 @@ class FindingReason(StrEnum):
 
     PROCESS_WITHOUT_HOOK = "ProcessWithoutHook"
     """A process of the tenant uses a GPU and has never connected: nothing limits it."""
+    HOOK_REPLACED = "HookReplaced"
+    """A process of the tenant uses a GPU where another file than the mounted one preloads, or has connected without
+    having the hook mapped."""
     BUSY_BEYOND_HELD = "BusyBeyondHeld"
     """The tenant's processes keep a GPU busy for far more time than the tenant held it."""
     MEMORY_BEYOND_TRACKED = "MemoryBeyondTracked"
@@ -217,6 +220,10 @@ class FindingReason(StrEnum):
     """The tenant was overtaken several times within a minute: its work did not end with its turn."""
     PROCESSES_NOT_TOLD = "ProcessesNotTold"
     """The driver does not report which processes use the tenant's GPUs, so other findings cannot be made."""
+
+
+BYPASSES = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.HOOK_REPLACED, FindingReason.BUSY_BEYOND_HELD)
+"""Findings by which a tenant's share counts as not enforced, the gravest first."""
 
 
 class Finding(Model):
@@ -242,8 +249,8 @@ class TenantStatus(Model):
     connected: bool = False
     """A hook of this tenant has connected since it was published."""
     enforced: bool | None = None
-    """True once a hook has connected. False when a process that never connected uses the GPU, or is busy far beyond
-    what the tenant held. None before any CUDA call, and where the driver does not tell."""
+    """True once a hook has connected. False when a process that never connected or has replaced the hook uses the GPU,
+    or is busy far beyond what the tenant held. None before any CUDA call, and where the driver does not tell."""
     findings: Annotated[tuple[Finding, ...], Field(max_length=8)] = ()
     """Findings that its owner should know of."""
     drained: bool = False

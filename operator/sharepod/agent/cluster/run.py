@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 import structlog
@@ -24,6 +25,7 @@ from sharepod.agent.kubelet.dra.claim_driver import ClaimDriver
 from sharepod.agent.kubelet.dra.generation import CdiGenerator
 from sharepod.agent.kubelet.dra.gpu_devices import GpuDevices
 from sharepod.agent.kubelet.dra.prepared_claims import PreparedClaims
+from sharepod.agent.kubelet.hook_integrity import HookIntegrity
 from sharepod.agent.kubelet.plugin_pods import PluginPods
 from sharepod.agent.kubelet.pod_processes import PodResidue
 from sharepod.agent.kubelet.registration import DRA_PLUGIN, KubeletRegistration, pods_dir, warn_of_propagation
@@ -56,15 +58,14 @@ async def run(agent: Agent) -> None:
     volumes.recover()
     claims = PreparedClaims(cdi_dir=settings.cdi_dirs[-1], tenants_dir=tenants_dir, state_dir=settings.state_dir)
     claims.recover()
-    pod_residue = PodResidue(Attachments(volumes, claims), TenantMounts.of(tenants_dir))
-    agent.residue = pod_residue.residue
-    agent.owner_of = pod_residue.owner_of
+    pod_residue, hook_integrity = process_watches(agent, Attachments(volumes, claims), tenants_dir)
 
     async def apply(rows: Sequence[Tenant]) -> None:
         await agent.tenants.apply(rows)
         ids = {row.id for row in rows}
         await volumes.forget_all_but(ids)
         await claims.forget_all_but(ids)
+        hook_integrity.forget_all_but(ids)
 
     checkpoint = settings.state_dir / "ledger.json"
     api = await Connection.open(settings.kubeconfig, f"sharepod-agent/{agent_version()}")
@@ -128,6 +129,16 @@ async def run(agent: Agent) -> None:
                 await report.say_stopped()
     finally:
         await api.close()
+
+
+def process_watches(agent: Agent, attachments: Attachments, tenants_dir: Path) -> tuple[PodResidue, HookIntegrity]:
+    """Return what knows the tenants' processes by /proc, and let the agent ask it. Raise `OSError`."""
+    tenant_mounts = TenantMounts.of(tenants_dir)
+    pod_residue, hook_integrity = PodResidue(attachments, tenant_mounts), HookIntegrity(tenants_dir, tenant_mounts)
+    agent.residue = pod_residue.residue
+    agent.owner_of = pod_residue.owner_of
+    agent.replaced = hook_integrity.replaced
+    return pod_residue, hook_integrity
 
 
 def readiness(agent: Agent, ledger: LedgerWatch, kubelet: KubeletRegistration) -> Readiness:

@@ -3,7 +3,8 @@
 Pure: callers pass the time, in seconds.
 
 Guarantees:
-- A finding begins only after its cause has lasted for a while, so that a slow start or a restart of the agent is none.
+- A finding begins only after its cause has lasted for a while, so that a slow start or a restart of the agent is none;
+  a replaced hook has been seen twice by then.
 - While a finding stands, its message does not change: it has the figures of the moment at which the finding began.
 - A finding ends only once its cause is clearly gone: there is a gap between the two thresholds.
 - A finding of an earlier agent stands until this agent has looked for as long as finding it takes.
@@ -16,11 +17,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from sharepod.api.gpunode import Finding, FindingReason
+from sharepod.api.objects import PRELOAD_PATH
 
 PREEMPTIONS_MAX = 3
 """Preemptions within `PREEMPTIONS_WITHIN_S` that make a finding: fewer happen to a sound program under load."""
 PREEMPTIONS_WITHIN_S = 60.0
 """Seconds over which preemptions are counted."""
+_LOOKED_AT_S = 3.0
+"""Seconds after which a new agent has looked at the hook in every process: two readings, and a look between them."""
 _LISTED_PIDS = 4
 """Pids that a message lists, so that it stays short enough to read."""
 
@@ -90,6 +94,8 @@ class FindingRules:
         self._preemptions: int | None = None
         self.unhooked: frozenset[int] = frozenset()
         """Pids that have been on the tenant's GPUs without the hook for longer than `unhooked_after_s`."""
+        self.replaced: frozenset[int] = frozenset()
+        """Pids of processes on the tenant's GPUs in which the hook was replaced."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -117,6 +123,20 @@ class FindingRules:
             f"process {listed}{more} (pid on the node) uses the GPU without the hook, so its share is not enforced; "
             "images built on musl (Alpine) and statically linked programs do not load the hook: use an image built on "
             "glibc",
+        )
+
+    def observe_replaced(self, now: float, replaced: Mapping[int, str]) -> None:
+        """Take in the tenant's processes on its GPUs in which the hook was replaced, by pid, with what was seen."""
+        self.replaced = frozenset(replaced)
+        if not replaced:
+            self._end(FindingReason.HOOK_REPLACED, now, _LOOKED_AT_S)
+            return
+        pid, seen = min(replaced.items())
+        more = f" (and {len(replaced) - 1} more)" if len(replaced) > 1 else ""
+        self._begin(
+            FindingReason.HOOK_REPLACED,
+            f"process {pid}{more} (pid on the node) {seen}, so its share is not enforced; start the program without "
+            f"mounting over {PRELOAD_PATH}, and without a client of the agent's socket other than the hook",
         )
 
     def observe_unread(self, unread: Set[str]) -> None:

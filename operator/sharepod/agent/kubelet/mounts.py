@@ -50,6 +50,8 @@ class Mount:
     """Mounts below this one propagate to other mount namespaces."""
     device: str = ""
     """The filesystem, as `major:minor`."""
+    id: str = ""
+    """The kernel's number of the mount, unique among those that exist."""
 
     @property
     def readonly(self) -> bool:
@@ -74,6 +76,7 @@ def parse_mountinfo(lines: Iterable[str]) -> tuple[Mount, ...]:
                 options=frozenset(fields[5].split(",")),
                 shared=any(field.startswith("shared:") for field in optional),
                 device=fields[2],
+                id=fields[0],
             )
         )
     return tuple(found)

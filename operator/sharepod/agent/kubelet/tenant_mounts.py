@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from sharepod.api.objects import PRELOAD_PATH, VOLUME_MOUNT_PATH
+from sharepod.api.objects import PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH
 
 from . import mounts
 
@@ -42,6 +42,12 @@ class TenantMounts:
         if on is None:
             return cls(None, "")
         return cls(PurePosixPath(on.root) / tenants_dir.resolve().relative_to(on.point), on.device)
+
+    def is_preload(self, tenant_id: str, mount: mounts.Mount) -> bool:
+        """Return whether a mount is that of the tenant's file for /etc/ld.so.preload, be it replaced since."""
+        if self._root is None or mount.device != self._device:
+            return False
+        return PurePosixPath(mount.root.removesuffix("//deleted")) == self._root / tenant_id / PRELOAD_FILE
 
     def named(self, mountinfo: str) -> frozenset[str]:
         """Return the ids of the tenants whose directories a mountinfo lists."""

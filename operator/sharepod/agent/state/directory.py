@@ -1,7 +1,8 @@
 """The agent's state directory: one directory per tenant, which its pod gets as a volume, and the hooks by their hash.
 
     hooks/<sha256>.so
-    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` if that is set
+    tenants/<tenant-id>/{agent.sock, limits, libsharepod.so, ld.so.preload}, and `fail-open` if that is set;
+        `.earlier-<n>.so`: hooks of earlier agents, with which processes of the tenant may have started
     handover/<tenant-id>, which no pod sees
 
 Guarantees:
@@ -39,6 +40,7 @@ log = structlog.get_logger(__name__)
 SOCKET_FILE = "agent.sock"
 LIMITS_FILE = "limits"
 FAIL_OPEN_FILE = "fail-open"
+_EARLIER_HOOK = ".earlier-{}.so"
 _TENANT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 """Tenant ids that are safe as the name of a directory."""
 _BACKLOG = 128
@@ -238,6 +240,9 @@ class StateDir:
         with contextlib.suppress(FileNotFoundError):
             if target.samefile(self._installed):
                 return
+            earlier = target.with_name(_EARLIER_HOOK.format(target.stat().st_ino))
+            with contextlib.suppress(FileExistsError):
+                os.link(target, earlier)
         with files.replacing(target) as fresh:
             os.link(self._installed, fresh)
 
@@ -247,6 +252,12 @@ class StateDir:
             return hashlib.sha256(path.read_bytes()).hexdigest() == digest
         except OSError:
             return False
+
+
+def hook_files(directory: Path) -> tuple[Path, ...]:
+    """Return the hooks with which processes of the tenant of this directory may have started; empty if it is gone."""
+    present = directory / HOOK_FILE
+    return (*([present] if present.exists() else ()), *directory.glob(_EARLIER_HOOK.format("*")))
 
 
 def _socket_name(tenant_id: str) -> str:

@@ -9,7 +9,7 @@ from sharepod.agent.devices.inventory import is_gpu_uuid
 from sharepod.agent.findings.attribution import TenantProcesses
 from sharepod.agent.findings.rules import FindingRules
 from sharepod.agent.state.directory import StateDir
-from sharepod.api.gpunode import FindingReason, MemoryIsolation, Mode, Tenant, TenantState
+from sharepod.api.gpunode import BYPASSES, FindingReason, MemoryIsolation, Mode, Tenant, TenantState
 
 from .served import ServedTenant
 
@@ -54,7 +54,7 @@ class Entry:
         """True if the tenant's share is enforced; None if not known, or if nothing is served."""
         if self.serving is None:
             return None
-        if self.rules.stands(FindingReason.PROCESS_WITHOUT_HOOK) or self.rules.stands(FindingReason.BUSY_BEYOND_HELD):
+        if any(self.rules.stands(reason) for reason in BYPASSES):
             return False
         if self.rules.stands(FindingReason.PROCESSES_NOT_TOLD):
             return None

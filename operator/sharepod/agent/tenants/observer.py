@@ -9,7 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Set
 from pathlib import Path
 
 import structlog
@@ -40,6 +40,15 @@ words, or None. Quick: no I/O that can hang."""
 OwnerOf = Callable[[int], str | None]
 """Pid (in the agent's PID namespace) -> id of the tenant whose pod the process runs in, or None if it is no
 tenant's."""
+
+Replaced = Callable[[str, Set[int], Set[int]], Mapping[int, str]]
+"""Tenant id, pids of its processes on its GPUs, pids of those that have connected as a hook does -> the processes in
+which the hook was replaced, with what was seen. Quick: no I/O that can hang."""
+
+
+def nothing_replaced(tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
+    """Return nothing: for an agent that mounts nothing into its tenants' processes."""
+    return {}
 
 
 class _KeptFindings(BaseModel):
@@ -102,7 +111,13 @@ class Observer:
         return self._contexts.kib(*self._models[uuid]) if uuid in self._models else 0
 
     def observe(
-        self, present: Callable[[], Mapping[str, Entry]], reading: Reading, *, residue: Residue, owner_of: OwnerOf
+        self,
+        present: Callable[[], Mapping[str, Entry]],
+        reading: Reading,
+        *,
+        residue: Residue,
+        owner_of: OwnerOf,
+        replaced: Replaced = nothing_replaced,
     ) -> Generator[None, None, Attribution]:
         """Take a reading in steps: note in each entry what the reading shows of it. Return whose the processes are: by
         connection first, then by pod, then by an Exclusive tenant's GPU.
@@ -112,6 +127,7 @@ class Observer:
             reading: The reading.
             residue: Tenant id -> what is still there of the tenant outside the agent, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
+            replaced: Tenant id, its processes -> those in which the hook was replaced.
         """
         entries = present()
         clients = {
@@ -143,6 +159,8 @@ class Observer:
                 if entry.serving is not None:
                     entry.serving.memory.set_gpu_memory(gpu_memory)
                     entry.serving.observe(entry.seen.memory, unread=reading.unread, exhaustive=reading.exhaustive)
+                    hooked = entry.serving.hooked
+                    entry.rules.observe_replaced(now, replaced(entry.row.id, entry.seen.pids, hooked))
                     self._apply_rules(now, entry, entry.serving, reading)
                 _judge(entry, residue, reading.unread)
             yield

@@ -31,7 +31,7 @@ from sharepod.timeshare import GpuTime
 
 from .entry import Entry, limits_text, not_servable, pod_of
 from .leftovers import Leftovers
-from .observer import Observer, OwnerOf, Residue
+from .observer import Observer, OwnerOf, Replaced, Residue, nothing_replaced
 from .served import ServedTenant
 from .view import TenantView
 
@@ -206,15 +206,20 @@ class TenantRegistry:
             if entry.served is not None:
                 entry.served.begin_reading()
 
-    async def observe(self, reading: Reading, *, residue: Residue, owner_of: OwnerOf) -> Attribution:
+    async def observe(
+        self, reading: Reading, *, residue: Residue, owner_of: OwnerOf, replaced: Replaced = nothing_replaced
+    ) -> Attribution:
         """Take a reading of the inventory, called once per interval; return whose the processes on the GPUs are. In
         several turns of the loop: a hand-off waits for none longer than some 2 ms, however many tenants there are.
 
         Args:
             residue: Tenant id -> what is still there of the tenant outside the agent, or None.
             owner_of: Pid -> id of the tenant whose pod it runs in, or None.
+            replaced: Tenant id, its processes -> those in which the hook was replaced.
         """
-        steps = self._observer.observe(lambda: self._entries, reading, residue=residue, owner_of=owner_of)
+        steps = self._observer.observe(
+            lambda: self._entries, reading, residue=residue, owner_of=owner_of, replaced=replaced
+        )
         while True:
             try:
                 next(steps)

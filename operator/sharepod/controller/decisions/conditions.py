@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from sharepod.api.gpunode import FindingReason, Gpu, Health, Mode, Tenant, TenantStatus
+from sharepod.api.gpunode import BYPASSES, FindingReason, Gpu, Health, Mode, Tenant, TenantStatus
 from sharepod.api.sharepod import (
     CONDITION_ENFORCED,
     CONDITION_GPU_HEALTHY,
@@ -190,8 +190,7 @@ def enforced(was: SharePodStatus, inputs: StatusInputs) -> Stated | None:
         return _condition(CONDITION_ENFORCED, "Unknown", FindingReason.PROCESSES_NOT_TOLD.value, message)
     if seen.enforced:
         return _condition(CONDITION_ENFORCED, "True", "HookConnected", message)
-    grave = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.BUSY_BEYOND_HELD)
-    reason = next((reason for reason in grave if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
+    reason = next((reason for reason in BYPASSES if reason in said), FindingReason.PROCESS_WITHOUT_HOOK)
     text = message or (
         "a process of the pod uses the GPU without the hook, so its share is not enforced; "
         "images built on musl (Alpine) do not load it: use one built on glibc"

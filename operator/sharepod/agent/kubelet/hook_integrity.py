@@ -1,0 +1,221 @@
+"""Integrity of the hook in tenants' processes: the file that preloads it and the mapped hook, by device and inode.
+
+A program can mount another file over /etc/ld.so.preload in a mount namespace of its own, or speak the hook's protocol
+itself. Paths do not show that, so none is compared: the kernel tells which file of which filesystem stands there.
+
+Guarantees:
+- No filesystem of a tenant is asked: a path is resolved in the kernel's cache of names alone, and one that is not there
+  has no verdict.
+- A process that keeps the kernel from answering delays the verdicts on its own tenant, and nothing else.
+- A process of which nothing can be read has no verdict.
+- A hook of an earlier agent, with which a process was started, counts as the hook.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Mapping, Set
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from sharepod.agent.state.directory import hook_files
+from sharepod.api.objects import PRELOAD_PATH
+
+from . import mounts
+from .tenant_mounts import TenantMounts, read_mountinfo
+
+log = structlog.get_logger(__name__)
+
+PROC = Path("/proc")
+SOUND_S = 10.0
+"""Seconds for which a process that was found sound is not looked at again: reading the mappings of a large process
+takes milliseconds, in which it maps nothing."""
+_AGAIN_S = 0.2
+"""Seconds between two looks at a process that is not sound: the first may have met it while it executed a program."""
+_MAPS_MAX = 16 << 20
+"""Bytes of a process's mappings that are read: twice what the kernel's default of 65,530 mappings takes."""
+
+# <linux/openat2.h>
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+_RESOLVE_CACHED = 0x20
+_OPEN_HOW = struct.Struct("QQQ")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+OTHER_PRELOAD = f"sees another {PRELOAD_PATH} than the one that was mounted for it"
+"""Verdict on a process, to follow its pid."""
+NO_HOOK_MAPPED = "has connected as a hook does, and the hook is not among its mappings"
+"""Verdict on a process, to follow its pid."""
+
+
+@dataclass
+class _Looks:
+    """Looks at the processes of one tenant."""
+
+    running: Future[Mapping[int, str | None]] | None = None
+    verdicts: dict[int, str | None] = field(default_factory=dict)
+    """Verdict on each process that was looked at; None: sound, or nothing could be read."""
+    looked_at: dict[int, float] = field(default_factory=dict)
+    """Monotonic time of the last look at each process."""
+
+
+class HookIntegrity:
+    """Integrity of the hook in the processes of all tenants of a node. Looks run in threads."""
+
+    def __init__(self, tenants_dir: Path, tenant_mounts: TenantMounts, proc: Path = PROC) -> None:
+        """Args:
+        tenants_dir: folder of the tenants' directories.
+        tenant_mounts: the same directories, as they show in mounts of processes.
+        proc: the folder of the processes.
+        """
+        self._tenants_dir = tenants_dir
+        self._mounts = tenant_mounts
+        self._proc = proc
+        self._looks: dict[str, _Looks] = {}
+
+    def replaced(self, tenant_id: str, pids: Set[int], hooked: Set[int]) -> Mapping[int, str]:
+        """Return the processes in which the hook was replaced, by pid, with what was seen. No I/O.
+
+        The answer comes from looks that earlier calls have begun; this one begins the next.
+
+        Args:
+            tenant_id: the tenant.
+            pids: its processes on its GPUs.
+            hooked: pids of its processes that have connected as a hook does.
+        """
+        looks = self._looks.setdefault(tenant_id, _Looks())
+        now = time.monotonic()
+        if looks.running is not None and looks.running.done():
+            looks.verdicts |= looks.running.result()
+            looks.running = None
+        looks.verdicts = {pid: verdict for pid, verdict in looks.verdicts.items() if pid in pids}
+        looks.looked_at = {pid: at for pid, at in looks.looked_at.items() if pid in pids}
+        due = {
+            pid
+            for pid in pids
+            if pid not in looks.looked_at or looks.verdicts.get(pid) or now - looks.looked_at[pid] >= SOUND_S
+        }
+        if due and looks.running is None:
+            looks.looked_at |= dict.fromkeys(due, now)
+            looks.running = Future()
+            # A daemon thread, so that a process that does not let itself be read cannot keep the agent from ending.
+            threading.Thread(
+                target=self._look, args=(looks.running, tenant_id, due, frozenset(hooked)), name="hooks", daemon=True
+            ).start()
+        return {pid: verdict for pid, verdict in looks.verdicts.items() if verdict is not None}
+
+    def forget_all_but(self, tenant_ids: Set[str]) -> None:
+        """Forget the tenants that are gone."""
+        self._looks = {tenant_id: looks for tenant_id, looks in self._looks.items() if tenant_id in tenant_ids}
+
+    # ---- in the thread
+
+    def _look(self, answer: Future[Mapping[int, str | None]], tenant_id: str, pids: Set[int], hooked: Set[int]) -> None:
+        verdicts: dict[int, str | None] = dict.fromkeys(pids)
+        try:
+            verdicts = {pid: self.look(tenant_id, pid, hooked=pid in hooked) for pid in pids}
+            suspects = [pid for pid, verdict in verdicts.items() if verdict is not None]
+            if suspects:
+                time.sleep(_AGAIN_S)
+            for pid in suspects:
+                again = self.look(tenant_id, pid, hooked=pid in hooked)
+                verdicts[pid] = again if again == verdicts[pid] else None
+        except OSError as error:
+            log.warning("cannot look at the hook in a tenant's processes", tenant=tenant_id, error=str(error))
+        finally:
+            answer.set_result(verdicts)
+
+    def look(self, tenant_id: str, pid: int, *, hooked: bool) -> str | None:
+        """Look at one process once: return what replaces the hook in it; None if it is sound or cannot be read.
+
+        Raise `OSError` if the tenant's own files cannot be read.
+        """
+        if self._preload_is_another(tenant_id, pid):
+            return OTHER_PRELOAD
+        if hooked and self._hook_is_not_mapped(tenant_id, pid):
+            return NO_HOOK_MAPPED
+        return None
+
+    def _preload_is_another(self, tenant_id: str, pid: int) -> bool:
+        try:
+            root = os.open(f"{self._proc}/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:  # the process has ended
+            return False
+        try:
+            found = _open_cached(root, PRELOAD_PATH)
+        except OSError:  # not there, or not in the kernel's cache
+            return False
+        finally:
+            os.close(root)
+        try:
+            mount_id = _mount_of_descriptor(found)
+        finally:
+            os.close(found)
+        listed = mounts.parse_mountinfo(read_mountinfo(pid, self._proc).splitlines())
+        on = next((mount for mount in listed if mount.id == mount_id), None)
+        return bool(listed) and (on is None or not self._mounts.is_preload(tenant_id, on))
+
+    def _hook_is_not_mapped(self, tenant_id: str, pid: int) -> bool:
+        hooks = [_shown_in_maps(path) for path in hook_files(self._tenants_dir / tenant_id)]
+        try:
+            with open(f"{self._proc}/{pid}/maps", "rb") as file:  # noqa: PTH123 - as elsewhere for /proc
+                maps = file.read(_MAPS_MAX)
+        except OSError:  # the process has ended
+            return False
+        return bool(maps) and bool(hooks) and not any(_maps_file(maps, *hook) for hook in hooks)
+
+
+def _open_cached(root: int, path: str) -> int:
+    """Open a path below `root` for looking alone, by names in the kernel's cache, as a process with this root would.
+
+    Raise `OSError`: BlockingIOError if a filesystem would have to be asked.
+    """
+    resolve = _RESOLVE_IN_ROOT | _RESOLVE_CACHED | _RESOLVE_NO_MAGICLINKS
+    how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, resolve)
+    descriptor = int(_libc.syscall(_OPENAT2, root, os.fsencode(path), how, ctypes.c_size_t(len(how))))
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return descriptor
+
+
+def _mount_of_descriptor(descriptor: int) -> str:
+    """Return the id of the mount that an open file lies on, as mountinfo lists it. Asks no filesystem but proc."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:"))
+
+
+def _shown_in_maps(path: Path) -> tuple[bytes, bytes]:
+    """Return device and inode of a file as the kernel lists them in mappings; some filesystems have other ones there
+    than in stat. Raise `OSError`."""
+    inode = str(path.stat().st_ino).encode()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+        own = Path("/proc/self/maps").read_bytes()
+    for line in own.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[4] == inode and fields[5].endswith(path.name.encode()):
+            return fields[3], inode
+    raise OSError(f"{path} does not show among the agent's own mappings")
+
+
+def _maps_file(maps: bytes, device: bytes, inode: bytes) -> bool:
+    """Return whether the content of a /proc/<pid>/maps lists an executable mapping of a file."""
+    wanted = b" " + device + b" " + inode + b" "
+    at = maps.find(wanted)
+    while at >= 0:
+        begin = maps.rfind(b"\n", 0, at) + 1
+        if b"x" in maps[begin:at].split(b" ")[1]:
+            return True
+        at = maps.find(wanted, at + 1)
+    return False

@@ -1,0 +1,93 @@
+"""Programs as in a tenant's container: in a mount namespace with the tenant's directory and the file that preloads."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+from sharepod.agent.kubelet.hook_integrity import HookIntegrity
+from sharepod.agent.kubelet.tenant_mounts import TenantMounts
+from sharepod.agent.settings import PACKAGED_HOOK
+from sharepod.agent.state.directory import StateDir
+from sharepod.api.objects import PRELOAD_FILE, PRELOAD_PATH, VOLUME_MOUNT_PATH
+
+TENANT = "tenant-a"
+_PROGRAM = "echo ready; read line"
+"""Program for a shell: says that it runs, preloaded libraries and all, and waits."""
+
+
+def why_no_container() -> str | None:
+    """Return why this machine makes no such containers; None if it does."""
+    if os.geteuid() != 0:
+        return "a tenant's container is made here by root"
+    tried = subprocess.run(["unshare", "-m", "unshare", "-Urm", "true"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else f"no user and mount namespaces: {tried.stderr.strip()}"
+
+
+class TenantContainers:
+    """Containers of one tenant on a node: each program in a mount namespace of its own.
+
+    Args:
+        root: empty folder for the agent's state and for what programs mount.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._stack = ExitStack()
+        self.tenants = root / "state" / "tenants"
+        self.directory = self.serve(PACKAGED_HOOK)
+        self.integrity = HookIntegrity(self.tenants, TenantMounts.of(self.tenants))
+        self._etc = root / "etc"
+        self._etc.mkdir()
+        for name in ("ld.so.cache", "passwd"):
+            (self._etc / name).write_bytes(Path("/etc", name).read_bytes())
+        (self._etc / "ld.so.preload").touch()
+        self.fake = root / "fake.preload"
+        self.fake.touch()
+
+    def serve(self, hook: Path) -> Path:
+        """Give the tenant its directory as an agent that ships this hook does; return the directory."""
+        state = StateDir(self.root / "state", hook)
+        state.prepare()
+        return state.create(TENANT, "gpu limits\n")
+
+    def run(self, attempt: str = "", program: str = _PROGRAM) -> int:
+        """Run a program in a container; return its pid once it has said `ready`.
+
+        Args:
+            attempt: shell commands before the program, in the container as its user sees it; a command that ends in
+                `exec` of another shell hands the program on as `$PROGRAM`.
+            program: the program, for a shell.
+        """
+        preload, volume = self.directory / PRELOAD_FILE, self.directory
+        script = "\n".join(
+            [
+                "set -e",
+                f"mount --bind {shlex.quote(str(self._etc))} /etc",
+                "mount -t tmpfs tmpfs /run",
+                f"mkdir {VOLUME_MOUNT_PATH}",
+                f"mount --bind {shlex.quote(str(volume))} {VOLUME_MOUNT_PATH}",
+                f"mount --bind {shlex.quote(str(preload))} {PRELOAD_PATH}",
+                attempt,
+                'exec sh -c "$PROGRAM"',
+            ]
+        )
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
+            env={**os.environ, "PROGRAM": program, "FAKE": str(self.fake)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid
+
+    def close(self) -> None:
+        """End all programs."""
+        self._stack.close()

@@ -1,0 +1,91 @@
+"""Looks at the hook in tenants' processes: who is looked at when, and what a look that does not return costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sharepod.agent.kubelet import hook_integrity
+from sharepod.agent.kubelet.hook_integrity import OTHER_PRELOAD, HookIntegrity
+from sharepod.agent.kubelet.tenant_mounts import TenantMounts
+
+
+class ScriptedIntegrity(HookIntegrity):
+    """Looks whose verdicts the test gives; a look at a pid of `stuck` returns when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nowhere"), TenantMounts(None, ""))
+        self.verdicts: dict[int, list[str | None]] = {}
+        self.looked_at: list[int] = []
+        self.stuck: set[int] = set()
+        self.released = threading.Event()
+
+    def look(self, tenant_id: str, pid: int, *, hooked: bool) -> str | None:
+        if pid in self.stuck:
+            self.released.wait(60)
+        self.looked_at.append(pid)
+        scripted = self.verdicts.get(pid, [None])
+        return scripted.pop(0) if len(scripted) > 1 else scripted[0]
+
+    def settle(self, tenant_id: str, *pids: int) -> dict[int, str]:
+        """Begin a look, wait for its end, and return what is said then."""
+        self.replaced(tenant_id, set(pids), set())
+        running = self._looks[tenant_id].running
+        if running is not None:
+            running.result(60)
+        return dict(self.replaced(tenant_id, set(pids), set()))
+
+
+@pytest.fixture
+def integrity(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedIntegrity]:
+    monkeypatch.setattr(hook_integrity, "_AGAIN_S", 0)
+    made = ScriptedIntegrity()
+    yield made
+    made.released.set()
+
+
+def test_what_two_looks_agree_on_is_said(integrity: ScriptedIntegrity) -> None:
+    integrity.verdicts = {7: [OTHER_PRELOAD], 8: [OTHER_PRELOAD, None]}
+    assert integrity.settle("a", 7, 8, 9) == {7: OTHER_PRELOAD}
+
+
+def test_a_sound_process_is_looked_at_again_after_a_while_and_another_at_each_reading(
+    integrity: ScriptedIntegrity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    integrity.verdicts = {8: [OTHER_PRELOAD]}
+    integrity.settle("a", 7, 8)
+    integrity.settle("a", 7, 8)
+    assert integrity.looked_at.count(7) == 1
+    assert integrity.looked_at.count(8) > 2
+    now += hook_integrity.SOUND_S
+    integrity.settle("a", 7, 8)
+    assert integrity.looked_at.count(7) == 2
+
+
+def test_a_process_that_left_the_gpu_is_looked_at_when_it_comes_back(integrity: ScriptedIntegrity) -> None:
+    integrity.settle("a", 7)
+    integrity.settle("a")
+    integrity.settle("a", 7)
+    assert integrity.looked_at == [7, 7]
+
+
+def test_a_process_that_does_not_let_itself_be_read_delays_only_its_own_tenant(integrity: ScriptedIntegrity) -> None:
+    integrity.stuck = {7}
+    integrity.verdicts = {7: [OTHER_PRELOAD], 8: [OTHER_PRELOAD]}
+    before = threading.active_count()
+    for _ in range(20):
+        assert integrity.replaced("a", {7}, set()) == {}
+    assert threading.active_count() == before + 1, "one look at a time"
+    assert integrity.settle("b", 8) == {8: OTHER_PRELOAD}
+
+
+def test_a_tenant_that_is_gone_is_forgotten(integrity: ScriptedIntegrity) -> None:
+    integrity.verdicts = {7: [OTHER_PRELOAD]}
+    integrity.settle("a", 7)
+    integrity.forget_all_but({"b"})
+    assert integrity.replaced("a", {7}, set()) == {}
