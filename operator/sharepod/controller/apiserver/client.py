@@ -27,8 +27,9 @@ T = TypeVar("T")
 
 _TRIES = 4
 """Tries of a call that the API server asks to make again; then whoever made the call decides."""
-_LONGEST_WAIT_S = 30.0
-"""Longest pause that a call takes because the server asks for it; a longer one is left to whoever made the call."""
+LONGEST_WAIT_S = 30.0
+"""Longest pause that is made because the server asks for one. A call that is to wait longer is left to whoever made
+it."""
 
 
 class NotLeadingError(Exception):
@@ -259,7 +260,7 @@ class Client:
                 _count(verb, error)
                 tries -= 1
                 wait = error.retry_after_s
-                if not tries or not error.was_not_begun or wait is None or wait > _LONGEST_WAIT_S:
+                if not tries or not error.was_not_begun or wait is None or wait > LONGEST_WAIT_S:
                     raise
                 metrics.API_RETRIES.labels(verb, str(error.status)).inc()
             finally:

@@ -8,6 +8,8 @@ Guarantees:
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
 - Objects are taken in one by one as they arrive: no page is held.
 - A list of which a page does not arrive in time is asked for in smaller pages, down to one object.
+- A server that asks to be left alone (Retry-After) is, for `LONGEST_WAIT_S` at most: whatever an error page of a load
+  balancer says, no kind stays unseen for hours.
 - A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
 """
 
@@ -34,7 +36,7 @@ from sharepod.kube import (
     Unreadable,
 )
 
-from .client import Client, Resource, jittered
+from .client import LONGEST_WAIT_S, Client, Resource, jittered
 from .sights import Sight
 
 _FIRST_PAUSE_S = 0.25
@@ -174,7 +176,7 @@ class Reflector:
                 pause = _NOT_SERVED_S if self._needed else _OPTIONAL_S
             except ApiError as error:
                 self._note("watch failed; trying again", error)
-                pause = 0.0 if error.retry_after_s is None else jittered(error.retry_after_s)
+                pause = jittered(min(error.retry_after_s or 0.0, LONGEST_WAIT_S))
             await asyncio.sleep(pause or self._pause())
 
     def _pause(self) -> float:

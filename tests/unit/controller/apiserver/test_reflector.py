@@ -305,6 +305,20 @@ async def test_what_the_server_asks_for_is_waited_and_what_fails_is_tried_again(
         assert idle.lists() == 5
 
 
+@pytest.mark.promise("operator-retry-after")
+async def test_a_server_that_asks_to_be_left_alone_for_a_day_is_asked_again_soon(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflectors, "LONGEST_WAIT_S", 0.01)
+    idle.create("a")
+    idle.server.fail("list", "sharepods", refusal=Refused(503, "", "under maintenance", retry_after=86_400))
+    idle.server.fail("watch", "sharepods", refusal=Refused(503, "", "under maintenance", retry_after=86_400))
+    async with running(idle):
+        await idle.shows("a")
+        idle.create("b")
+        await idle.shows("a", "b")
+
+
 async def test_a_watch_is_opened_anew_when_it_is_asked_for(world: World) -> None:
     opened = len(world.server.made("watch", "sharepods"))
     world.reflector.reopen()
