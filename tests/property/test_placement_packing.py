@@ -34,7 +34,7 @@ def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[ClusterWithEngine, list[PlacementRequest]]:
     """Draw a cluster and requests to come, none of them in an affinity group."""
-    cluster = ClusterWithEngine()
+    cluster = ClusterWithEngine(interactive_per_gpu=draw(st.integers(1, 3)))
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
         cluster.upsert_node(draw(node_states(name)))
     asked = []

@@ -34,7 +34,8 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
         if not columns.tenants[node, gpu]:
             worth[0, gpu] = shares.open_to(wanted.exclusion)
         labels = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
-        worth[0, gpu] *= shares.not_kept_off(labels, interactive=wanted.interactive)
+        last = wanted.interactive and columns.interactive_room[node, gpu] == 1
+        worth[0, gpu] *= shares.not_kept_off(labels, interactive=last)
     after = definition.gpus(time, memory, size, worth).sum(axis=1)
     model = columns.node_model[row].clip(max=definition.usable.models)
     cpu = columns.cpu[row]

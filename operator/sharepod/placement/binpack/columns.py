@@ -53,6 +53,7 @@ class Columns:
     - `bytes`: free memory. `time`, `memory`: free thousandths, from 0 to 1000.
     - `size`, `model`: numbers in `sizes` and `models`. `exclusion`: see `NO_TENANT`. `tenants`: how many.
     - `labels`: number of the combination of its tenants' labels. `worth`: part of all arrivals that may join them.
+    - `interactive_room`: further interactive tenants that it takes.
     - `signature`: equal for GPUs that scores cannot tell apart; -1: the GPU takes no share, 0: there is no GPU.
     """
 
@@ -152,6 +153,7 @@ class Columns:
         self.tenants = np.zeros(gpus, dtype=np.int64)
         self.labels = np.zeros(gpus, dtype=np.int64)
         self.worth = np.ones(gpus, dtype=np.float32)
+        self.interactive_room = np.zeros(gpus, dtype=np.int64)
         self.signature = np.zeros(gpus, dtype=np.int64)
         self.cpu = np.zeros(count, dtype=np.float32)
         self.room = np.full((count, 2), -1, dtype=np.int64)
@@ -206,9 +208,8 @@ class Columns:
 
     def _read_gpus(self, node: int, account: NodeAccount) -> None:
         models, sizes, exclusions = self._models, self._sizes, self._exclusions
-        shares, in_proportion, free_bytes, time, memory, size, model, exclusion_of, tenants, labels, signatures = (
-            [] for _ in range(11)
-        )
+        shares, in_proportion, free_bytes, time, memory, size = ([] for _ in range(6))
+        model, exclusion_of, tenants, labels, interactive, signatures = ([] for _ in range(6))
         for position, gpu in enumerate(account.gpus):
             state = gpu.state
             shared = state.available and state.held and gpu.head_tenant is None and not gpu.exclusive
@@ -242,6 +243,7 @@ class Columns:
             exclusion_of.append(exclusion)
             tenants.append(gpu.tenants)
             labels.append(combination)
+            interactive.append(gpu.interactive_room)
             signatures.append(signature)
             if gpu.interactive_full:
                 self.interactive_full[node, position] = None
@@ -262,6 +264,7 @@ class Columns:
             (self.exclusion, exclusion_of),
             (self.tenants, tenants),
             (self.labels, labels),
+            (self.interactive_room, interactive),
             (self.signature, signatures),
         ):
             column[node, :count] = values

@@ -62,10 +62,13 @@ class Numbers(Generic[_Key]):
                 self._free.append(int(number))
 
 
-_Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], bool]
-"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and whether it is full of interactive tenants."""
-_EMPTY: _Combination = (frozenset(), frozenset(), False)
-_PLAIN: _Combination = (frozenset((None,)), frozenset(), False)
+_NO_INTERACTIVE = -1
+
+_Combination = tuple[frozenset[LabelKey | None], frozenset[LabelKey], int]
+"""Labels of a GPU's tenants: exclusion labels, anti-affinity labels, and how many interactive tenants it takes beside
+those that it has; `_NO_INTERACTIVE` where it has none."""
+_EMPTY: _Combination = (frozenset(), frozenset(), _NO_INTERACTIVE)
+_PLAIN: _Combination = (frozenset((None,)), frozenset(), _NO_INTERACTIVE)
 
 
 class LabelCombinations:
@@ -91,9 +94,11 @@ class LabelCombinations:
         """Return the number of the combination of labels on a GPU."""
         if not gpu.tenants:
             return 0
-        if not gpu.anti_affinity and not gpu.interactive_full and len(gpu.exclusions) == 1 and None in gpu.exclusions:
+        interactive = gpu.has_interactive
+        if not gpu.anti_affinity and not interactive and len(gpu.exclusions) == 1 and None in gpu.exclusions:
             return 1
-        combination = frozenset(gpu.exclusions), frozenset(gpu.anti_affinity), gpu.interactive_full
+        room = gpu.interactive_room if interactive else _NO_INTERACTIVE
+        combination = frozenset(gpu.exclusions), frozenset(gpu.anti_affinity), room
         number = self._numbers.find(combination)
         if number < 0:
             number = self._numbers.add(combination)
@@ -127,5 +132,5 @@ class LabelCombinations:
 def _worth(shares: LabelShares, combination: _Combination | None) -> float:
     if combination is None:
         return 0.0
-    exclusions, anti_affinity, full = combination
-    return shares.worth(exclusions, anti_affinity, full=full)
+    exclusions, anti_affinity, interactive_room = combination
+    return shares.worth(exclusions, anti_affinity, full=interactive_room == 0)

@@ -50,6 +50,7 @@ _GPU_COLUMNS = (
     "model",
     "exclusion",
     "tenants",
+    "interactive_room",
     "worth",
     "signature",
 )
@@ -133,7 +134,8 @@ class ClassScores:
         shares = columns.combinations.shares
         c_request.first_worth = shares.open_to(wanted.exclusion)
         kept_off = () if wanted.anti_affinity is None else (wanted.anti_affinity,)
-        c_request.leaves = shares.not_kept_off(kept_off, interactive=wanted.interactive)
+        c_request.leaves = shares.not_kept_off(kept_off, interactive=False)
+        c_request.leaves_if_last = shares.not_kept_off(kept_off, interactive=wanted.interactive)
         if (wanted.anti_affinity is not None or wanted.interactive) and not wanted.whole:
             blocked = columns.anti_affinity.get(wanted.anti_affinity, {}) if wanted.anti_affinity is not None else {}
             self._block(columns, (*blocked, *(columns.interactive_full if wanted.interactive else ())))

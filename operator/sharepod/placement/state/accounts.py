@@ -77,7 +77,7 @@ class GpuAccount:
     `exclusions`: the exclusion label of each tenant, None for a tenant without one. `anti_affinity`: the anti-affinity
     labels of its tenants. `owners`: tenants that are not releasing, counted by owner. `head_tenant`: the tenant whose
     head-of-line reservation has this GPU; only that tenant, or one of a priority above `head_priority`, is placed on
-    it. `interactive_full`: it takes no further interactive tenant.
+    it. `interactive_room`: further interactive tenants that it takes.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class GpuAccount:
         "head_priority",
         "head_tenant",
         "index",
-        "interactive_full",
+        "interactive_room",
         "node",
         "owners",
         "rows",
@@ -107,6 +107,16 @@ class GpuAccount:
         self.head_tenant: TenantId | None = None
         self.head_priority = 0
         self.recount()
+
+    @property
+    def interactive_full(self) -> bool:
+        """True if it takes no further interactive tenant."""
+        return not self.interactive_room
+
+    @property
+    def has_interactive(self) -> bool:
+        """True if one of its tenants is interactive."""
+        return self.interactive_room < self._interactive_most
 
     @property
     def name(self) -> str:
@@ -133,7 +143,7 @@ class GpuAccount:
             if tenant.mode is Mode.EXCLUSIVE:
                 self.exclusive = True
             interactive += tenant.latency is Latency.INTERACTIVE
-        self.interactive_full = interactive >= self._interactive_most
+        self.interactive_room = max(self._interactive_most - interactive, 0)
         self.tenants = len(self.rows)
         self.free_milli = WHOLE_GPU - milli
         self.free_memory = self.state.memory - memory

@@ -94,6 +94,20 @@ def test_gpus_full_of_interactive_tenants_go_to_others() -> None:
     assert gpus_of(cluster, [ask("u", 500), interactive("v")]) == {"u": "GPU-node-b-0", "v": "GPU-node-a-0"}
 
 
+def test_an_interactive_tenant_that_leaves_room_for_others_takes_the_hole_that_fits_best() -> None:
+    """On GPU B it would leave a hole that the next request fills, on GPU A a sliver."""
+    cluster = ClusterWithEngine(interactive_per_gpu=2)
+    cluster.upsert_node(node("node-a", 1))
+    cluster.upsert_node(node("node-b", 1))
+    put(cluster, ask("a", 400, uuids=["GPU-node-a-0"]))
+    put(cluster, ask("b", 100, uuids=["GPU-node-b-0"]))
+    interactive = ask("interactive", 400)
+    interactive = replace(interactive, gpu=replace(interactive.gpu, latency=Latency.INTERACTIVE))
+    learned(cluster, [interactive, interactive, interactive, ask("u", 500)])
+    assert gpus_of(cluster, [interactive]) == {"interactive": "GPU-node-b-0"}
+    assert len(gpus_of(cluster, [ask("u", 500)])) == 1
+
+
 def test_worth_of_a_gpu_by_the_labels_of_its_tenants() -> None:
     x, y = ("team", "x"), ("team", "y")
     shares = LabelShares({x: 0.25, y: 0.25}, {x: 0.5}, 0.125)

@@ -198,9 +198,10 @@ static void start_from(struct node_sums *sums, const shp_capacity *capacity, int
 static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capacity, const shp_request *request,
                             int64_t at) {
     int64_t size = columns->size[at];
+    float leaves = columns->interactive_room[at] == 1 ? request->leaves_if_last : request->leaves;
     return gpu_with(capacity, at_least(0, columns->time[at] - request->milli),
                     at_least(0, columns->memory[at] - request->takes[size]), size,
-                    (columns->tenants[at] ? columns->worth[at] : request->first_worth) * request->leaves);
+                    (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
 /* Loss as a hole to those who share the request's exclusion label, where the GPU has that label: all of it, so that

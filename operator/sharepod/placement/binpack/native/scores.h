@@ -27,6 +27,7 @@ typedef struct {
     const int64_t *model;
     const int64_t *exclusion;
     const int64_t *tenants;
+    const int64_t *interactive_room;
     const float *worth;
     const int64_t *signature;
 } shp_columns;
@@ -60,9 +61,11 @@ typedef struct {
 
 /* One request class. `memory`: bytes; negative: no bytes, see `takes` (MemoryShare in demand.py). `exclusion`: the
  * label that all tenants of a GPU need to have, 0: none. `first_worth`: worth of a GPU of which it is the only tenant;
- * `leaves`: part of any GPU's worth that is left beside it. `takes`: for each size the thousandths of memory that the
- * request takes. `model_mask` (by number) and `node_mask` (by node): null, or 1 where it may go. `blocked_gpus` (nodes
- * x width): null, or 1 where it may not go. */
+ * `leaves`: part of any GPU's worth that is left beside it; `leaves_if_last`: the same of a GPU that has room for one
+ * interactive tenant. `takes`: for each size the thousandths of memory that the request takes. `model_mask` (by number)
+ * and `node_mask` (by node): null, or 1 where it may go. `blocked_gpus` (nodes x width): null, or 1 where it may not
+ * go.
+ */
 typedef struct {
     int64_t count;
     int64_t milli;
@@ -74,6 +77,7 @@ typedef struct {
     float cpu;
     float first_worth;
     float leaves;
+    float leaves_if_last;
     const int64_t *takes;
     const uint8_t *model_mask;
     const uint8_t *node_mask;
