@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 from sharepod.api.admission.claim_request import claim_policy
+from sharepod.api.admission.line_policies import plain_pod_policies
 from sharepod.api.admission.pod_fields import immutability_policy, pod_fields_policy
 from sharepod.api.admission.request import request_policy
 from sharepod.api.crd.definitions import gpunode_crd, sharepod_crd
@@ -58,6 +59,7 @@ def files(pod_spec: Schema) -> dict[Path, str]:
         policies / "sharepod-pod-fields.yaml": pod_fields_policy(),
         policies / "sharepod-immutable.yaml": immutability_policy(),
         ROOT / "manifests" / "claims" / "sharepod-claims.yaml": claim_policy(),
+        ROOT / "manifests" / "plain" / "sharepod-plain-pods.yaml": plain_pod_policies(),
     }
     return {
         path: _HEADER + yaml.dump_all(content, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

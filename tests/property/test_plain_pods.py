@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
@@ -63,6 +64,7 @@ def _read(raw: Any) -> None:
     assert len(error.message) <= MAX_MESSAGE
 
 
+@pytest.mark.promise("operator-line-hostile")
 @given(value=_VALUES, place=st.integers(min_value=0))
 def test_a_pod_with_anything_in_any_place_is_read_or_refused(value: Any, place: int) -> None:
     pod: Any = copy.deepcopy(_POD)

@@ -32,7 +32,7 @@ from .dialects import (
     parse_annotation,
 )
 from .gpunode import Latency, MemoryIsolation, Mode, SchedulingLabels
-from .objects import CLAIM_DRIVER, DEVICE_CLASS, MAX_GPUS
+from .objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_REQUEST, MAX_GPUS
 from .sharepod import GpuRequest, PlacementPolicy, SpecError
 from .units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
 
@@ -93,6 +93,19 @@ class ClaimRequest:
 def is_ours(claim: Mapping[str, Any]) -> bool:
     """Return whether a claim asks for a device of our class in any of its requests."""
     return any(item.get("deviceClassName") == DEVICE_CLASS for item in _all_requests(claim))
+
+
+def of_line(claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim says no size because the resource line of its Pod does."""
+    spec = claim.get("spec")
+    devices = spec.get("devices") if isinstance(spec, Mapping) else None
+    if not isinstance(devices, Mapping) or not devices.keys() <= {"requests"}:
+        return False
+    requests = devices.get("requests")
+    if not isinstance(requests, list) or len(requests) != 1 or not isinstance(requests[0], Mapping):
+        return False
+    filled = {"deviceClassName": DEVICE_CLASS, "allocationMode": "ExactCount", "count": 1}
+    return requests[0] == {"name": LINE_REQUEST, "exactly": filled}
 
 
 def lower(claim: Mapping[str, Any]) -> ClaimRequest:

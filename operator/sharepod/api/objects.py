@@ -41,6 +41,10 @@ DEVICE_CLASS = GROUP
 """DeviceClass of claims for shares of GPUs."""
 CLAIM_DRIVER = f"gpu.{GROUP}"
 """Driver of the devices that such claims get; a device's pool is its node's name."""
+LINE_CLAIM = GROUP.partition(".")[0]
+"""Name of the template that each Pod with a resource line gets its claim from, and the Pod's own name for the claim."""
+PLAIN_PODS_POLICY = "sharepod-plain-pods"
+"""Name of the policies, and of their bindings, that give Pods with a resource line their claims and refuse others."""
 LINE_REQUEST = "line"
 """Name of the one request of a claim that says no size: the resource line of its Pod does."""
 VOLUME_NAME = "sharepod-gpu"

@@ -3,13 +3,15 @@
 Guarantees:
 - A GPUNode is created for every Node with the pool label and for no other.
 - A GPUNode is deleted only when its Node is gone, or has left the pool, and its ledger is empty.
+- A Node whose GPUs are shared advertises the resources of the line once the policy on Pods with a line is in force, and
+  again after somebody has removed them.
 - force-release is honoured for tenants that have ended and refused, with an Event, for others.
 """
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -25,6 +27,7 @@ from sharepod.controller.state.facts.node_facts import GpuNodeFacts, NodeFacts
 from sharepod.kube import AlreadyExistsError, ConflictError, InvalidError, Json, NotFoundError
 
 from . import metrics
+from .decisions.advertised import LineOnNode, advertised
 from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
@@ -64,6 +67,8 @@ class NodeReconciler:
         """By node: since when its agent is away."""
         self._unfit: dict[tuple[str, str], str] = {}
         """By node and GPU: the last Event about a GPU that cannot be used."""
+        self.lines_in_force: bool | None = None
+        """Pods with a resource line are given claims, or refused; None while that is not known."""
         self.queue: WorkQueue[str] = WorkQueue("node", self.reconcile, settings.writers)
 
     async def run(self) -> None:
@@ -87,7 +92,8 @@ class NodeReconciler:
         1. Honour or refuse force-release.
         2. Without its Node: delete the GPUNode once its ledger is empty.
         3. Without its GPUNode: create it.
-        4. Else: follow the pool label, announce GPUs, and show whether the agent is alive.
+        4. Else: follow the pool label, announce GPUs, advertise the resources of the line, and show whether the agent
+           is alive.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -101,6 +107,7 @@ class NodeReconciler:
             if node.pool in tuple(Pool) and gpunode.spec.pool != node.pool:
                 self._ledger.add(name)
             self._announce_gpus(gpunode)
+            await self._advertise(node, gpunode)
             await self._show_agent(node, gpunode)
 
     def _announce_gpus(self, gpunode: GpuNodeFacts) -> None:
@@ -118,6 +125,33 @@ class NodeReconciler:
                 del self._unfit[key]
                 text = f"GPU {gpu.index} ({gpu.uuid}) can be shared again"
                 self._events.normal(KIND, gpunode, "GpuRecovered", "Watch", text)
+
+    async def _advertise(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
+        """Write the resources of the line into the Node's status, unless it says them."""
+        if self.lines_in_force is None or gpunode.error is not None or node.error is not None:
+            return
+        wanted = advertised(gpunode.status.gpus, self._lines_on(gpunode), in_force=self.lines_in_force)
+        if all(node.allocatable.extended.get(name, 0) == amount for name, amount in wanted.items()):
+            return
+        amounts = {name: str(amount) for name, amount in wanted.items()}
+        body = {"metadata": {"uid": node.uid}, "status": {"capacity": amounts, "allocatable": amounts}}
+        try:
+            self._state.put_node(await self._client.patch_status(NODES, node.name, body))
+        except (ConflictError, NotFoundError):  # another Node has its name by now, and is looked at when it is seen
+            return
+        log.info("advertised the resources of the line", node=node.name, amounts=amounts)
+
+    def _lines_on(self, gpunode: GpuNodeFacts) -> Iterator[LineOnNode]:
+        """Yield the lines with a row on a node, and those of Pods that are bound to it and have none."""
+        seen = self._state.seen_claims
+        for uid, row in gpunode.rows.items():
+            claim = seen.claims.get(uid)
+            if claim is not None and claim.by_line and claim.request is not None:
+                yield LineOnNode(claim.request, row)
+        for pod, line in seen.bound_lines(gpunode.name):
+            claim = seen.claims.named(pod.claim_of_line or "", pod.namespace)
+            if claim is None or claim.uid not in gpunode.rows:
+                yield LineOnNode(line, None)
 
     async def _create(self, node: NodeFacts) -> None:
         try:

@@ -33,6 +33,7 @@ from sharepod.controller.state.agent_leases import AgentLeases
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.memos import TenantMemos
 from sharepod.controller.tenants.claim_reconciler import ClaimReconciler
+from sharepod.controller.tenants.line_templates import LineTemplates
 from sharepod.controller.tenants.pods import PodControl
 from sharepod.controller.tenants.reconciler import TenantReconciler
 from sharepod.kube import Connection
@@ -45,6 +46,7 @@ from . import metrics
 from .conversion import ServingCertificate, serve_conversions
 from .exposition import serve_health, serve_metrics
 from .garbage import Garbage
+from .line_policy import LinePolicy
 from .nodes import NodeReconciler
 from .settings import OperatorSettings
 
@@ -147,13 +149,26 @@ class Operator:
         )
         self.tenant_reconciler.loop = self.claim_reconciler.loop = self.loop
         self.node_reconciler = NodeReconciler(self.state, self.client, self.ledger, self.events, settings, clock)
+        self.line_templates = LineTemplates(self.state.seen_claims, self.client, settings.writers)
+        self.line_policy = LinePolicy(self.client, lambda: self._active, self._lines_changed)
+        self.claim_reconciler.on_share_of_line = self._enqueue_node
+        self.state.seen_claims.on_claim_lacking = self._claim_lacking
         self.ledger.on_refused = self.tenant_reconciler.back_off_from_node
         self.ledger.on_removed = lambda node, _tenant: self._enqueue_node(node)
         self.state.on_tenant_changed = self._enqueue_tenant
         self.state.on_node_changed = self._node_changed
         self.state.on_room_changed = self.loop.room_changed
 
+    def _lines_changed(self) -> None:
+        self.node_reconciler.lines_in_force = self.line_policy.in_force
+        for node in self.state.nodes:
+            self._enqueue_node(node.name)
+
     # Enqueueing
+
+    def _claim_lacking(self, namespace: str) -> None:
+        if self._active:
+            self.line_templates.want(namespace)
 
     def _enqueue_tenant(self, tenant: str) -> None:
         if self._active:
@@ -176,6 +191,8 @@ class Operator:
             self._queue_of(tenant).add_resync(tenant)
         for name in {item.name for item in self.state.nodes} | {item.name for item in self.state.gpunodes}:
             self.node_reconciler.queue.add_resync(name)
+        for namespace in self.state.seen_claims.lacking():
+            self.line_templates.want(namespace)
         self.loop.room_changed()
 
     # Leadership
@@ -189,6 +206,7 @@ class Operator:
         self._active = False
         self.tenant_reconciler.queue.clear()
         self.claim_reconciler.queue.clear()
+        self.line_templates.queue.clear()
         self.node_reconciler.queue.clear()
         self.loop.clear()
         self.ledger.abandon()
@@ -312,6 +330,8 @@ class Operator:
             "ledger": self.ledger.run(),
             "tenants": self.tenant_reconciler.run(),
             "claims": self.claim_reconciler.run(),
+            "line templates": self.line_templates.run(),
+            "line policy": self.line_policy.run(),
             "nodes": self.node_reconciler.run(),
             "resync": self._resync(),
             "tick": self._tick(),

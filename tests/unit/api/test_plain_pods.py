@@ -41,6 +41,7 @@ def refusal(raw: dict[str, Any]) -> SpecError:
     return caught.value
 
 
+@pytest.mark.promise("operator-line-meaning")
 @pytest.mark.parametrize(
     ("milli", "mib", "count", "each", "bytes_each"),
     [
@@ -60,6 +61,7 @@ def test_up_to_1000_is_a_share_and_multiples_are_whole_gpus(
     assert (read.gpu.mode, read.gpu.limit_milli) == (Mode.SHARED, 1000)
 
 
+@pytest.mark.promise("operator-line-count")
 def test_the_count_annotation_divides_the_line_among_gpus() -> None:
     gpu = line("800", "8192", gpu_count="2").gpu
     assert (gpu.count, gpu.request_milli, gpu.memory) == (2, 400, 4 * GIB)
@@ -97,12 +99,14 @@ def test_the_dialects_of_kubeshare_and_gemini_refine_it_too(annotations: dict[st
     assert (gpu.limit_milli, gpu.labels.affinity, gpu.labels.exclusion) == (500, "team", "me")
 
 
+@pytest.mark.promise("operator-line-exclusive")
 def test_exclusive_is_said_by_the_mode_alone_and_has_whole_gpus() -> None:
     gpu = line("2000", gpu_mode="Exclusive").gpu
     assert (gpu.mode, gpu.count, gpu.request_milli, gpu.memory) == (Mode.EXCLUSIVE, 2, 1000, None)
     assert line("1000").gpu.mode is Mode.SHARED
 
 
+@pytest.mark.promise("operator-line-effective")
 def test_several_containers_have_one_share_of_kubernetes_effective_size() -> None:
     both = pod(container("400", "1024", name="a"), container("200", "1024", name="b"), container(name="silent"))
     gpu = lower(both).gpu
@@ -115,6 +119,7 @@ def test_several_containers_have_one_share_of_kubernetes_effective_size() -> Non
     assert lower(pod(container("400", "1024"), init=(first, sidecar))).gpu.memory == 3 * GIB // 2
 
 
+@pytest.mark.promise("operator-line-resize-bound")
 def test_the_request_annotation_lowers_a_share_and_never_raises_it_above_the_line() -> None:
     read = line("400", gpu_request="0.1")
     assert (read.gpu.request_milli, read.most_milli) == (100, 400)
@@ -230,6 +235,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+@pytest.mark.promise("operator-line-refused")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_meant_is_refused_by_field_with_the_fix(name: str) -> None:
     raw, field, words = REFUSED[name]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from doubles.apiserver.errors import already_exists
 from sharepod.api.objects import FORCE_RELEASE_ANNOTATION, POOL_LABEL
+from sharepod.api.plain_pods import MEMORY, MILLI, RESOURCES
 from sharepod.controller.nodes import CONDITION_AGENT_ALIVE
 from sharepod.kube import Json
 from unit.controller.acting_world import World, acting_world
@@ -259,3 +260,39 @@ async def test_a_gpunode_is_created_once_by_two_operators(world: World) -> None:
     world.server.fail("create", "gpunodes", refusal=already_exists("gpunodes", "node-a"))
     await world.nodes.reconcile("node-a")
     assert world.read("gpunodes", "node-a") is not None
+
+
+def advertises(world: World) -> Json:
+    found: Json = (world.read("nodes", "node-a") or {})["status"]
+    return {kind: {name: found.get(kind, {}).get(name) for name in RESOURCES} for kind in ("capacity", "allocatable")}
+
+
+@pytest.mark.promise("operator-line-capacity")
+async def test_a_node_advertises_the_resources_of_the_line_once_and_again_when_they_are_gone(world: World) -> None:
+    world.node(gpus=2)
+    await world.look_at_node()
+    assert not world.server.made("patch", "nodes"), "it is not known whether lines are turned into claims"
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    await world.look_at_node()
+    amounts = {MILLI: "2000", MEMORY: "32768"}
+    assert advertises(world) == {"capacity": amounts, "allocatable": amounts}
+    assert len(world.server.made("patch", "nodes")) == 1
+    without = {"cpu": "8", "memory": "64Gi", "pods": "110"}
+    ready = {"allocatable": without, "capacity": without, "conditions": [{"type": "Ready", "status": "True"}]}
+    world.change("nodes", "node-a", lambda item: item.update(status=ready), status=True)
+    await world.look_at_node()
+    assert advertises(world) == {"capacity": amounts, "allocatable": amounts}
+
+
+@pytest.mark.promise("operator-line-never-unclaimed")
+async def test_a_node_advertises_nothing_where_lines_are_not_turned_into_claims(world: World) -> None:
+    world.node()
+    world.nodes.lines_in_force = False
+    await world.look_at_node()
+    assert not world.server.made("patch", "nodes")
+    world.nodes.lines_in_force = True
+    await world.look_at_node()
+    world.nodes.lines_in_force = False
+    await world.look_at_node()
+    assert advertises(world)["allocatable"] == {MILLI: "0", MEMORY: "0"}

@@ -20,7 +20,7 @@ from sharepod.api.dialects import (
     STARTS,
 )
 from sharepod.api.gpunode import Latency, MemoryIsolation, Mode
-from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, MAX_GPUS
+from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
 from .cel import Validation, refuse, text, texts
@@ -58,6 +58,7 @@ def claim_policy() -> list[dict[str, Any]]:
         ),
         ("asked", f"{_REQUESTS}.map(r, r.?exactly.orValue({{}}))"),
         ("amounts", "variables.asked.map(e, e.?capacity.?requests.orValue({}))"),
+        ("ofLine", _of_line(template)),
         (
             "exclusive",
             f"variables.annotations.?['{NATIVE_PREFIX}mode'].orValue('') == '{Mode.EXCLUSIVE}'".replace(".?[", "[?"),
@@ -98,6 +99,17 @@ def claim_policy() -> list[dict[str, Any]]:
             "spec": {"policyName": NAME, "validationActions": ["Deny"]},
         },
     ]
+
+
+def _of_line(template: str) -> str:
+    """Return whether an object is of a Pod's resource line, which says the sizes: a template of that name, or a claim
+    that a Pod owns."""
+    owned = "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'Pod' && o.?controller.orValue(false))"
+    return (
+        f"({template} ? object.metadata.name == {text(LINE_CLAIM)} : {owned}) && {_REQUESTS}.size() == 1 && "
+        f"{_REQUESTS}.all(r, r.name == {text(LINE_REQUEST)} && r.?exactly.?count.orValue(1) == 1 && "
+        "r.?exactly.?selectors.orValue([]).size() == 0) && variables.amounts.all(a, size(a) == 0)"
+    )
 
 
 def _annotations() -> list[Validation]:
@@ -215,12 +227,17 @@ def _capacity() -> list[Validation]:
     whole = "is not a whole number of thousandths of one GPU; write 0 to 1000, and several GPUs with count"
     return [
         refuse(
+            "!variables.ofLine || variables.said.size() == 0",
+            "'metadata.annotations[' + variables.said[0] + ']: the claim is sized by the resource line of its Pod; "
+            "annotate the Pod'",
+        ),
+        refuse(
             "!variables.exclusive || variables.amounts.all(a, size(a) == 0)",
             "'spec.devices.requests: capacity: an Exclusive claim has whole GPUs; leave it out or remove "
             f"the annotation {NATIVE_PREFIX}mode'",
         ),
         refuse(
-            "variables.exclusive || variables.amounts.all(a, size(a) > 0)",
+            "variables.exclusive || variables.ofLine || variables.amounts.all(a, size(a) > 0)",
             f"'spec.devices.requests: capacity: {GATE_HINT}'",
         ),
         refuse(
@@ -229,7 +246,7 @@ def _capacity() -> list[Validation]:
             "or remove it'",
         ),
         refuse(
-            f"variables.exclusive || variables.amounts.all(a, '{TIME}' in a)",
+            f"variables.exclusive || variables.ofLine || variables.amounts.all(a, '{TIME}' in a)",
             f"'spec.devices.requests: capacity.requests.{TIME}: is required; write the thousandths of the time of each "
             'GPU to guarantee, such as "400"\'',
         ),

@@ -59,8 +59,14 @@ def _quoted(rest: str) -> str:
 
 def request_policy() -> list[dict[str, Any]]:
     """Refuse a SharePod that asks in more than one way, and annotations that are invalid."""
+    validations = [*few(), *_one_way(), *readable(), *_together()]
+    return policy("sharepod-request", ["CREATE", "UPDATE"], annotation_variables(), validations)
+
+
+def annotation_variables() -> list[tuple[str, str]]:
+    """Return the variables that rules about annotations read: all, ours, unknown ones, those of each field."""
     prefixed = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
-    variables = [
+    return [
         ("annotations", "object.metadata.?annotations.orValue({})"),
         ("said", f"size(variables.annotations) > {MAX_ITEMS} ? [] : variables.annotations.filter(k, {prefixed})"),
         ("unknown", f"variables.said.filter(k, !(k in {texts(FIELD_OF)}))"),
@@ -74,12 +80,9 @@ def request_policy() -> list[dict[str, Any]]:
             f"variables.mode.exists(k, variables.annotations[k] == '{Mode.EXCLUSIVE}')",
         ),
     ]
-    return policy(
-        "sharepod-request", ["CREATE", "UPDATE"], variables, [*_few(), *_one_way(), *_readable(), *_together()]
-    )
 
 
-def _few() -> list[Validation]:
+def few() -> list[Validation]:
     """Refuse more annotations or labels than are read. With too many, the other rules look at none of them."""
     fields = {"annotations": "variables.annotations", "labels": "object.metadata.?labels.orValue({})"}
     return [
@@ -91,14 +94,28 @@ def _few() -> list[Validation]:
     ]
 
 
-def _one_way() -> list[Validation]:
+def known() -> Validation:
+    """Refuse an annotation of a dialect that is not known."""
     choose = " : ".join(f"variables.unknown[0].startsWith({text(p)}) ? {text(known_keys(p))}" for p in PREFIXES[:-1])
+    return refuse(
+        "variables.unknown.size() == 0",
+        "'metadata.annotations[' + variables.unknown[0] + ']: is not known; use one of ' + "
+        f"({choose} : {text(known_keys(PREFIXES[-1]))}) + ', or remove it'",
+    )
+
+
+def once() -> Validation:
+    """Refuse a field that two annotations say."""
+    return refuse(
+        "variables.twice.size() == 0",
+        "'metadata.annotations[' + variables.twice[0][1] + ']: says the same as annotation ' + "
+        "variables.twice[0][0] + '; keep one of the two'",
+    )
+
+
+def _one_way() -> list[Validation]:
     return [
-        refuse(
-            "variables.unknown.size() == 0",
-            "'metadata.annotations[' + variables.unknown[0] + ']: is not known; use one of ' + "
-            f"({choose} : {text(known_keys(PREFIXES[-1]))}) + ', or remove it'",
-        ),
+        known(),
         refuse(
             "!has(object.spec.gpu) || variables.said.size() == 0",
             "'metadata.annotations[' + variables.said[0] + ']: stands beside a spec.gpu block; keep one of the two'",
@@ -107,11 +124,7 @@ def _one_way() -> list[Validation]:
             "has(object.spec.gpu) || variables.said.size() > 0",
             "'spec.gpu: is required; write at least request, such as {request: 0.4}, or mode: Exclusive'",
         ),
-        refuse(
-            "variables.twice.size() == 0",
-            "'metadata.annotations[' + variables.twice[0][1] + ']: says the same as annotation ' + "
-            "variables.twice[0][0] + '; keep one of the two'",
-        ),
+        once(),
         refuse(
             "!has(object.spec.nodeName) || object.spec.nodeName == '' || "
             f"variables.said.exists(k, k.endsWith('/{GPUID_KEY}'))",
@@ -121,7 +134,8 @@ def _one_way() -> list[Validation]:
     ]
 
 
-def _readable() -> list[Validation]:
+def readable() -> list[Validation]:
+    """Refuse annotations that are invalid, whatever else is said."""
     fractions = [*_annotations("request"), *_annotations("limit")]
     labels = [name for field in ("affinity", "antiAffinity", "exclusion") for name in _annotations(field)]
     listed = f"v.split(',').size() <= {MAX_LISTED} && v.split(',').all(n, n.trim() != '')"

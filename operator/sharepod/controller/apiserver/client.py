@@ -63,6 +63,8 @@ EVENTS = Resource("/apis/events.k8s.io/v1", "events")
 LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 SHAREPODS = Resource(f"/apis/{objects.API_VERSION}", sharepod.PLURAL)
 CLAIMS = Resource("/apis/resource.k8s.io/v1", "resourceclaims")
+CLAIM_TEMPLATES = Resource("/apis/resource.k8s.io/v1", "resourceclaimtemplates")
+POLICY_BINDINGS = Resource("/apis/admissionregistration.k8s.io/v1", "validatingadmissionpolicybindings")
 GPUNODES = Resource(f"/apis/{objects.API_VERSION}", gpunode.PLURAL)
 
 

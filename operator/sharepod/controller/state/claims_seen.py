@@ -5,15 +5,26 @@ Guarantees:
 - Whatever Pod names a claim counts as one that uses it, also where the claim says that it was made for another: anybody
   may write owner references, and kube-scheduler looks at them for claims from templates alone.
 - A change is told by the uids of the claims that it concerns.
+- A claim without sizes has those of the resource line of its Pod, as soon as both are known, and no other user.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from .facts.claim_facts import ClaimFacts, ClaimPodFacts, claim_facts, claim_pod_facts, unreadable_claim
+from sharepod.api.claims import ClaimRequest
+
+from .facts.claim_facts import (
+    ClaimFacts,
+    ClaimPodFacts,
+    claim_facts,
+    claim_pod_facts,
+    size_by_line,
+    unreadable_claim,
+)
 from .store import Store
 
 Json = Mapping[str, Any]
@@ -37,6 +48,12 @@ class ClaimsSeen:
         self._unused: set[str] = set()
         self._sorted: dict[str, tuple[ClaimPodFacts, ...]] = {}
         """Users of a claim in their order, by its uid; dropped when one of them changes."""
+        self._lacking: dict[str, set[str]] = {}
+        """Uids of Pods that wait for the claim of their line to be made, by namespace."""
+        self._bound_lines: dict[str, set[str]] = {}
+        """Uids of Pods with a resource line by the node that they are bound to."""
+        self.on_claim_lacking: Callable[[str], None] = lambda _namespace: None
+        """Called with the namespace of a Pod that waits for the claim of its line to be made."""
 
     # Claims
 
@@ -61,7 +78,14 @@ class ClaimsSeen:
         metadata = raw["metadata"]
         uid, version = str(metadata["uid"]), int(metadata.get("resourceVersion") or 0)
         if not self.claims.knows(uid, version, sure=sure):
-            self._take(claim_facts(raw, self.claims.get(uid)), sure=sure, news=news)
+            self._take(self._sized(claim_facts(raw, self.claims.get(uid))), sure=sure, news=news)
+
+    def _sized(self, item: ClaimFacts) -> ClaimFacts:
+        """Return a claim with the size that its Pod's line says, if that is where it is said."""
+        if not item.by_line:
+            return item
+        request, error = size_by_line(item, self.pods.get(item.made_for or ""))
+        return replace(item, request=request, error=error)
 
     def put_unreadable_claim(self, metadata: Json, why: str) -> None:
         """Take in a claim of which only the metadata can be read. One that was known keeps what was known of it."""
@@ -142,6 +166,10 @@ class ClaimsSeen:
         for _, name in item.entries:
             if name is not None:
                 self._users.setdefault((item.namespace, name), set()).add(item.uid)
+        self._resize(item)
+        self._note_lacking(item)
+        if item.node is not None and item.line is not None:
+            self._bound_lines.setdefault(item.node, set()).add(item.uid)
         self._resort(item)
         if item.node is not None:
             self._unused.difference_update(claim.uid for claim in self.of_pod(item))
@@ -157,12 +185,45 @@ class ClaimsSeen:
             self._unused.difference_update(claim.uid for claim in concerned if item.uid in claim.consumers)
             self._resort(item)
             self._forget_names(item)
+            self._no_longer_lacking(item)
+            self._bound_lines.get(item.node or "", set()).discard(item.uid)
             for claim in concerned:
                 self._on_changed(claim.uid)
 
     def distrust_pods(self) -> None:
         """Count each known version of a Pod as the oldest."""
         self.pods.distrust()
+
+    def _resize(self, pod: ClaimPodFacts) -> None:
+        """Bring the sizes of the claims that were made for a Pod up to its line."""
+        for uid in self._made.get(pod.uid, ()):
+            claim = self.claims.get(uid)
+            if claim is not None and claim.by_line:
+                self.claims.amend(self._sized(claim))
+
+    def _note_lacking(self, pod: ClaimPodFacts) -> None:
+        if pod.lacks_claim:
+            self._lacking.setdefault(pod.namespace, set()).add(pod.uid)
+            self.on_claim_lacking(pod.namespace)
+        else:
+            self._no_longer_lacking(pod)
+
+    def _no_longer_lacking(self, pod: ClaimPodFacts) -> None:
+        some = self._lacking.get(pod.namespace, set())
+        some.discard(pod.uid)
+        if not some:
+            self._lacking.pop(pod.namespace, None)
+
+    def lacking(self) -> tuple[str, ...]:
+        """Return the namespaces with Pods that wait for the claim of their line to be made."""
+        return tuple(self._lacking)
+
+    def bound_lines(self, node: str) -> Iterator[tuple[ClaimPodFacts, ClaimRequest]]:
+        """Yield the Pods with a resource line that are bound to a node, and what their lines ask for."""
+        for uid in self._bound_lines.get(node, ()):
+            pod = self.pods.get(uid)
+            if pod is not None and isinstance(pod.line, ClaimRequest):
+                yield pod, pod.line
 
     def _resort(self, pod: ClaimPodFacts) -> None:
         """Drop the order of users of each claim that a Pod uses."""
@@ -187,7 +248,7 @@ class ClaimsSeen:
         """Return the Pods that use a claim: those that wait first by priority, then by age."""
         known = self._sorted.get(claim.uid)
         if known is None or self.claims.get(claim.uid) is not claim:
-            uids = set(self._users.get((claim.namespace, claim.name), ()))
+            uids = set() if claim.by_line else set(self._users.get((claim.namespace, claim.name), ()))
             if claim.made_for is not None and self._uses_template(claim):
                 uids.add(claim.made_for)
             found = [pod for uid in uids if (pod := self.pods.get(uid)) is not None]

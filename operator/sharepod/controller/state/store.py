@@ -86,6 +86,10 @@ class Store(Generic[F]):
         self._names[key] = item.uid
         return True, known, replaced
 
+    def amend(self, item: F) -> None:
+        """Put other facts in place of those of the same version, which follow from other objects."""
+        self._items[item.uid] = item
+
     def drop(self, uid: str, version: float = math.inf) -> F | None:
         """Take out an object that is gone; return what was known of it.
 

@@ -53,6 +53,8 @@ class ClaimReconciler:
 
     loop: PlacementLoop
     """Set once, before `run`."""
+    on_share_of_line: Callable[[str], None]
+    """Set once, before `run`. Called with a node on which a share by a line may have changed."""
 
     def __init__(
         self,
@@ -282,6 +284,10 @@ class ClaimReconciler:
         )
         if row is not None and row.written is not None and not claim.deleting:
             await self._writer.show(claim, row.node, row.written, memo.resize_refusal)
+            if claim.by_line:
+                for pod in snapshot.pods:
+                    await self._writer.name_gpus(pod, row.written)
+                self.on_share_of_line(row.node)
         refusal, blocked = memo.refusal, None
         if snapshot.waited_for and not snapshot.leads and not snapshot.reserved:
             refusal, blocked = self._of_leader(claim)

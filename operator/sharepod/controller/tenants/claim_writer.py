@@ -4,6 +4,7 @@ Guarantees:
 - Every write names uid and resourceVersion: it changes only the claim that it was worked out from.
 - The finalizer comes before the allocation, so that kube-controller-manager takes the allocation away at the end.
 - A write that the API server calls invalid is an error, which is tried again after growing pauses.
+- A Pod with a resource line names its GPUs; nobody but this process may write that.
 - An answer that was lost is followed by a live read before anything else is written.
 """
 
@@ -15,7 +16,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sharepod.api.gpunode import Tenant
-from sharepod.controller.apiserver.client import CLAIMS, Client
+from sharepod.api.objects import GPUS_ANNOTATION
+from sharepod.controller.apiserver.client import CLAIMS, PODS, Client
 from sharepod.controller.decisions.claim_status import allocation, devices, says
 from sharepod.controller.state.claims_seen import ClaimsSeen
 from sharepod.controller.state.facts.claim_facts import FINALIZER, ClaimFacts, ClaimPodFacts
@@ -75,6 +77,27 @@ class ClaimWriter:
         wanted = devices(node, row, resize, claim.shown, self._now())
         if says(wanted) != says(claim.shown):
             await self._write(claim, lambda: self._patch_status(claim, {"devices": wanted}))
+
+    async def name_gpus(self, pod: ClaimPodFacts, row: Tenant) -> None:
+        """Name the GPUs of a row in the annotation of the Pod whose line it is for, if they are not named there."""
+        gpus = ",".join(row.gpus)
+        if pod.gpus == gpus:
+            return
+        pointer = GPUS_ANNOTATION.replace("/", "~1")
+        add: Json = (
+            {"op": "add", "path": f"/metadata/annotations/{pointer}", "value": gpus}
+            if pod.annotated
+            else {"op": "add", "path": "/metadata/annotations", "value": {GPUS_ANNOTATION: gpus}}
+        )
+        operations: list[Json] = [
+            {"op": "test", "path": "/metadata/uid", "value": pod.uid},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": str(pod.version)},
+            add,
+        ]
+        try:
+            self._seen.put_pod(await self._client.patch_json(PODS, pod.name, operations, pod.namespace))
+        except (ConflictError, InvalidError, NotFoundError):
+            return  # the Pod has changed, and whoever looks at it next writes again
 
     async def gone(self, claim_name: str, namespace: str, uid: str) -> bool:
         """Confirm by a live read that a claim is gone; one that is there is taken in."""

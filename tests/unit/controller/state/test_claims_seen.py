@@ -121,3 +121,112 @@ def test_annotations_of_others_are_not_kept_and_ours_are() -> None:
     facts = claim_facts(claim(**said))
     assert facts.request is not None
     assert facts.asks["metadata"]["annotations"] == {"sharepod.dev/gpu-models": "A100"}
+
+
+def line_claim(name: str, owner: str | None) -> Any:
+    """A claim as kube-controller-manager makes it from the template without sizes."""
+    made = claim(name, owner=owner, **{"resource.kubernetes.io/pod-claim-name": "sharepod"})
+    exactly = {"deviceClassName": "sharepod.dev", "allocationMode": "ExactCount", "count": 1}
+    made["spec"] = {"devices": {"requests": [{"name": "line", "exactly": exactly}]}}
+    return made
+
+
+def line_pod(uid: str, made: str | None, milli: str = "400", node: str | None = None, **annotations: str) -> Any:
+    """A Pod with a line, whose status names the claim `made`."""
+    found = pod(uid, node=node)
+    found["metadata"]["annotations"] = annotations
+    found["spec"]["containers"][0]["resources"] = {"limits": {"sharepod.dev/gpu-milli": milli}}
+    found["spec"]["resourceClaims"] = [{"name": "sharepod", "resourceClaimTemplateName": "sharepod"}]
+    if made is not None:
+        found["status"]["resourceClaimStatuses"] = [{"name": "sharepod", "resourceClaimName": made}]
+    return found
+
+
+def size(seen: ClaimsSeen, name: str = "l") -> int | str | None:
+    """The thousandths that a claim is for, the reason that it is for none, or None while that is not known."""
+    known = seen.claims.get(name)
+    assert known is not None
+    if known.request is not None:
+        return known.request.gpu.request_milli
+    return str(known.error) if known.error is not None else None
+
+
+@pytest.mark.promise("operator-line-bound")
+@pytest.mark.parametrize("claim_first", [True, False])
+def test_a_claim_without_sizes_has_those_of_its_pods_line_whatever_is_seen_first(
+    seen: ClaimsSeen, claim_first: bool
+) -> None:
+    told: list[str] = []
+    seen._on_changed = told.append
+    if claim_first:
+        seen.put_claim(line_claim("l", "p"))
+        assert size(seen) is None
+        seen.put_pod(line_pod("p", "l"))
+    else:
+        seen.put_pod(line_pod("p", "l"))
+        seen.put_claim(line_claim("l", "p"))
+    assert size(seen) == 400
+    assert users(seen, "l") == ["p"]
+    assert told[-1] == "l"
+
+
+def test_until_the_pods_status_names_the_claim_nothing_is_known_of_its_size(seen: ClaimsSeen) -> None:
+    seen.put_pod(line_pod("p", None))
+    seen.put_claim(line_claim("l", "p"))
+    assert size(seen) is None
+    seen.put_pod(line_pod("p", "l"))
+    assert size(seen) == 400
+
+
+@pytest.mark.promise("operator-line-resize")
+def test_another_request_by_annotation_is_told_and_sizes_the_claim_anew(seen: ClaimsSeen) -> None:
+    told: list[str] = []
+    seen.put_pod(line_pod("p", "l"))
+    seen.put_claim(line_claim("l", "p"))
+    seen._on_changed = told.append
+    seen.put_pod(line_pod("p", "l", **{"sharepod.dev/gpu-request": "0.1"}))
+    assert (size(seen), told) == (100, ["l"])
+
+
+@pytest.mark.promise("operator-line-forged-claim")
+def test_a_claim_that_is_not_the_one_of_its_owners_line_is_for_nothing(seen: ClaimsSeen) -> None:
+    seen.put_pod(line_pod("p", "l"))
+    seen.put_pod(pod("plain"))
+    for name, owner in (("second", "p"), ("of-a-pod-without-a-line", "plain"), ("of-nobody", None)):
+        seen.put_claim(line_claim(name, owner))
+        assert "metadata.ownerReferences" in str(size(seen, name))
+    assert "has the claim l" in str(size(seen, "second"))
+
+
+@pytest.mark.promise("operator-line-claim-of-another")
+def test_a_pod_that_names_the_claim_of_anothers_line_is_no_user_of_it(seen: ClaimsSeen) -> None:
+    seen.put_pod(line_pod("p", "l"))
+    seen.put_claim(line_claim("l", "p"))
+    seen.put_pod(pod("guest", "l"))
+    assert users(seen, "l") == ["p"]
+
+
+def test_a_line_that_cannot_be_meant_refuses_the_claim_in_its_words(seen: ClaimsSeen) -> None:
+    seen.put_pod(line_pod("p", "l", milli="1500"))
+    seen.put_claim(line_claim("l", "p"))
+    assert "1500 is neither" in str(size(seen))
+
+
+def test_namespaces_whose_pods_lack_their_claims_are_told_and_listed(seen: ClaimsSeen) -> None:
+    wanted: list[str] = []
+    seen.on_claim_lacking = wanted.append
+    seen.put_pod(line_pod("p", None))
+    assert (seen.lacking(), wanted) == (("a",), ["a"])
+    seen.put_pod(line_pod("p", "l"))
+    assert seen.lacking() == ()
+    seen.put_pod(line_pod("q", None))
+    seen.drop_pod("q")
+    assert seen.lacking() == ()
+
+
+def test_bound_pods_with_a_line_are_known_by_node(seen: ClaimsSeen) -> None:
+    seen.put_pod(line_pod("p", "l", node="node-a"))
+    seen.put_pod(pod("other", node="node-a"))
+    assert [(found.uid, line.most_milli) for found, line in seen.bound_lines("node-a")] == [("p", 400)]
+    seen.drop_pod("p")
+    assert list(seen.bound_lines("node-a")) == []

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from sharepod.api import plain_pods
 from sharepod.api.bounds import MAX_ITEMS, MAX_NAME, clipped
-from sharepod.api.claims import ClaimRequest, is_ours, lower
+from sharepod.api.claims import ClaimRequest, is_ours, lower, of_line
 from sharepod.api.dialects import is_dialect
-from sharepod.api.objects import CLAIM_DRIVER
+from sharepod.api.objects import CLAIM_DRIVER, GPUS_ANNOTATION, LINE_CLAIM
 from sharepod.api.sharepod import SpecError
 from sharepod.controller.state.fitting import METADATA, POD
 from sharepod.placement.state.needs import parse_needs
@@ -45,9 +46,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimFacts(ObjectFacts):
-    """Facts of a ResourceClaim. Of one of our class exactly one of `request` and `error` is set."""
+    """Facts of a ResourceClaim. Of one of our class exactly one of `request` and `error` is set, and of one that is
+    sized by a line neither as long as that line is not known."""
 
     ours: bool
+    by_line: bool = False
+    """It says no size: the resource line of its Pod does (`size_by_line`)."""
     created: str = ""
     deleting: bool = False
     made_for: str | None = None
@@ -91,6 +95,12 @@ class ClaimPodFacts(ObjectFacts):
     """What it asks of its node; None where that cannot be read."""
     containers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Containers that use more than one of its claims: name, and the Pod's names of the claims."""
+    line: ClaimRequest | SpecError | None = None
+    """What its resource line asks for, or why that is refused; None for a Pod that has no claim by a line."""
+    gpus: str | None = None
+    """Annotation with the GPUs of its share."""
+    annotated: bool = False
+    """It has annotations."""
 
     @property
     def ended(self) -> bool:
@@ -117,7 +127,19 @@ class ClaimPodFacts(ObjectFacts):
             self.gated,
             self.unschedulable,
             self.priority,
+            self.gpus,
+            str(self.line) if isinstance(self.line, SpecError) else self.line,
         )
+
+    @property
+    def claim_of_line(self) -> str | None:
+        """Name of the claim that it has by its line; None while it has none."""
+        return next((name for entry, name in self.entries if self.line is not None and entry == LINE_CLAIM), None)
+
+    @property
+    def lacks_claim(self) -> bool:
+        """True if it waits for the claim of its line to be made."""
+        return self.line is not None and self.waits and (LINE_CLAIM, None) in self.entries
 
 
 def claim_facts(raw: Json, before: ClaimFacts | None = None) -> ClaimFacts:
@@ -157,11 +179,14 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     if not is_ours(raw):
         return ClaimFacts(**common, ours=False)
     said = {name: value for name, value in mapping(metadata.get("annotations")).items() if is_dialect(name)}
+    by_line = of_line(raw)
     asks: Json = {"metadata": {"annotations": said}, "spec": spec}
     request: ClaimRequest | None = None
     error: SpecError | None = None
     if before is not None and before.ours and before.asks == asks:
         request, error, asks = before.request, before.error, before.asks
+    elif by_line:
+        pass  # its Pod says the size
     else:
         try:
             request = lower(asks)
@@ -170,6 +195,7 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
     return ClaimFacts(
         **common,
         ours=True,
+        by_line=by_line,
         created=str(metadata.get("creationTimestamp") or ""),
         deleting=bool(metadata.get("deletionTimestamp")),
         request=request,
@@ -180,6 +206,30 @@ def _claim_facts(raw: Json, before: ClaimFacts | None) -> ClaimFacts:
         asks=asks,
         shown=tuple(item for item in maps(status.get("devices"), MAX_ITEMS) if item.get("driver") == CLAIM_DRIVER),
     )
+
+
+def size_by_line(claim: ClaimFacts, pod: ClaimPodFacts | None) -> tuple[ClaimRequest | None, SpecError | None]:
+    """Return what a claim without sizes is for, or why it is for nothing. `pod`: its owner, as far as that is known.
+
+    Only the one claim that the Pod's own status names for its line is sized: users can write neither that status nor
+    another owner into the claim.
+    """
+    if claim.made_for is None:
+        return None, _not_of("no Pod")
+    if pod is None or pod.namespace != claim.namespace:
+        return None, None
+    if pod.line is None or LINE_CLAIM not in (entry for entry, _ in pod.entries):
+        return None, _not_of(f"Pod {pod.name}, which has no resource line")
+    if pod.claim_of_line is None:
+        return None, None
+    if pod.claim_of_line != claim.name:
+        return None, _not_of(f"Pod {pod.name}, whose line has the claim {pod.claim_of_line}")
+    return (None, pod.line) if isinstance(pod.line, SpecError) else (pod.line, None)
+
+
+def _not_of(owner: str) -> SpecError:
+    text = f"belongs to {owner}, and says no size; delete it, or write capacity in a claim of your own"
+    return SpecError("metadata.ownerReferences", text)
 
 
 def _allocation(value: object) -> Allocation | None:
@@ -226,7 +276,23 @@ def claim_pod_facts(raw: Json) -> ClaimPodFacts:
         owner=controller_of(metadata, None),
         asks=_needs(spec),
         containers=tuple(_of_several(spec)),
+        line=_line(raw, spec),
+        gpus=mapping(metadata.get("annotations")).get(GPUS_ANNOTATION),
+        annotated=bool(metadata.get("annotations")),
     )
+
+
+def _line(raw: Json, spec: Json) -> ClaimRequest | SpecError | None:
+    from_template = any(
+        item.get("name") == LINE_CLAIM and item.get("resourceClaimTemplateName") == LINE_CLAIM
+        for item in maps(spec.get("resourceClaims"), MAX_ITEMS)
+    )
+    if not from_template:
+        return None
+    try:
+        return plain_pods.lower(raw)
+    except SpecError as error:
+        return error
 
 
 def _entries(spec: Json, made: Mapping[str, Any]) -> list[tuple[str, str | None]]:
@@ -253,7 +319,13 @@ def _of_several(spec: Json) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _needs(spec: Json) -> PodNeeds | None:
+    """Return what a Pod asks of its node. Its line is not among it: that is what the ledger is for."""
     try:
-        return parse_needs(spec)
+        needs = parse_needs(spec)
     except Exception:  # kube-scheduler makes its own checks
         return None
+    extended = needs.resources.extended
+    if not any(name in extended for name in plain_pods.RESOURCES):
+        return needs
+    others = {name: amount for name, amount in extended.items() if name not in plain_pods.RESOURCES}
+    return replace(needs, resources=replace(needs.resources, extended=others))

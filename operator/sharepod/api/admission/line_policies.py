@@ -1,0 +1,426 @@
+"""Admission of plain Pods with a resource line: one policy gives each its claim, one refuses what cannot be meant, one
+keeps their claims for them. Pure.
+
+The line is refused in nearly the words of `plain_pods.lower`, from the same tables. Left to `lower`, whose refusal is
+an Event on the Pod, are sums in which init containers with a line count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sharepod.api.dialects import FIELD_OF, KEYS, NATIVE_PREFIX
+from sharepod.api.gpunode import Latency
+from sharepod.api.objects import (
+    DEVICE_CLASS,
+    GPUS_ANNOTATION,
+    GROUP,
+    LINE_CLAIM,
+    LINE_REQUEST,
+    MAX_GPUS,
+    PLAIN_PODS_POLICY,
+    TENANT_LABEL,
+)
+from sharepod.api.plain_pods import (
+    MAX_MIB,
+    MEMORY,
+    MEMORY_ALONE,
+    MEMORY_BY_ANNOTATION,
+    MILLI,
+    NOT_A_SHARE,
+    PREFIX,
+    RESOURCES,
+)
+
+from .cel import Validation, refuse, text, texts
+from .request import annotation_variables, few, known, once, readable
+
+CLAIMS_NAME = "sharepod-line-claims"
+OPT_OUT_LABEL = f"{GROUP}/plain-pods"
+"""Label of a namespace whose Pods get no claims by a line, if its value is `disabled`."""
+DISABLED = "disabled"
+
+_API = "admissionregistration.k8s.io/v1"
+_CONTAINERS = "object.spec.containers + object.spec.?initContainers.orValue([])"
+_LIMITS = "c.?resources.?limits.orValue({})"
+_ASKS = f"({text(MILLI)} in {_LIMITS})"
+_PATCHES_LEDGER = f"authorizer.group({text(GROUP)}).resource('gpunodes').check('patch').allowed()"
+_MUTABLE = [name for name, field in FIELD_OF.items() if field == "request"]
+
+
+def plain_pod_policies() -> list[dict[str, Any]]:
+    """Return the policies on Pods and on claims of their lines, each with its binding."""
+    everywhere: dict[str, Any] = {"policyName": PLAIN_PODS_POLICY}
+    opted_out = {"key": OPT_OUT_LABEL, "operator": "NotIn", "values": [DISABLED]}
+    selected = everywhere | {"matchResources": {"namespaceSelector": {"matchExpressions": [opted_out]}}}
+    return [
+        _object("MutatingAdmissionPolicy", PLAIN_PODS_POLICY, _translation()),
+        _object("MutatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, selected),
+        _object("ValidatingAdmissionPolicy", PLAIN_PODS_POLICY, _refusals()),
+        _object("ValidatingAdmissionPolicyBinding", PLAIN_PODS_POLICY, everywhere | {"validationActions": ["Deny"]}),
+        _object("ValidatingAdmissionPolicy", CLAIMS_NAME, _kept_claims()),
+        _object(
+            "ValidatingAdmissionPolicyBinding", CLAIMS_NAME, {"policyName": CLAIMS_NAME, "validationActions": ["Deny"]}
+        ),
+    ]
+
+
+def _object(kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": dict(spec)}
+
+
+def _rules(group: str, version: str, operations: list[str], *resources: str) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "apiVersions": [version], "operations": operations, "resources": list(resources)}
+    return {"resourceRules": [rule]}
+
+
+def _translation() -> dict[str, Any]:
+    """Add one claim from the namespace's template, and name it in each container with a line."""
+
+    def with_claim(field: str, containers: str) -> str:
+        container = f"Object.spec.{field}"
+        claims = f"{container}.resources.claims{{name: {text(LINE_CLAIM)}}}"
+        resources = f"{container}.resources{{claims: [{claims}]}}"
+        return f"{field}: {containers}.filter(c, {_ASKS}).map(c, {container}{{name: c.name, resources: {resources}}})"
+
+    claim = f"Object.spec.resourceClaims{{name: {text(LINE_CLAIM)}, resourceClaimTemplateName: {text(LINE_CLAIM)}}}"
+    parts = [
+        f"resourceClaims: [{claim}]",
+        with_claim("containers", "object.spec.containers"),
+        with_claim("initContainers", "object.spec.?initContainers.orValue([])"),
+    ]
+    other = (
+        f"object.spec.?resourceClaims.orValue([]).exists(r, r.name == {text(LINE_CLAIM)} && "
+        f"r.?resourceClaimTemplateName.orValue('') != {text(LINE_CLAIM)})"
+    )
+    return {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "IfNeeded",
+        "matchConstraints": _rules("", "v1", ["CREATE"], "pods"),
+        "matchConditions": [
+            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {_ASKS})"},
+            {
+                "name": "of-no-sharepod",
+                "expression": f"!({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))",
+            },
+            {"name": "name-is-free", "expression": f"!{other}"},
+        ],
+        "mutations": [
+            {
+                "patchType": "ApplyConfiguration",
+                "applyConfiguration": {"expression": f"Object{{spec: Object.spec{{{', '.join(parts)}}}}}"},
+            }
+        ],
+    }
+
+
+def _refusals() -> dict[str, Any]:
+    """Refuse lines and annotations that cannot be meant, and Pods with a line that have no claim for it."""
+    ours = f"k.startsWith({text(PREFIX)})"
+    said = f"{_LIMITS}.exists(k, {ours}) || c.?resources.?requests.orValue({{}}).exists(k, {ours})"
+    from_template = (
+        "object.spec.?resourceClaims.orValue([]).exists(r, "
+        f"r.?resourceClaimTemplateName.orValue('') == {text(LINE_CLAIM)})"
+    )
+    changed = (
+        "request.operation == 'CREATE' || (!has(object.metadata.deletionTimestamp) && "
+        "object.metadata.?annotations.orValue({}) != oldObject.metadata.?annotations.orValue({}))"
+    )
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": _rules("", "v1", ["CREATE", "UPDATE"], "pods"),
+        "matchConditions": [
+            {"name": "has-a-line", "expression": f"({_CONTAINERS}).exists(c, {said}) || {from_template}"},
+            {"name": "new-or-annotations-changed", "expression": changed},
+        ],
+        "variables": [{"name": name, "expression": expression} for name, expression in _variables()],
+        "validations": [
+            *_lines(),
+            *few(),
+            known(),
+            once(),
+            _no_memory_annotation(),
+            *readable(),
+            *_sizes(),
+            *_exclusive(),
+            *_refined(),
+            *_operators(),
+            *_translated(),
+        ],
+    }
+
+
+def _variables() -> list[tuple[str, str]]:
+    def each(name: str) -> str:
+        return f"quantity(string({_LIMITS}[{text(name)}])).asInteger()"
+
+    in_init = f"object.spec.?initContainers.orValue([]).exists(c, {_ASKS})"
+    of = "int(variables.annotations[variables.count[0]])"
+    request = "double(variables.annotations[variables.request[0]])"
+    return [
+        *annotation_variables(),
+        ("containers", _CONTAINERS),
+        ("asking", f"variables.containers.filter(c, {_ASKS})"),
+        ("inMemory", f"variables.containers.filter(c, {text(MEMORY)} in {_LIMITS})"),
+        ("simple", f"variables.asking.size() > 0 && !{in_init}"),
+        ("milli", f"variables.simple ? variables.asking.map(c, {each(MILLI)}).sum() : 1"),
+        ("mib", f"variables.simple ? variables.inMemory.map(c, {each(MEMORY)}).sum() : 0"),
+        ("whole", "variables.milli > 1000 && variables.milli % 1000 == 0 ? variables.milli / 1000 : 1"),
+        ("gpus", f"variables.count.size() > 0 ? {of} : variables.whole"),
+        ("each", f"variables.request.size() > 0 ? {request} * 1000.0 : double(variables.milli / variables.gpus)"),
+    ]
+
+
+def _field(name: str, container: str) -> str:
+    """Return the CEL text of a container's field: limits, by the resource's name. `container`: a CEL expression."""
+    kind = f"(object.spec.containers.exists(o, o.name == {container}.name) ? 'containers[' : 'initContainers[')"
+    return f"'spec.' + {kind} + {container}.name + '].resources.limits[{name}]: "
+
+
+def _lines() -> list[Validation]:
+    """Refuse what a single container cannot say."""
+    unknown = f"k, k.startsWith({text(PREFIX)}) && !(k in {texts(RESOURCES)})"
+    here = f"c.?resources.?limits.orValue({{}}).exists({unknown})"
+    bad = f"variables.containers.filter(c, {here})"
+    alone = f"variables.inMemory.filter(c, !{_ASKS})"
+    known_resources = ", ".join(RESOURCES)
+    first = "variables.asking[0]"
+    without = f"variables.asking.filter(c, !({text(MEMORY)} in {_LIMITS}))"
+    zero = {
+        name: f"variables.{which}.filter(c, quantity(string({_LIMITS}[{text(name)}])).asInteger() == 0)"
+        for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
+    }
+    much = f"variables.inMemory.filter(c, quantity(string({_LIMITS}[{text(MEMORY)}])).asInteger() > {MAX_MIB})"
+    return [
+        refuse(
+            f"variables.asking.size() == 0 || !({text(TENANT_LABEL)} in object.metadata.?labels.orValue({{}}))",
+            f"{_field(MILLI, first)}stands in a SharePod; remove it: spec.gpu of the SharePod says the share'",
+        ),
+        refuse(
+            f"{bad}.size() == 0",
+            f"'spec.containers[' + {bad}[0].name + '].resources.limits[' + "
+            f"{bad}[0].resources.limits.filter({unknown})[0] + ']: is not known; use {known_resources}, or remove it'",
+        ),
+        refuse(f"{alone}.size() == 0", f"{_field(MEMORY, f'{alone}[0]')}{MEMORY_ALONE}'"),
+        *(
+            refuse(
+                f"{some}.size() == 0",
+                f"{_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as 400, or remove it'",
+            )
+            for name, some in zero.items()
+        ),
+        refuse(
+            f"{much}.size() == 0",
+            f"{_field(MEMORY, f'{much}[0]')}is more memory than any node has on its GPUs; write a number of MiB such "
+            "as 4096'",
+        ),
+        refuse(
+            f"variables.inMemory.size() == 0 || {without}.size() == 0",
+            f"{_field(MEMORY, f'{without}[0]')}is said by another container alone; write it in each with a line, "
+            "or in none'",
+        ),
+    ]
+
+
+def _no_memory_annotation() -> Validation:
+    return refuse(
+        "variables.memory.size() == 0",
+        f"'metadata.annotations[' + variables.memory[0] + ']: {MEMORY_BY_ANNOTATION}'",
+    )
+
+
+def _sizes() -> list[Validation]:
+    """Refuse sizes that no number of GPUs has."""
+    line, memory = _field(MILLI, "variables.asking[0]"), _field(MEMORY, "variables.inMemory[0]")
+    return [
+        refuse(
+            "!variables.simple || variables.count.size() > 0 || variables.milli <= 1000 || variables.milli % 1000 == 0",
+            f"{line}' + string(variables.milli) + ' {NOT_A_SHARE}'",
+        ),
+        refuse(
+            f"!variables.simple || variables.gpus <= {MAX_GPUS}",
+            f"{line}' + string(variables.gpus) + ' GPUs are more than a node has; write at most {MAX_GPUS * 1000}'",
+        ),
+        refuse(
+            "!variables.simple || (variables.milli % variables.gpus == 0 && variables.milli <= variables.gpus * 1000)",
+            f"{line}' + string(variables.milli) + ' is no whole number from 1 to 1000 for each of ' + "
+            "string(variables.gpus) + ' GPUs; write a multiple of ' + string(variables.gpus) + ' up to ' + "
+            f"string(variables.gpus * 1000) + ', or change the annotation {NATIVE_PREFIX}count'",
+        ),
+        refuse(
+            "!variables.simple || variables.mib % variables.gpus == 0",
+            f"{memory}' + string(variables.mib) + ' MiB cannot be divided evenly among ' + string(variables.gpus) + "
+            "' GPUs; write a multiple of ' + string(variables.gpus)",
+        ),
+    ]
+
+
+def _exclusive() -> list[Validation]:
+    """Refuse what an Exclusive Pod cannot say."""
+    line, memory = _field(MILLI, "variables.asking[0]"), _field(MEMORY, "variables.inMemory[0]")
+    mode = f"the annotation {NATIVE_PREFIX}mode"
+    return [
+        refuse(
+            "!variables.exclusive || !variables.simple || variables.milli == variables.gpus * 1000",
+            f"{line}' + string(variables.milli) + ' on ' + string(variables.gpus) + ' GPUs is not 1000 each, and an "
+            f"Exclusive Pod has whole GPUs; write ' + string(variables.gpus * 1000) + ' or remove {mode}'",
+        ),
+        refuse(
+            "!variables.exclusive || variables.inMemory.size() == 0",
+            f"{memory}an Exclusive Pod has all memory of its GPUs; remove it or {mode}'",
+        ),
+        *(
+            refuse(
+                f"!variables.exclusive || variables.{field}.size() == 0{unless}",
+                f"'metadata.annotations[' + variables.{field}[0] + ']: an Exclusive Pod has whole GPUs; remove it or "
+                f"{mode}'",
+            )
+            for field, unless in (
+                ("request", ""),
+                ("limit", " || double(variables.annotations[variables.limit[0]]) == 1.0"),
+                ("latency", f" || variables.annotations[variables.latency[0]] != '{Latency.INTERACTIVE}'"),
+            )
+        ),
+    ]
+
+
+def _refined() -> list[Validation]:
+    """Refuse annotations that contradict the line."""
+    request, limit = (f"variables.annotations[variables.{field}[0]]" for field in ("request", "limit"))
+    return [
+        refuse(
+            "!variables.simple || variables.request.size() == 0 || "
+            f"double({request}) * 1000.0 <= double(variables.milli / variables.gpus) + 0.001",
+            f"'metadata.annotations[' + variables.request[0] + ']: ' + {request} + ' is more than the line has on each "
+            "GPU, ' + string(variables.milli / variables.gpus) + ' thousandths; write that or less'",
+        ),
+        refuse(
+            f"variables.request.size() == 0 || double({request}) > 0.0 || variables.inMemory.size() > 0",
+            "'metadata.annotations[' + variables.request[0] + ']: 0 (best effort) needs "
+            f"{MEMORY} beside the line; write more than 0'",
+        ),
+        refuse(
+            f"variables.request.size() == 0 || double({request}) > 0.0 || "
+            f"!variables.latency.exists(k, variables.annotations[k] == '{Latency.INTERACTIVE}')",
+            "'metadata.annotations[' + variables.latency[0] + ']: Interactive spends guaranteed time, and ' + "
+            "variables.request[0] + ' is 0; write a request such as 0.3, or remove it'",
+        ),
+        refuse(
+            f"!variables.simple || variables.limit.size() == 0 || double({limit}) * 1000.0 >= variables.each - 0.001",
+            f"'metadata.annotations[' + variables.limit[0] + ']: ' + {limit} + ' is less than the request ' + "
+            "string(variables.each / 1000.0) + '; write that or more'",
+        ),
+        refuse(
+            "!variables.simple || variables.uuids.all(k, variables.annotations[k].split(',').size() >= variables.gpus)",
+            "'metadata.annotations[' + variables.uuids[0] + ']: names fewer GPUs than the line has; name at least ' + "
+            "string(variables.gpus) + ', or none'",
+        ),
+    ]
+
+
+def _operators() -> list[Validation]:
+    """Refuse what only the operator may write, and changes that are not followed."""
+    now, before = (f"{one}.metadata.?annotations.orValue({{}})" for one in ("object", "oldObject"))
+    gpus = f"[?{text(GPUS_ANNOTATION)}].orValue('')"
+    fixed = texts(name for key in KEYS for name in key.annotations if name not in _MUTABLE)
+    differs = f"!(k in {now} && k in {before} && {now}[k] == {before}[k])"
+    changed = f"({now}.filter(k, k in {fixed} && {differs}) + {before}.filter(k, k in {fixed} && {differs}))"
+    return [
+        refuse(
+            f"object.metadata.?annotations{gpus} == "
+            f"(request.operation == 'CREATE' ? '' : oldObject.metadata.?annotations{gpus}) || {_PATCHES_LEDGER}",
+            f"'metadata.annotations[{GPUS_ANNOTATION}]: names the GPUs that the Pod has a share of, and is written by "
+            "the operator alone; remove it'",
+        ),
+        refuse(
+            f"request.operation != 'UPDATE' || {changed}.size() == 0",
+            f"'metadata.annotations[' + {changed}[0] + ']: cannot be changed (only {NATIVE_PREFIX}request can); delete "
+            "the Pod and create it again'",
+        ),
+    ]
+
+
+def _translated() -> list[Validation]:
+    """Refuse a Pod with a line and no claim for it: it would be bound without a GPU. Nothing else has such a claim."""
+    entries = "object.spec.?resourceClaims.orValue([])"
+    name = text(LINE_CLAIM)
+    mine = f"r.name == {name} && r.?resourceClaimTemplateName.orValue('') == {name}"
+    unnamed = f"variables.asking.filter(c, !c.?resources.?claims.orValue([]).exists(r, r.name == {name}))"
+    line = _field(MILLI, "variables.asking[0]")
+    return [
+        refuse(
+            "request.operation != 'CREATE' || variables.asking.size() == 0 || object.spec.?nodeName.orValue('') == ''",
+            "'spec.nodeName: would go past placement and the scheduler; remove it and use a nodeSelector on "
+            "kubernetes.io/hostname'",
+        ),
+        refuse(
+            f"variables.asking.size() == 0 || !{entries}.exists(r, r.name == {name} && !({mine}))",
+            f"'spec.resourceClaims[{LINE_CLAIM}]: is the name of the claim that a Pod with {MILLI} gets; use another "
+            "name'",
+        ),
+        refuse(
+            f"variables.asking.size() > 0 || !{entries}.exists(r, r.?resourceClaimTemplateName.orValue('') == {name})",
+            f"'spec.resourceClaims: resourceClaimTemplateName {LINE_CLAIM} is for Pods with {MILLI} alone; write "
+            f"resources.limits[{MILLI}], or use another template'",
+        ),
+        refuse(
+            f"{entries}.filter(r, r.?resourceClaimTemplateName.orValue('') == {name}).all(r, {mine})",
+            f"'spec.resourceClaims: a claim from template {LINE_CLAIM} is added once, as {LINE_CLAIM}; remove it'",
+        ),
+        refuse(
+            f"variables.asking.size() == 0 || ({entries}.exists(r, {mine}) && {unnamed}.size() == 0)",
+            f"{line}was not turned into a claim, and the Pod would run without a GPU; remove the label "
+            f"{OPT_OUT_LABEL}={DISABLED} of the namespace if it has it, else ask an admin to apply manifests/plain'",
+        ),
+    ]
+
+
+def _kept_claims() -> dict[str, Any]:
+    """Keep the template's name for the template without sizes, and each claim from it for the Pod that owns it."""
+    template = "object.kind == 'ResourceClaimTemplate'"
+    requests = f"({template} ? object.spec.?spec : object.?spec).?devices.?requests.orValue([])"
+    sizeless = (
+        f"{requests}.size() == 1 && {requests}.all(r, r.name == {text(LINE_REQUEST)} && "
+        f"r.?exactly.?deviceClassName.orValue('') == {text(DEVICE_CLASS)} && "
+        "r.?exactly.?capacity.?requests.orValue({}).size() == 0)"
+    )
+    owners = "{}.metadata.?ownerReferences.orValue([]).filter(o, o.?controller.orValue(false)).map(o, o.uid)"
+    now, before = owners.format("object"), owners.format("oldObject")
+    reserved = "{}.?status.?reservedFor.orValue([])"
+    strangers = (
+        f"{reserved.format('object')}.filter(r, !(r.uid in {now}) && "
+        f"!{reserved.format('oldObject')}.exists(o, o.uid == r.uid))"
+    )
+    return {
+        "failurePolicy": "Fail",
+        "matchConstraints": _rules(
+            "resource.k8s.io",
+            "v1",
+            ["CREATE", "UPDATE"],
+            "resourceclaimtemplates",
+            "resourceclaims",
+            "resourceclaims/status",
+        ),
+        "matchConditions": [
+            {
+                "name": "of-a-line",
+                "expression": f"({template} && object.metadata.name == {text(LINE_CLAIM)}) || ({sizeless})",
+            }
+        ],
+        "validations": [
+            refuse(
+                f"!({template}) || request.operation != 'CREATE' || ({sizeless})",
+                f"'metadata.name: {LINE_CLAIM} is the template of Pods with {MILLI}; use another name'",
+            ),
+            refuse(
+                f"{template} || request.operation != 'UPDATE' || {now}.all(o, o in {before})",
+                "'metadata.ownerReferences: the claim belongs to the Pod whose line it is for; write another claim'",
+            ),
+            refuse(
+                f"{template} || request.operation != 'UPDATE' || {strangers}.size() == 0",
+                f"'status.reservedFor: the claim is for the Pod whose line it was made for, and not for ' + "
+                f"{strangers}[0].name + '; write resources.limits[{MILLI}] in that Pod'",
+            ),
+        ],
+    }

@@ -1,0 +1,61 @@
+"""Watcher of the policy that refuses Pods with a resource line and no claim: whether it is in force in this cluster.
+
+Only then nodes advertise the resources of the line: a Pod with a line that nothing has turned into a claim must never
+be bound, and without the resources no scheduler binds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.api.objects import PLAIN_PODS_POLICY
+from sharepod.kube import ApiError, NotFoundError
+
+from .apiserver.client import POLICY_BINDINGS, Client
+
+PERIOD_S = 5.0
+"""Seconds between two looks: an admin who has applied the manifests waits no longer for the line to work."""
+
+log = structlog.get_logger(__name__)
+
+
+class LinePolicy:
+    """Watcher of the policy's binding, by a GET every `PERIOD_S`.
+
+    Args:
+        client: The API server.
+        acts: Asked before each look: a process that does not act needs not know.
+        on_changed: Called when the answer is another than before.
+    """
+
+    def __init__(self, client: Client, acts: Callable[[], bool], on_changed: Callable[[], None]) -> None:
+        self._client = client
+        self._acts = acts
+        self._on_changed = on_changed
+        self.in_force: bool | None = None
+        """None until the API server has answered."""
+
+    async def run(self) -> None:
+        """Look every `PERIOD_S` until cancelled."""
+        while True:
+            if self._acts():
+                await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        """Ask the API server. While it does not answer, what is known stays."""
+        try:
+            await self._client.get(POLICY_BINDINGS, PLAIN_PODS_POLICY)
+            found = True
+        except NotFoundError:
+            found = False
+        except ApiError as error:
+            log.warning("cannot see whether resource lines are in use", error=str(error))
+            return
+        if found != self.in_force:
+            log.info("resource lines", in_use=found)
+            self.in_force = found
+            self._on_changed()

@@ -1,0 +1,94 @@
+"""Templates of the claims that Pods with a resource line get: one in each namespace where such a Pod waits.
+
+Guarantees:
+- A namespace gets its template once a Pod there waits for the claim of its line, and again whenever it is missing then.
+- A template of that name that says something else, older than the policy that keeps the name, is replaced.
+- A namespace in which no Pod has a line gets none.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from sharepod.api.objects import DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST
+from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, Client
+from sharepod.controller.apiserver.workqueue import WorkQueue
+from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
+
+from .snapshots import LOOK_AGAIN_S
+
+log = structlog.get_logger(__name__)
+
+_DEVICES: Json = {
+    "requests": [
+        {
+            "name": LINE_REQUEST,
+            "exactly": {"deviceClassName": DEVICE_CLASS, "allocationMode": "ExactCount", "count": 1},
+        }
+    ]
+}
+
+
+class LineTemplates:
+    """Reconciler of the templates by namespace. `workers`: namespaces worked on at a time."""
+
+    def __init__(self, seen: ClaimsSeen, client: Client, workers: int) -> None:
+        self._seen = seen
+        self._client = client
+        self._seen_there: set[str] = set()
+        """Namespaces whose template was there when it was last looked at."""
+        self.queue: WorkQueue[str] = WorkQueue("line template", self.reconcile, workers)
+
+    async def run(self) -> None:
+        """Reconcile namespaces from the queue until cancelled."""
+        await self.queue.run()
+
+    def want(self, namespace: str) -> None:
+        """Look at a namespace in which a Pod waits for its claim; a moment later where the template should be there."""
+        if namespace in self._seen_there:
+            self.queue.add_after(namespace, LOOK_AGAIN_S)
+        else:
+            self.queue.add(namespace)
+
+    async def reconcile(self, namespace: str) -> None:
+        """Make the template of a namespace if a Pod waits for it. Raises `ApiError` and `NotLeadingError`."""
+        if namespace not in self._seen.lacking():
+            return
+        self._seen_there.discard(namespace)
+        try:
+            await self._make(namespace)
+        except AlreadyExistsError:
+            found = await self._client.get(CLAIM_TEMPLATES, LINE_CLAIM, namespace)
+            if not _is_ours(found):
+                await self._replace(namespace, found)
+        except NotFoundError:
+            return  # the namespace is gone
+        except ApiError as error:
+            if error.status == 403:  # the namespace ends
+                log.info("no template", namespace=namespace, error=str(error))
+                return
+            raise
+        self._seen_there.add(namespace)
+        self.queue.add_after(namespace, LOOK_AGAIN_S)
+
+    async def _make(self, namespace: str) -> None:
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": LINE_CLAIM},
+            "spec": {"spec": {"devices": _DEVICES}},
+        }
+        await self._client.create(CLAIM_TEMPLATES, body, namespace)
+        log.info("made the template of resource lines", namespace=namespace)
+
+    async def _replace(self, namespace: str, found: Json) -> None:
+        log.warning("replaced a template of another shape", namespace=namespace, name=LINE_CLAIM)
+        uid = str(found["metadata"]["uid"])
+        await self._client.delete(CLAIM_TEMPLATES, LINE_CLAIM, namespace, uid=uid)
+        await self._make(namespace)
+
+
+def _is_ours(template: Json) -> bool:
+    """Return whether a template, as the API server shows it, is the one without sizes."""
+    return bool(((template.get("spec") or {}).get("spec") or {}).get("devices") == _DEVICES)

@@ -1,0 +1,58 @@
+"""Plain Pods with a resource line, and the manifests that give them shares, on a test cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.api import Api, ApiError, Object
+from harness.cluster import Cluster, wait_until
+from harness.installation import MANIFESTS
+
+MILLI, MEMORY = "sharepod.dev/gpu-milli", "sharepod.dev/gpu-memory-mib"
+
+
+def serves_mutating_policies(api: Api) -> bool:
+    """Return whether the API server serves MutatingAdmissionPolicy in the version that the manifests use."""
+    resources = api.get("/apis/admissionregistration.k8s.io/v1")["resources"]
+    return any(one["name"] == "mutatingadmissionpolicies" for one in resources)
+
+
+def install_plain(cluster: Cluster) -> None:
+    """Apply `manifests/claims` and `manifests/plain`, and wait until both policies on Pods are in force."""
+    for folder in ("claims", "plain"):
+        cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder), timeout=60)
+    wait_until(
+        lambda: (
+            "is not known" in said(cluster.api, line_pod(annotations={"sharepod.dev/gpu-share": "1"}))
+            and said(cluster.api, line_pod()) == ""
+        ),
+        what="the policies in force",
+        timeout=30,
+    )
+
+
+def container(name: str = "main", milli: str | None = "400", mib: str | None = "1024", **fields: Any) -> Object:
+    """A container with a line."""
+    limits = {key: value for key, value in ((MILLI, milli), (MEMORY, mib)) if value is not None}
+    return {"name": name, "image": "test", "resources": {"limits": limits}, **fields}
+
+
+def line_pod(
+    *containers: Object, name: str = "probe", annotations: dict[str, str] | None = None, **spec: Any
+) -> Object:
+    """A Pod of these containers; of one with 0.4 and 1 GiB without any."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations or {}},
+        "spec": {"restartPolicy": "Never", "containers": list(containers) or [container()], **spec},
+    }
+
+
+def said(api: Api, body: Object, namespace: str = "default") -> str:
+    """Return the API server's refusal of a Pod; empty if it takes it."""
+    try:
+        api.create(f"/api/v1/namespaces/{namespace}/pods", body, dryRun="All")
+    except ApiError as error:
+        return error.message
+    return ""

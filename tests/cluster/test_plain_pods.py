@@ -1,0 +1,302 @@
+"""Plain Pods get shares by a resource line: the real API server's policies give them claims, the operator sizes and
+allocates these by their Pods, the real controllers and scheduler do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster.claims_world import CLAIMS, allocation, claim_made_for, claim_path, row_of, runs
+from cluster.operator_world import GIB, World, a_world, gpu_uuid, wait
+from cluster.plain_world import MEMORY, MILLI, container, install_plain, line_pod, serves_mutating_policies
+from harness.api import ApiError, Object
+from harness.installation import MANIFESTS
+
+EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        if not serves_mutating_policies(running.api):
+            pytest.skip("the API server does not serve MutatingAdmissionPolicy in admissionregistration.k8s.io/v1")
+        install_plain(running.cluster)
+        yield running
+
+
+def start(world: World, namespace: str, name: str, *containers: Object, on: str, **options: Any) -> Object:
+    """Create a Pod with a line on nodes labelled `test=ON`."""
+    body = line_pod(*containers, name=name, nodeSelector={"test": on}, **options)
+    return world.api.create(f"/api/v1/namespaces/{namespace}/pods", body)
+
+
+def row(world: World, namespace: str, pod: str, node: str) -> Object | None:
+    """The row of a Pod's line."""
+    claim = claim_made_for(world, namespace, pod)
+    return row_of(world, node, claim["metadata"]["name"]) if claim is not None else None
+
+
+def advertised(world: World, node: str) -> tuple[str | None, str | None]:
+    allocatable = world.api.get(f"/api/v1/nodes/{node}")["status"]["allocatable"]
+    return allocatable.get(MILLI), allocatable.get(MEMORY)
+
+
+def template(world: World, namespace: str) -> Object:
+    found: Object = world.api.get(f"{CLAIMS}/namespaces/{namespace}/resourceclaimtemplates/sharepod")
+    return found
+
+
+@pytest.mark.promise("operator-line-bound")
+def test_a_pod_made_with_its_namespace_gets_the_share_of_its_line(world: World) -> None:
+    (node,) = world.nodes("line")
+    namespace = world.cluster.namespace("line")
+    start(
+        world,
+        namespace,
+        "one",
+        container(milli="400", mib="4096"),
+        on="line",
+        annotations={"sharepod.dev/gpu-limit": "0.8"},
+    )
+    pod = runs(world, namespace, "one")
+    assert pod["spec"]["nodeName"] == node
+    found = row(world, namespace, "one", node)
+    assert found is not None
+    assert (found["requestMilli"], found["limitMilli"], found["memory"]) == (400, 800, 4 * GIB)
+    claim = claim_made_for(world, namespace, "one")
+    results = (allocation(claim) or {})["devices"]["results"]
+    assert [(item["request"], item["pool"], item["device"]) for item in results] == [
+        ("line", node, gpu_uuid(node, 0).lower())
+    ]
+    wait(
+        lambda: (
+            (world.pod(namespace, "one") or {})["metadata"]["annotations"].get("sharepod.dev/gpus") == gpu_uuid(node, 0)
+        ),
+        what="the Pod names its GPU",
+    )
+
+
+@pytest.mark.promise("operator-line-several-gpus")
+def test_a_line_of_whole_gpus_is_one_claim_with_several_devices(world: World) -> None:
+    (node,) = world.nodes("gang")
+    namespace = world.cluster.namespace("gang")
+    start(world, namespace, "two", container(milli="2000", mib=None), on="gang")
+    runs(world, namespace, "two")
+    found = row(world, namespace, "two", node)
+    assert found is not None
+    assert (found["requestMilli"], len(found["gpus"])) == (1000, 2)
+
+
+@pytest.mark.promise("operator-line-template")
+def test_a_template_that_is_gone_or_another_is_made_again(world: World) -> None:
+    world.nodes("again")
+    namespace = world.cluster.namespace("again")
+    start(world, namespace, "first", on="again")
+    runs(world, namespace, "first")
+    first = template(world, namespace)["metadata"]["uid"]
+    world.api.delete(f"{CLAIMS}/namespaces/{namespace}/resourceclaimtemplates/sharepod")
+    start(world, namespace, "second", on="again")
+    runs(world, namespace, "second")
+    assert template(world, namespace)["metadata"]["uid"] != first
+
+
+@pytest.mark.promise("operator-line-end")
+def test_the_share_ends_with_its_pod_and_the_next_one_gets_it(world: World) -> None:
+    world.nodes("next")
+    namespace = world.cluster.namespace("next")
+    for name in ("one", "two", "three"):
+        start(world, namespace, name, container(milli="900"), on="next")
+
+    def bound() -> list[str]:
+        names = ("one", "two", "three")
+        return [name for name in names if (world.pod(namespace, name) or {})["spec"].get("nodeName")]
+
+    wait(lambda: len(bound()) == 2, what="one on each of two GPUs")
+    (waiting,) = {"one", "two", "three"} - set(bound())
+    wait(lambda: any(reason == "NoRoom" for reason, _ in world.events(namespace, waiting)), what="the Pod is told why")
+    world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{bound()[0]}")
+    runs(world, namespace, waiting)
+
+
+@pytest.mark.promise("operator-line-unmeant-sums")
+def test_sums_with_init_containers_are_refused_by_an_event(world: World) -> None:
+    world.nodes("sum")
+    namespace = world.cluster.namespace("sum")
+    first = container("first", milli="1500", mib="1024")
+    start(world, namespace, "unmeant", on="sum", initContainers=[first])
+    wait(
+        lambda: any(
+            reason == "Invalid" and "1500 is neither" in text for reason, text in world.events(namespace, "unmeant")
+        ),
+        what="the Pod is told what is wrong",
+    )
+    assert not (world.pod(namespace, "unmeant") or {})["spec"].get("nodeName")
+
+
+@pytest.mark.promise("operator-line-forged-claim")
+def test_a_claim_with_a_borrowed_owner_gets_nothing(world: World) -> None:
+    (node,) = world.nodes("forged")
+    namespace = world.cluster.namespace("forged")
+    start(world, namespace, "owner", on="forged")
+    pod = runs(world, namespace, "owner")
+    sizeless = {"devices": {"requests": [{"name": "line", "exactly": {"deviceClassName": "sharepod.dev"}}]}}
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "owner", "uid": pod["metadata"]["uid"], "controller": True}
+    metadata = {
+        "name": "borrowed",
+        "ownerReferences": [owner],
+        "annotations": {"resource.kubernetes.io/pod-claim-name": "sharepod"},
+    }
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": sizeless}
+    world.api.create(claim_path(namespace), body)
+    thief = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "thief"},
+        "spec": {
+            "nodeSelector": {"test": "forged"},
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": "borrowed"}],
+            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
+        },
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods", thief)
+    wait(
+        lambda: any(reason == "Invalid" for reason, _ in world.events(namespace, "borrowed")),
+        what="the claim is refused",
+    )
+    assert row_of(world, node, "borrowed") is None
+    assert allocation(world.api.get(claim_path(namespace, "borrowed"))) is None
+
+
+@pytest.mark.promise("operator-line-claim-of-another")
+def test_a_pod_cannot_use_the_claim_of_another_pods_line(world: World) -> None:
+    world.nodes("guest")
+    namespace = world.cluster.namespace("guest")
+    start(world, namespace, "host", on="guest")
+    runs(world, namespace, "host")
+    claim = claim_made_for(world, namespace, "host")
+    assert claim is not None
+    guest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "guest"},
+        "spec": {
+            "nodeSelector": {"test": "guest"},
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": claim["metadata"]["name"]}],
+            "containers": [{"name": "main", "image": "test", "resources": {"claims": [{"name": "gpu"}]}}],
+        },
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/pods", guest)
+    wait(
+        lambda: any("not for guest" in text for _, text in world.events(namespace, "guest")),
+        what="kube-scheduler is refused",
+    )
+    assert not (world.pod(namespace, "guest") or {})["spec"].get("nodeName")
+
+
+@pytest.mark.promise("operator-line-resize")
+def test_a_lowered_share_makes_room_that_kube_scheduler_believes(world: World) -> None:
+    (node,) = world.nodes("lower")
+    namespace = world.cluster.namespace("lower")
+    for name in ("wide", "other"):
+        start(world, namespace, name, container(milli="800", mib="1024"), on="lower")
+        runs(world, namespace, name)
+    assert advertised(world, node)[0] == "2k"
+    path = f"/api/v1/namespaces/{namespace}/pods/wide"
+    world.api.patch(path, {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}})
+    wait(lambda: (row(world, namespace, "wide", node) or {}).get("requestMilli") == 200, what="the share is lowered")
+    start(world, namespace, "beside", container(milli="800", mib="1024"), on="lower")
+    runs(world, namespace, "beside")
+    assert advertised(world, node)[0] == "2600"
+
+
+@pytest.mark.promise("operator-line-capacity")
+def test_a_node_that_has_lost_the_resources_gets_them_again(world: World) -> None:
+    (node,) = world.nodes("lost")
+    wait(lambda: advertised(world, node)[0] == "2k", what="the node advertises its GPUs")
+    gone = [{"op": "remove", "path": f"/status/{kind}/sharepod.dev~1gpu-milli"} for kind in ("capacity", "allocatable")]
+    world.api.patch(f"/api/v1/nodes/{node}/status", gone, content_type="application/json-patch+json")
+    wait(lambda: advertised(world, node)[0] == "2k", what="the node advertises them again")
+
+
+@pytest.mark.promise("operator-line-quota")
+def test_a_quota_counts_lines_and_the_replica_set_says_why_the_third_is_missing(world: World) -> None:
+    world.nodes("quota")
+    namespace = world.cluster.namespace("quota")
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpu"},
+        "spec": {"hard": {f"requests.{MILLI}": "1000"}},
+    }
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    world.api.create(quotas, quota)
+    wait(lambda: (world.api.get(f"{quotas}/gpu").get("status") or {}).get("used"), what="the quota is in force")
+    pod = line_pod(nodeSelector={"test": "quota"})
+    del pod["spec"]["restartPolicy"]
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": 3,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod["spec"]},
+        },
+    }
+    world.api.create(f"/apis/apps/v1/namespaces/{namespace}/deployments", deployment)
+
+    def running() -> int:
+        pods = world.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="app=web")["items"]
+        return sum(one["status"].get("phase") == "Running" for one in pods)
+
+    wait(lambda: running() == 2, what="two of three run")
+    wait(
+        lambda: (
+            f"exceeded quota: gpu, requested: requests.{MILLI}=400"
+            in world.cluster.kubectl("--namespace", namespace, "describe", "rs").stdout
+        ),
+        what="the reason stands in kubectl describe rs",
+    )
+
+
+@pytest.mark.promise("operator-line-limit-range")
+def test_a_limit_range_bounds_the_line(world: World) -> None:
+    namespace = world.cluster.namespace("range")
+    limits = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "gpu"},
+        "spec": {"limits": [{"type": "Container", "max": {MILLI: "500"}, "min": {MILLI: "100"}}]},
+    }
+    world.api.create(f"/api/v1/namespaces/{namespace}/limitranges", limits)
+
+    def refused() -> str:
+        try:
+            world.api.create(f"/api/v1/namespaces/{namespace}/pods", line_pod(container(milli="600")), dryRun="All")
+        except ApiError as error:
+            return error.message
+        return ""
+
+    wait(lambda: f"maximum {MILLI} usage per Container is 500" in refused(), what="the LimitRange is in force")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_pods_of_an_example_are_bound_with_shares(world: World, path: Path) -> None:
+    assert path.read_text().startswith("# ")
+    name = path.stem.partition("-")[2]
+    world.nodes(name, 2)
+    namespace = world.cluster.namespace(name)
+    world.cluster.kubectl("apply", "--server-side", "--namespace", namespace, "-f", str(path))
+    spec = yaml.safe_load(path.read_text())["spec"]
+    pods = spec.get("replicas") or spec["parallelism"]
+
+    def placed() -> int:
+        claims = world.api.get(claim_path(namespace))["items"]
+        found = world.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
+        bound = [pod for pod in found if pod["spec"].get("nodeName")]
+        return min(len(bound), sum(allocation(claim) is not None for claim in claims))
+
+    wait(lambda: placed() >= pods, what=f"{pods} Pods are bound with shares")

@@ -1,0 +1,101 @@
+"""Templates of resource lines: made where a Pod waits for one, made again when gone, put right when another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sharepod.controller.apiserver.client import CLAIM_TEMPLATES, Resource
+from sharepod.controller.state.claims_seen import ClaimsSeen
+from sharepod.controller.tenants.line_templates import LineTemplates
+from sharepod.kube import AlreadyExistsError, ApiError, Json, NotFoundError
+from unit.controller.state.test_claims_seen import line_pod
+
+
+class _Templates:
+    """API server that has at most one template."""
+
+    def __init__(self) -> None:
+        self.there: Json | None = None
+        self.calls: list[str] = []
+        self.refusal: ApiError | None = None
+
+    async def create(self, resource: Resource, body: Json, namespace: str) -> Json:
+        assert resource is CLAIM_TEMPLATES
+        self.calls.append("create")
+        if self.refusal is not None:
+            raise self.refusal
+        if self.there is not None:
+            raise AlreadyExistsError("POST templates", 409, "Refused", "exists")
+        self.there = body | {"metadata": {"name": body["metadata"]["name"], "uid": f"u{len(self.calls)}"}}
+        return self.there
+
+    async def get(self, _resource: Resource, _name: str, _namespace: str) -> Json:
+        self.calls.append("get")
+        assert self.there is not None
+        return self.there
+
+    async def delete(self, _resource: Resource, _name: str, _namespace: str, *, uid: str) -> None:
+        self.calls.append("delete")
+        assert self.there is not None
+        assert self.there["metadata"]["uid"] == uid
+        self.there = None
+
+
+def made() -> tuple[LineTemplates, _Templates, ClaimsSeen]:
+    """The reconciler, its API server, and a Pod in namespace `a` that waits for its claim."""
+    seen, server = ClaimsSeen(lambda _: None), _Templates()
+    seen.put_pod(line_pod("p", None))
+    client: Any = server
+    return LineTemplates(seen, client, 1), server, seen
+
+
+async def test_a_namespace_whose_pod_waits_gets_a_template_once() -> None:
+    templates, server, seen = made()
+    await templates.reconcile("a")
+    assert server.there is not None
+    assert server.there["metadata"]["name"] == "sharepod"
+    seen.put_pod(line_pod("p", "l"))
+    await templates.reconcile("a")
+    assert server.calls == ["create"]
+
+
+@pytest.mark.promise("operator-line-template")
+async def test_a_template_that_is_gone_is_made_again() -> None:
+    templates, server, _ = made()
+    await templates.reconcile("a")
+    server.there = None
+    await templates.reconcile("a")
+    assert server.there is not None
+    await templates.reconcile("a")
+    assert server.calls == ["create", "create", "create", "get"], "the last one was there"
+
+
+async def test_a_template_of_another_shape_is_replaced() -> None:
+    templates, server, _ = made()
+    server.there = {"metadata": {"name": "sharepod", "uid": "old"}, "spec": {"spec": {"devices": {"requests": []}}}}
+    await templates.reconcile("a")
+    assert server.calls == ["create", "get", "delete", "create"]
+    assert server.there is not None
+    assert server.there["metadata"]["uid"] != "old"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        NotFoundError("POST templates", 404, "Refused", "gone"),
+        ApiError("POST templates", 403, "Refused", "namespace ends"),
+    ],
+)
+async def test_a_namespace_that_ends_gets_none(refusal: ApiError) -> None:
+    templates, server, _ = made()
+    server.refusal = refusal
+    await templates.reconcile("a")
+    assert server.calls == ["create"]
+
+
+async def test_an_api_server_that_is_away_is_asked_again() -> None:
+    templates, server, _ = made()
+    server.refusal = ApiError("POST templates", 503, "Refused", "away")
+    with pytest.raises(ApiError):
+        await templates.reconcile("a")
