@@ -277,6 +277,9 @@ async def test_a_node_advertises_the_resources_of_the_line_once_and_again_when_t
     await world.look_at_node()
     amounts = {MILLI: "2000", MEMORY: "32768"}
     assert advertises(world) == {"capacity": amounts, "allocatable": amounts}
+    world.nodes.lines_in_force = None  # as after a restart of the operator
+    await world.look_at_node()
+    world.nodes.lines_in_force = True
     assert len(world.server.made("patch", "nodes")) == 1
     without = {"cpu": "8", "memory": "64Gi", "pods": "110"}
     ready = {"allocatable": without, "capacity": without, "conditions": [{"type": "Ready", "status": "True"}]}
