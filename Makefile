@@ -20,7 +20,7 @@ UNCLOSED := -W error::ResourceWarning -W error::pytest.PytestUnraisableException
 # What PYTEST_ARGS needs built: unit and property tests need neither the fake driver nor the cluster.
 TEST_PATHS := $(filter tests/%,$(PYTEST_ARGS))
 TEST_NEEDS := shim $(if $(TEST_PATHS),$(if $(filter-out tests/unit% tests/property%,$(TEST_PATHS)),doubles) \
-	$(if $(filter tests/cluster% tests/node%,$(TEST_PATHS)),cluster),doubles cluster compiled)
+	$(if $(filter tests/cluster% tests/node% tests/attack%,$(TEST_PATHS)),cluster),doubles cluster compiled)
 export PYTHONPATH := tests:benchmarks
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -29,7 +29,7 @@ C_SOURCES := $(shell find shim operator/sharepod/placement tests -name '*.[ch]')
 DOUBLE_SOURCES := $(shell find tests/doubles tests/hook -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'Makefile' 2>/dev/null)
 
 .PHONY: help doctor venv shim table memory-table compiled doubles cluster taste demo develop demo-minutes check mutants coverage test test-arm test-oldest promise figures lint docs crds bench bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator \
-	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
+	bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences soak-agent soak-memory soak-hook soak-placement sanitize gpu-kit bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,7 +145,7 @@ figures: .venv/installed ## takes the figures of promises from build/results/ in
 crds: shim cluster ## generates crds/ from the models and a real API server's PodSpec
 	@$(BIN)/python crds/generate.py --cluster
 
-bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals ## every benchmark: prints tables, writes build/results/
+bench: bench-hook bench-memory bench-shares bench-policies bench-decisions bench-handoff bench-changes bench-apply bench-operator bench-status bench-packing bench-placement bench-throughput bench-burst bench-chaos bench-claims bench-drains bench-busy-node bench-weather bench-refusals bench-offences ## every benchmark: prints tables, writes build/results/
 
 bench-hook: shim doubles ## cost of a launch and of an exec under the hook
 	@$(BIN)/python benchmarks/hook_overhead.py
@@ -208,6 +208,9 @@ bench-weather: shim cluster ## each fault between operator and API server, playe
 
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py
+
+bench-offences: shim ## how soon a process with more than its share is found and, by policy, ended: 50 of each kind (two minutes; root)
+	@$(BIN)/python benchmarks/offences.py $(OFFENCES_ARGS)
 
 soak-memory: shim doubles ## twenty minutes of random memory calls, ledger against driver, from a printed seed; SEED= repeats a run
 	@$(BIN)/python benchmarks/soak_memory.py

@@ -28,7 +28,7 @@ def why_no_container() -> str | None:
 
 
 class TenantContainers:
-    """Containers of one tenant on a node: each program in a mount namespace of its own.
+    """Containers of tenants on a node: each program in a mount namespace of its own.
 
     Args:
         root: empty folder for the agent's state and for what programs mount.
@@ -37,6 +37,8 @@ class TenantContainers:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._stack = ExitStack()
+        self.programs: dict[int, subprocess.Popen[str]] = {}
+        """Programs that were started, by pid."""
         self.tenants = root / "state" / "tenants"
         self.directory = self.serve(PACKAGED_HOOK)
         self.integrity = HookIntegrity(self.tenants, TenantMounts.of(self.tenants))
@@ -54,15 +56,17 @@ class TenantContainers:
         state.prepare()
         return state.create(TENANT, "gpu limits\n")
 
-    def run(self, attempt: str = "", program: str = _PROGRAM) -> int:
+    def run(self, attempt: str = "", program: str = _PROGRAM, *, tenant: str = TENANT) -> int:
         """Run a program in a container; return its pid once it has said `ready`.
 
         Args:
             attempt: shell commands before the program, in the container as its user sees it; a command that ends in
                 `exec` of another shell hands the program on as `$PROGRAM`.
             program: the program, for a shell.
+            tenant: the tenant, which has a directory.
         """
-        preload, volume = self.directory / PRELOAD_FILE, self.directory
+        volume = self.tenants / tenant
+        preload = volume / PRELOAD_FILE
         script = "\n".join(
             [
                 "set -e",
@@ -84,6 +88,7 @@ class TenantContainers:
         )
         self._stack.enter_context(process)
         self._stack.callback(process.kill)
+        self.programs[process.pid] = process
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process.pid

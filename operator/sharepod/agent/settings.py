@@ -43,6 +43,15 @@ class AgentMode(StrEnum):
     """No Kubernetes: tenants come from `tenants_file`."""
 
 
+class UnenforcedPolicy(StrEnum):
+    """Action on processes that have more than their tenant's share, or can take it."""
+
+    REPORT = "Report"
+    """The finding is shown."""
+    KILL = "Kill"
+    """The process is ended, too."""
+
+
 class AgentSettings(BaseSettings):
     """Settings of one agent."""
 
@@ -100,6 +109,10 @@ class AgentSettings(BaseSettings):
     memory_gap_mib: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     """MiB that the driver may count for a tenant's processes on a GPU beyond their allocations. Above it, the tenant is
     reported."""
+
+    unenforced_policy: UnenforcedPolicy = UnenforcedPolicy.REPORT
+    """Policy for processes to which a finding is put down: without the hook, with another hook, busy beyond what their
+    tenant held, with memory beyond its limit. `Report` shows the finding, `Kill` also ends the process at once."""
 
     tenants_file: AbsolutePath | None = None
     """Mode `standalone`: YAML file `tenants: [...]` with rows as in GPUNode `spec.tenants`. It is read again when it
@@ -208,6 +221,7 @@ class AgentSettings(BaseSettings):
             unhooked_after_s=self.unhooked_after_s,
             busy_tolerance=self.busy_tolerance,
             gap_tolerance=self.memory_gap_mib << 20,
+            kill=self.unenforced_policy is UnenforcedPolicy.KILL,
         )
 
     @classmethod

@@ -224,6 +224,8 @@ class FindingReason(StrEnum):
 
 BYPASSES = (FindingReason.PROCESS_WITHOUT_HOOK, FindingReason.HOOK_REPLACED, FindingReason.BUSY_BEYOND_HELD)
 """Findings by which a tenant's share counts as not enforced, the gravest first."""
+OFFENCES = (*BYPASSES, FindingReason.MEMORY_BEYOND_LIMIT)
+"""Findings on which the policies for unenforced shares act: the tenant has more than its share, or can take it."""
 
 
 class Finding(Model):

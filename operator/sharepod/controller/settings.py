@@ -92,12 +92,13 @@ class OperatorSettings(BaseSettings):
     """
 
     unenforced_policy: Literal["Report", "Evict"] = "Report"
-    """Policy for a Pod with a process that uses a GPU without the hook: `Report` shows it (condition `Enforced`, Event,
-    metric), `Evict` also evicts the Pod.
+    """Policy for a Pod with an offence: a process on a GPU without the hook or with another one, or time or memory
+    beyond its share. `Report` shows it (condition, Event, metric), `Evict` also evicts the Pod. The agent's setting of
+    the same name ends the process alone, at once.
     """
 
     unenforced_grace: Seconds = 30
-    """With `Evict`: how long an agent must have reported it before the Pod is evicted."""
+    """With `Evict`: how long an agent must have reported an offence before the Pod is evicted."""
 
     evictions_per_minute: Annotated[float, Field(gt=0, le=600)] = 6
     """With `Evict`: most Pods evicted per minute in the whole cluster."""

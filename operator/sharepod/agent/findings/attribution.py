@@ -18,6 +18,10 @@ class TenantProcesses:
     """Part of the time (0 to 1) in which kernels of the tenant ran, by GPU UUID. A GPU is missing if its utilization
     cannot be told apart from that of other tenants."""
 
+    busy: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Part of the time (0 to 1) in which kernels of each process ran, by GPU UUID and pid, for those that the driver
+    tells apart."""
+
     @property
     def pids(self) -> frozenset[int]:
         """The tenant's processes on all of its GPUs."""
@@ -51,6 +55,8 @@ def attribute(reading: Reading, owner_of: Callable[[Process], str | None]) -> At
         else:
             by_pid = tenants.setdefault(owner, TenantProcesses()).memory.setdefault(process.uuid, {})
             by_pid[process.pid] = by_pid.get(process.pid, 0) + process.memory
+            if process.utilization is not None:
+                tenants[owner].busy.setdefault(process.uuid, {})[process.pid] = process.utilization
     for uuid, owners in on.items():
         for owner, processes in owners.items():
             utilization = _utilization(processes, alone=len(owners) == 1, whole=reading.utilization.get(uuid))

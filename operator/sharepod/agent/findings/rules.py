@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from sharepod.api.gpunode import Finding, FindingReason
+from sharepod.api.gpunode import OFFENCES, Finding, FindingReason
 from sharepod.api.objects import PRELOAD_PATH
 
 PREEMPTIONS_MAX = 3
@@ -43,6 +43,8 @@ class FindingThresholds:
     """Bytes that the driver may count beyond the credits."""
     gap_after_s: float = 3.0
     """Seconds for which the driver may count more."""
+    kill: bool = False
+    """Offenders are ended: a message says so."""
 
 
 class SlidingRate:
@@ -96,11 +98,21 @@ class FindingRules:
         """Pids that have been on the tenant's GPUs without the hook for longer than `unhooked_after_s`."""
         self.replaced: frozenset[int] = frozenset()
         """Pids of processes on the tenant's GPUs in which the hook was replaced."""
+        self.busy_on: str | None = None
+        """GPU, by UUID, that the tenant now keeps busy beyond what it held; None if there is none."""
+        self.over_limit_on: str | None = None
+        """GPU, by UUID, on which the tenant now has more memory than its limit; None if there is none."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings that stand, the gravest first."""
         return tuple(self._standing[reason] for reason in FindingReason if reason in self._standing)
+
+    def begin_again(self) -> None:
+        """Forget the evidence so far: an offender has been ended, and what it did is not its siblings' doing."""
+        self._windows.clear()
+        self._over_since.clear()
+        self.busy_on = self.over_limit_on = None
 
     def stands(self, reason: FindingReason) -> bool:
         """Return whether a finding of this kind stands."""
@@ -171,6 +183,7 @@ class FindingRules:
             beyond = (used.growth - held.growth) / used.span if used.span else 0.0
             if used.span >= self._config.busy_window_s and beyond > worst:
                 worst, where, span = beyond, uuid, used.span
+        self.busy_on = where if worst > self._config.busy_tolerance else None
         if worst > self._config.busy_tolerance:
             used, held = self._windows[where]
             self._begin(
@@ -200,8 +213,9 @@ class FindingRules:
         """Take in how many bytes the tenant has beyond its limit, by GPU UUID; GPUs within the limit are left out."""
         self._over_since = {uuid: self._over_since.get(uuid, now) for uuid in beyond}
         lasting = [uuid for uuid, begun in self._over_since.items() if now - begun >= self._config.gap_after_s]
+        self.over_limit_on = None
         if lasting:
-            worst = max(lasting, key=lambda uuid: beyond[uuid])
+            worst = self.over_limit_on = max(lasting, key=lambda uuid: beyond[uuid])
             self._begin(
                 FindingReason.MEMORY_BEYOND_LIMIT,
                 f"it has {beyond[worst] >> 20} MiB more on {worst} than its memory limit: memory that the driver takes "
@@ -229,6 +243,8 @@ class FindingRules:
             self._end(FindingReason.OVERTAKEN, now, PREEMPTIONS_WITHIN_S)
 
     def _begin(self, reason: FindingReason, message: str) -> None:
+        if self._config.kill and reason in OFFENCES:
+            message = f"{message}; the node's agent ends the process (unenforced_policy: Kill)"
         self._standing.setdefault(reason, Finding(reason=reason, message=message[:1024]))
         self._resumed_until.pop(reason, None)
 

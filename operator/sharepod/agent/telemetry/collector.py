@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from sharepod.agent.agent import Agent, agent_version
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.tenants.view import ShareView, TenantView
-from sharepod.api.gpunode import Gpu, Health, Mode, Tenant, TenantState
+from sharepod.api.gpunode import OFFENCES, Gpu, Health, Mode, Tenant, TenantState
 from sharepod.timeshare import GpuTime
 
 from .families import FAMILIES
@@ -97,6 +97,8 @@ class AgentCollector(Collector):
         refusals = tenants.refusals
         for why in ClientRefusal:
             sheet.add("agent_frames_refused", (why.value,), refusals[why])
+        for reason in OFFENCES:
+            sheet.add("agent_processes_killed", (reason.value,), tenants.killed[reason])
         hand_offs = tenants.hand_offs
         sheet.add_histogram("agent_hand_off_seconds", (), hand_offs.buckets(), hand_offs.sum_ns / 1e9)
         rows, gpus = tenants.rows(), agent.gpus()

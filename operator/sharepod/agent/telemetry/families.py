@@ -99,6 +99,9 @@ FAMILIES = {
     "sharepod_agent_frames_refused": Family(
         "counter", ("why",), "Clients that were closed for what they sent, or did not send, by reason"
     ),
+    "sharepod_agent_processes_killed": Family(
+        "counter", ("reason",), "Tenants' processes that the agent killed by unenforced_policy, by finding"
+    ),
     "sharepod_agent_inventory_simulated": Family(
         "gauge", (), "1 if the inventory is simulated and there is no GPU behind it"
     ),

@@ -9,6 +9,7 @@ Guarantees:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Set
 from pathlib import Path
 
@@ -18,14 +19,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sharepod.agent.devices.context_overhead import ContextOverhead
 from sharepod.agent.devices.inventory import Reading
 from sharepod.agent.findings.attribution import Attribution, attribute
+from sharepod.agent.findings.offenders import offenders
 from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter
 from sharepod.agent.findings.utilization import Key, UtilizationMeter
 from sharepod.agent.state import files
-from sharepod.api.gpunode import Finding, MemoryIsolation, Mode, TenantState
+from sharepod.api.gpunode import Finding, FindingReason, MemoryIsolation, Mode, TenantState
 from sharepod.timeshare import TimeUsage
 
 from .entry import Entry, pod_of
+from .process_end import kill
 from .served import ServedTenant
 
 _AT_ONCE = 8
@@ -77,6 +80,8 @@ class Observer:
     ) -> None:
         self.utilization = UtilizationMeter()
         """Utilization of each tenant's GPUs and of each GPU (tenant id empty), by the driver."""
+        self.killed: Counter[FindingReason] = Counter()
+        """Processes that were killed, by the finding that they were put down to."""
         self._usage = usage
         self._surcharge = surcharge
         self._surcharges: dict[Key, SurchargeMeter] = {}
@@ -162,6 +167,8 @@ class Observer:
                     hooked = entry.serving.hooked
                     entry.rules.observe_replaced(now, replaced(entry.row.id, entry.seen.pids, hooked))
                     self._apply_rules(now, entry, entry.serving, reading)
+                    if self._thresholds.kill:
+                        self._end_offenders(entry, entry.serving, owner_of)
                 _judge(entry, residue, reading.unread)
             yield
             entries = present()
@@ -247,6 +254,26 @@ class Observer:
         enforced = row.memory_isolation is MemoryIsolation.ENFORCED
         entry.rules.observe_limit(now, beyond if enforced else {})
         entry.rules.observe_preemptions(now, usage.preemptions)
+
+    def _end_offenders(self, entry: Entry, served: ServedTenant, owner_of: OwnerOf) -> None:
+        """Kill the processes to which the tenant's findings are put down."""
+        beyond_credits = {
+            uuid: {pid: size - served.memory.credited(uuid, pid) for pid, size in by_pid.items()}
+            for uuid, by_pid in entry.seen.memory.items()
+            if uuid in entry.row.gpus
+        }
+
+        def is_the_tenants(pid: int) -> bool:
+            return pid in served.processes or owner_of(pid) == entry.row.id
+
+        ended = False
+        for pid, reason in offenders(entry.rules, entry.seen, beyond_credits).items():
+            if kill(pid, is_the_tenants):
+                ended = True
+                self.killed[reason] += 1
+                log.warning("process is killed", tenant=entry.row.id, pod=pod_of(entry.row), pid=pid, finding=reason)
+        if ended:
+            entry.rules.begin_again()
 
 
 def _judge(entry: Entry, residue: Residue, unread: frozenset[str]) -> None:

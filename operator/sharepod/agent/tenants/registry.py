@@ -26,7 +26,7 @@ from sharepod.agent.sockets.frame_budget import FrameBudget
 from sharepod.agent.sockets.refusals import ClientRefusal
 from sharepod.agent.state.directory import StateDir
 from sharepod.agent.state.kept_descriptors import NOTHING_KEPT, KeptDescriptors
-from sharepod.api.gpunode import Mode, Tenant, TenantState, TenantStatus
+from sharepod.api.gpunode import FindingReason, Mode, Tenant, TenantState, TenantStatus
 from sharepod.timeshare import GpuTime
 
 from .entry import Entry, limits_text, not_servable, pod_of
@@ -194,6 +194,11 @@ class TenantRegistry:
     def refusals(self) -> Counter[ClientRefusal]:
         """Refused clients of all tenants since the start, by reason."""
         return sum((e.served.refusals.counts for e in self._entries.values() if e.served), self._refusals.copy())
+
+    @property
+    def killed(self) -> Counter[FindingReason]:
+        """Processes of tenants that were killed since the start, by finding."""
+        return self._observer.killed
 
     def set_models(self, reading: Reading) -> None:
         """Take the GPUs' models from a reading. Call it before the first client comes: a client is told what its

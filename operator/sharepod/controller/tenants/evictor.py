@@ -1,8 +1,8 @@
 """Evictor: evicts Pods whose share is not enforced, where the administrator has set that policy.
 
 Guarantees:
-- Only a bound Pod is evicted of which an agent reports, and has reported for `unenforced_grace`, that a process uses a
-  GPU without the hook.
+- Only a bound Pod is evicted of which an agent reports an offence (a process without the hook or with another one, time
+  or memory beyond the share), and has reported one for `unenforced_grace`.
 - At most `evictions_per_minute` Pods are evicted in the whole cluster.
 - The Pod that was seen is evicted, by its uid, and no other.
 - A PodDisruptionBudget delays an eviction by `eviction_patience` at most: budgets are in the tenant's hands, and its
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
-from sharepod.api.gpunode import Finding, FindingReason, TenantStatus
+from sharepod.api.gpunode import OFFENCES, Finding, TenantStatus
 from sharepod.api.sharepod import KIND
 from sharepod.controller import metrics
 from sharepod.controller.apiserver.client import PODS, Client
@@ -53,7 +53,7 @@ class Evictor:
 
         Return in how many seconds to check again, None if there is nothing to wait for. Raises `ApiError`.
         """
-        finding = _unhooked(seen)
+        finding = _offence(seen)
         if finding is None or pod is None or pod.node is None or pod.deleting or pod.ended:
             if memo.eviction is not None and memo.eviction.done is None:
                 memo.eviction = None
@@ -94,7 +94,7 @@ class Evictor:
             left = eviction.refused_since + self._settings.eviction_patience - now
             refused = (
                 f"the eviction is refused for now ({error.message}); the pod is deleted in {max(0.0, left):.0f} s "
-                "if it still uses the GPU without the hook then"
+                "if the finding still stands then"
             )
             self._events.warning(KIND, sharepod, "EvictionRefused", "Evict", refused)
             metrics.EVICTIONS.labels("refused").inc()
@@ -106,7 +106,7 @@ class Evictor:
         return None
 
 
-def _unhooked(seen: TenantStatus | None) -> Finding | None:
-    if seen is None or seen.enforced is not False:
-        return None
-    return next((item for item in seen.findings if item.reason == FindingReason.PROCESS_WITHOUT_HOOK), None)
+def _offence(seen: TenantStatus | None) -> Finding | None:
+    """Return the gravest offence that is reported; None if there is none."""
+    findings = {item.reason: item for item in seen.findings} if seen is not None else {}
+    return next((findings[reason] for reason in OFFENCES if reason in findings), None)

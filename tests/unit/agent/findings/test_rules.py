@@ -19,7 +19,7 @@ def reasons(watch: FindingRules) -> list[str]:
     return [finding.reason for finding in watch.findings]
 
 
-@pytest.mark.promise("node-unhooked")
+@pytest.mark.promise("node-unhooked", "security-unhooked")
 def test_a_process_without_the_hook_is_reported_once_it_has_stayed_and_until_it_goes() -> None:
     watch = FindingRules(FindingThresholds(unhooked_after_s=3))
     for now in (0, 1, 2):

@@ -49,6 +49,7 @@ def row(**changes: Any) -> Tenant:
 
 
 @pytest.mark.promise("node-identity")
+@pytest.mark.promise("security-own-volume")
 def test_the_kubelet_says_who_the_pod_is() -> None:
     assert identify(context()) == WHO
 

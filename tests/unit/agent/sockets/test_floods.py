@@ -58,7 +58,7 @@ async def answer_times(client: Client, count: int) -> list[float]:
     return took
 
 
-@pytest.mark.promise("security-input", "security-flood-own-time")
+@pytest.mark.promise("security-input", "security-flood-own-time", "security-frames")
 @pytest.mark.parametrize("how", floods.KINDS)
 async def test_a_flood_costs_its_sender_its_connection_and_nobody_else_anything(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch

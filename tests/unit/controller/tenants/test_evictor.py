@@ -21,10 +21,14 @@ UNHOOKED = TenantStatus(
     enforced=False,
     findings=(Finding(reason=FindingReason.PROCESS_WITHOUT_HOOK, message="process 7 uses the GPU without the hook"),),
 )
-BUSY = TenantStatus(
-    id=TENANT, enforced=False, findings=(Finding(reason=FindingReason.BUSY_BEYOND_HELD, message="busy"),)
-)
 RUNNING = pod(node="node-a", phase="Running")
+
+
+def seen_with(*reasons: str) -> TenantStatus:
+    """Return the report of a tenant with these findings."""
+    return TenantStatus(
+        id=TENANT, enforced=True, findings=tuple(Finding(reason=each, message=each) for each in reasons)
+    )
 
 
 @dataclass
@@ -84,6 +88,17 @@ async def test_a_pod_is_evicted_once_it_has_been_seen_without_the_hook_for_long_
     assert world.evicted == ["pod-1"], "once"
 
 
+@pytest.mark.promise("operator-evict-offences")
+@pytest.mark.parametrize("reason", ["ProcessWithoutHook", "HookReplaced", "BusyBeyondHeld", "MemoryBeyondLimit"])
+async def test_a_pod_is_evicted_for_every_offence(reason: str) -> None:
+    world, memo = World(), TenantMemo()
+    assert await world.look(memo, seen_with("Overtaken", reason)) == 30
+    world.now += 30
+    await world.look(memo, seen_with("Overtaken", reason))
+    assert world.evicted == ["pod-1"]
+    assert world.told == [("Evicting", f"evicted by SharePod's operator (unenforced_policy: Evict): {reason}")]
+
+
 async def test_who_connects_in_time_starts_anew() -> None:
     world, memo = World(), TenantMemo()
     await world.look(memo)
@@ -98,7 +113,9 @@ async def test_who_connects_in_time_starts_anew() -> None:
     [
         (None, RUNNING),
         (TenantStatus(id=TENANT, enforced=None), RUNNING),
-        (BUSY, RUNNING),
+        (seen_with(FindingReason.OVERTAKEN), RUNNING),
+        (seen_with(FindingReason.MEMORY_BEYOND_TRACKED), RUNNING),
+        (seen_with(FindingReason.PROCESSES_NOT_TOLD), RUNNING),
         (UNHOOKED, None),
         (UNHOOKED, pod()),
         (UNHOOKED, pod(node="node-a", phase="Running", deleting=True)),
