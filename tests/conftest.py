@@ -1,7 +1,7 @@
 """Distribution of tests over several workers (`pytest --numprocesses`): which stay together.
 
-Tests of tests/cluster and tests/hook stay with their file, which shares what it has started; so do all tests of
-admission, and all that need the machine's one real node. Every other test goes wherever there is room.
+Tests of tests/cluster, tests/hook and tests/attack stay with their file, which shares what it has started; so do all
+tests of admission, and all that need the machine's one real node. Every other test goes wherever there is room.
 
 Properties are not judged by how long the machine takes for an example: it may be busy.
 """
@@ -57,7 +57,7 @@ class Together(LoadScopeScheduling):
             return "node"
         if path.startswith("tests/cluster/test_admission"):
             return "admission"
-        return path if path.startswith(("tests/cluster/", "tests/hook/")) else nodeid
+        return path if path.startswith(("tests/cluster/", "tests/hook/", "tests/attack/")) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -41,13 +41,16 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 DRIVER_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = "compute,utility"
 
-CDI_PREFIX = "cdi.k8s.io/"
-"""Prefix of annotations by which a container runtime gives devices to a pod, past everything here."""
+INJECTION_PATTERN = r"^([^/]+[.])?cdi[.]k8s[.]io/|^(cdi-)?devices[.]nri[.]io(/|$)"
+"""Annotations by which a container runtime or its plugins (CDI, NRI) give devices to a pod, past everything here."""
 
 GPU_RESOURCE_PATTERN = r"^nvidia[.]com/(gpu([.].*)?|mig-.*)$"
 """Resources of NVIDIA's device plugin: whole GPUs, replicas of GPUs and MIG slices."""
 
 RESERVED_MOUNT_PATTERN = rf"^((/var)?{VOLUME_MOUNT_PATH}(/.*)?|{PRELOAD_PATH.replace('.', '[.]')})/?$"
+
+DEVICE_MOUNTS = "nvidia-container-devices"
+"""Part of mount paths that NVIDIA's runtime can be set up to take for names of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,7 @@ def check_pod_fields(sharepod: Mapping[str, Any], settings: PodSettings) -> None
     The admission policy refuses the same at once, except for the runtime class, which it cannot know.
     """
     for name in sharepod["metadata"].get("annotations") or {}:
-        if name.startswith(CDI_PREFIX):
+        if re.match(INJECTION_PATTERN, name):
             raise SpecError(
                 f"metadata.annotations[{name}]",
                 "would give devices to the pod past SharePod; remove it and use spec.gpu",
@@ -199,10 +202,11 @@ def _check_container(path: str, container: Mapping[str, Any]) -> None:
                         "with request or mode: Exclusive",
                     )
     for index, mount in enumerate(container.get("volumeMounts") or []):
-        if re.match(RESERVED_MOUNT_PATTERN, mount.get("mountPath", "")):
+        mounted_at = mount.get("mountPath", "")
+        if re.match(RESERVED_MOUNT_PATTERN, mounted_at) or DEVICE_MOUNTS in mounted_at:
             raise SpecError(
                 f"{path}.volumeMounts[{index}].mountPath",
-                f"{mount['mountPath']} is where SharePod mounts its hook; mount this volume elsewhere",
+                f"{mounted_at} attaches GPUs or the hook; mount this volume elsewhere",
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sharepod.api.bounds import MAX_ITEMS
 from sharepod.api.dialects import KEYS
 from sharepod.api.objects import CSI_DRIVER, VOLUME_NAME
-from sharepod.api.pod import CDI_PREFIX, GPU_RESOURCE_PATTERN, RESERVED_MOUNT_PATTERN
+from sharepod.api.pod import GPU_RESOURCE_PATTERN, INJECTION_PATTERN, RESERVED_MOUNT_PATTERN
 from sharepod.api.sharepod import MUTABLE, TTL
 
 from .cel import Validation, policy, refuse, texts
@@ -19,7 +19,7 @@ from .cel import Validation, policy, refuse, texts
 
 def pod_fields_policy() -> list[dict[str, Any]]:
     """Refuse what a Pod with shared GPUs cannot have: GPUs by another way, and our volume's name and mounts."""
-    path, device = "'spec.containers[' + c.name + ']", f"k.startsWith('{CDI_PREFIX}')"
+    path, device = "'spec.containers[' + c.name + ']", f"k.matches('{INJECTION_PATTERN}')"
 
     def resources(kind: str) -> Validation:
         amounts = f"c.?resources.?{kind}.orValue({{}})"

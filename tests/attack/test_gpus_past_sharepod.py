@@ -1,0 +1,167 @@
+"""A GPU without a share: plain Pods that ask NVIDIA's runtime, or a container runtime's plugins, for devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.admission import PODS, as_user, sharepod
+from harness.api import Object
+from harness.cluster import Cluster
+from harness.installation import NAMESPACE
+
+VISIBLE = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+BY_FIELD = {"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['gpus']"}}}
+DEVICES = {"name": "devices", "mountPath": "/var/run/nvidia-container-devices/all"}
+EMPTY = [{"name": "devices", "emptyDir": {}}]
+
+
+def pod(
+    name: str, *, annotations: dict[str, str] | None = None, container: Object | None = None, **spec: Any
+) -> Object:
+    """A Pod with one container named main."""
+    main = {"name": "main", "image": "cuda", **(container or {})}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations or {}},
+        "spec": {"containers": [main], **spec},
+    }
+
+
+def asking(resource: str, amount: str) -> Object:
+    return {"resources": {"limits": {resource: amount}}}
+
+
+ATTEMPTS: dict[str, tuple[Object, str]] = {
+    "runtime-class": (pod("a", runtimeClassName="nvidia"), "spec.runtimeClassName: nvidia"),
+    "runtime-class-cdi": (pod("a", runtimeClassName="nvidia-cdi"), "spec.runtimeClassName: nvidia-cdi"),
+    "variable": (pod("a", container={"env": [VISIBLE]}), "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]"),
+    "variable-by-field": (
+        pod("a", annotations={"gpus": "all"}, container={"env": [BY_FIELD]}),
+        "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]",
+    ),
+    "variable-twice": (
+        pod("a", container={"env": [{**VISIBLE, "value": "void"}, VISIBLE]}),
+        "spec.containers[main].env[NVIDIA_VISIBLE_DEVICES]",
+    ),
+    "variable-of-an-init-container": (
+        pod("a", initContainers=[{"name": "first", "image": "cuda", "env": [VISIBLE]}]),
+        "spec.containers[first].env[NVIDIA_VISIBLE_DEVICES]",
+    ),
+    "mount": (
+        pod("a", container={"volumeMounts": [DEVICES]}, volumes=EMPTY),
+        "spec.containers[main].volumeMounts",
+    ),
+    "mount-beside-a-plugins-resource": (
+        pod("a", container={"volumeMounts": [DEVICES], **asking("nvidia.com/gpu", "1")}, volumes=EMPTY),
+        "spec.containers[main].volumeMounts",
+    ),
+    "cdi-annotation": (
+        pod("a", annotations={"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+        "metadata.annotations[cdi.k8s.io/x]",
+    ),
+    "nvidias-cdi-annotation": (
+        pod("a", annotations={"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=all"}),
+        "metadata.annotations[nvidia.cdi.k8s.io/x]",
+    ),
+    "nri-devices": (
+        pod("a", annotations={"devices.nri.io/container.main": "- path: /dev/nvidia0"}),
+        "metadata.annotations[devices.nri.io/container.main]",
+    ),
+    "nri-cdi-devices": (
+        pod("a", annotations={"cdi-devices.nri.io": "- nvidia.com/gpu=all"}),
+        "metadata.annotations[cdi-devices.nri.io]",
+    ),
+    "none-of-the-plugins-resource": (
+        pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/gpu", "0")),
+        "spec.runtimeClassName: nvidia",
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime_classes(server: Cluster) -> None:
+    for name in ("nvidia", "nvidia-cdi", "gvisor"):
+        server.api.create(
+            "/apis/node.k8s.io/v1/runtimeclasses",
+            {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"},
+        )
+
+
+@pytest.mark.promise("security-plain-pod", "security-no-injection")
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_a_plain_pod_that_asks_for_gpus_is_refused(attempt: str, server: Cluster, alice: Path) -> None:
+    body, field = ATTEMPTS[attempt]
+    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    assert code != 0
+    assert field in said
+    assert "create a SharePod" in said
+
+
+ALLOWED = {
+    "nothing": pod("a"),
+    "no-gpu": pod("a", container={"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]}),
+    "another-runtime-class": pod("a", runtimeClassName="gvisor"),
+    "a-plugins-gpu": pod("a", runtimeClassName="nvidia", container={"env": [VISIBLE], **asking("nvidia.com/gpu", "1")}),
+    "a-mig-slice": pod("a", runtimeClassName="nvidia", container=asking("nvidia.com/mig-1g.10gb", "1")),
+    "an-annotation-that-looks-alike": pod("a", annotations={"notcdi.k8s.io/x": "y", "example.org/cdi.k8s.io": "y"}),
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_other_pods_pass(case: str, server: Cluster, alice: Path) -> None:
+    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=ALLOWED[case])
+    assert code == 0, said
+
+
+@pytest.mark.promise("security-plain-pod")
+def test_what_is_not_allowed_to_a_pod_cannot_be_added_to_it(server: Cluster, alice: Path) -> None:
+    server.api.create(PODS, pod("added-to"))
+    code, said = as_user(server, alice, "annotate", "pod", "added-to", "cdi.k8s.io/x=nvidia.com/gpu=all")
+    assert (code != 0, "metadata.annotations[cdi.k8s.io/x]" in said) == (True, True), said
+    server.kubectl("annotate", "pod", "added-to", "cdi.k8s.io/x=allowed-to-an-admin")
+    code, said = as_user(server, alice, "label", "pod", "added-to", "app=x")
+    assert code == 0, f"another change of a pod that has it: {said}"
+    server.kubectl("create", "role", "debugger", "--verb=patch", "--resource=pods/ephemeralcontainers")
+    server.kubectl("create", "rolebinding", "debugger", "--role=debugger", "--user=alice")
+    debug = ["debug", "added-to", "--image=cuda", "--container=debug", "--env=NVIDIA_VISIBLE_DEVICES=all"]
+    code, said = as_user(server, alice, *debug)
+    assert (code != 0, "spec.containers[debug].env[NVIDIA_VISIBLE_DEVICES]" in said) == (True, True), said
+
+
+@pytest.mark.promise("security-plain-pod")
+def test_a_controller_gets_no_further_than_its_owner(server: Cluster) -> None:
+    controller = server.api_for(server.service_account_token("kube-system", "replicaset-controller"))
+    with pytest.raises(Exception, match="runtimeClassName"):
+        controller.create(PODS, pod("of-a-replicaset", runtimeClassName="nvidia"))
+
+
+def test_the_system_and_the_operator_pass(server: Cluster) -> None:
+    operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
+    operator.create(PODS, pod("of-a-sharepod", runtimeClassName="nvidia", container={"env": [VISIBLE]}))
+    assert server.api.get(f"/api/v1/namespaces/{NAMESPACE}")["metadata"]["labels"]["sharepod.dev/system"] == "true"
+    server.kubectl("create", "namespace", "gpu-tools")
+    server.kubectl("create", "rolebinding", "bob", "--clusterrole=admin", "--user=bob", "--namespace=gpu-tools")
+    bob = server.user_kubeconfig("bob")
+    exporter = pod("exporter", runtimeClassName="nvidia")
+    exporter["metadata"]["namespace"] = "gpu-tools"
+    code, _ = as_user(server, bob, "label", "namespace", "gpu-tools", "sharepod.dev/system=true")
+    assert code != 0, "the admin of a namespace cannot exempt it"
+    assert as_user(server, bob, "create", "--dry-run=server", "-f", "-", body=exporter)[0] != 0
+    server.kubectl("label", "namespace", "gpu-tools", "sharepod.dev/system=true")
+    code, said = as_user(server, bob, "create", "--dry-run=server", "-f", "-", body=exporter)
+    assert code == 0, said
+
+
+INJECTIONS = ["cdi.k8s.io/x", "nvidia.cdi.k8s.io/x", "devices.nri.io/container.main", "cdi-devices.nri.io"]
+
+
+@pytest.mark.promise("security-injection", "security-no-injection")
+@pytest.mark.parametrize("key", INJECTIONS)
+def test_a_sharepod_carries_no_injection_into_its_pod(key: str, server: Cluster, alice: Path) -> None:
+    body = sharepod("injected", {"request": 0.25}, {key: "nvidia.com/gpu=all"})
+    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    assert code != 0
+    assert f"metadata.annotations[{key}]" in said
