@@ -1,4 +1,4 @@
-"""Reconciles one node of the pool: its GPUNode, its condition AgentAlive, and Events for admins.
+"""Reconciles one node of the pool: its GPUNode, its conditions AgentAlive and DevicePluginPresent, Events for admins.
 
 Guarantees:
 - A GPUNode is created for every Node with the pool label and for no other.
@@ -31,6 +31,10 @@ from .decisions.advertised import LineOnNode, advertised
 from .settings import OperatorSettings
 
 CONDITION_AGENT_ALIVE = "AgentAlive"
+CONDITION_DEVICE_PLUGIN = "DevicePluginPresent"
+"""Condition of a GPUNode of pool `dedicated`: True while its Node advertises GPUs of NVIDIA's device plugin."""
+_OURS = (CONDITION_AGENT_ALIVE, CONDITION_DEVICE_PLUGIN)
+"""Conditions that the operator writes."""
 
 _LOOK_AGAIN_S = 1.0
 """Seconds until a node with tenants is looked for again that is gone: no watch shows one that comes back without the
@@ -40,6 +44,13 @@ _UNLABELLED = (
     f"the node has lost its label {POOL_LABEL} while it has tenants. No agent runs there to see them end, so the "
     f"shares of tenants that end are not given away. Put the label back, or give away the share of a tenant that is "
     f"certainly gone: kubectl annotate gpunode {{0}} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
+)
+
+_DEVICE_PLUGIN = (
+    "the Node advertises {0}, so NVIDIA's device plugin gives its GPUs to other pods while SharePod shares them. No "
+    "SharePod is placed there. Keep the device plugin off the node (GPU Operator: kubectl label node {1} "
+    "nvidia.com/gpu.deploy.device-plugin=false), or take the node from SharePod: kubectl label node {1} "
+    f"{POOL_LABEL}-"
 )
 
 log = structlog.get_logger(__name__)
@@ -92,8 +103,8 @@ class NodeReconciler:
         1. Honour or refuse force-release.
         2. Without its Node: delete the GPUNode once its ledger is empty.
         3. Without its GPUNode: create it.
-        4. Else: follow the pool label, announce GPUs, advertise the resources of the line, and show whether the agent
-           is alive.
+        4. Else: follow the pool label, announce GPUs, advertise the resources of the line, and show whether a device
+           plugin is there and the agent alive.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if gpunode is not None:
@@ -108,6 +119,7 @@ class NodeReconciler:
                 self._ledger.add(name)
             self._announce_gpus(gpunode)
             await self._advertise(node, gpunode)
+            await self._show_device_plugin(node, gpunode)
             await self._show_agent(node, gpunode)
 
     def _announce_gpus(self, gpunode: GpuNodeFacts) -> None:
@@ -178,7 +190,7 @@ class NodeReconciler:
                 self._state.put_node(raw)
                 return
             if gpunode is not None and gpunode.spec.tenants:
-                await self._write_condition(gpunode, away=True, reason="PoolLabelGone", text=_UNLABELLED.format(name))
+                await self._show_agent_away(gpunode, "PoolLabelGone", _UNLABELLED.format(name))
                 return
         if gpunode is None or gpunode.spec.tenants or gpunode.spec.holders or self._state.cluster.reservations(name):
             return
@@ -237,9 +249,29 @@ class NodeReconciler:
             if self._clock() < due:
                 self.queue.add_after(node.name, due - self._clock() + 0.1)
                 return
-        reason = "LeaseNotRenewed" if away else "LeaseRenewed"
-        if known is not None or away:
-            await self._write_condition(gpunode, away=away, reason=reason, text=self._advice(node.name) if away else "")
+        if away:
+            await self._show_agent_away(gpunode, "LeaseNotRenewed", self._advice(node.name))
+        elif known is not None:
+            await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=True, reason="LeaseRenewed", text="")
+
+    async def _show_device_plugin(self, node: NodeFacts, gpunode: GpuNodeFacts) -> None:
+        """Set DevicePluginPresent to True, with advice, while GPUs could be given away twice; to False after that."""
+        present = node.double_booked
+        known = any(item.type == CONDITION_DEVICE_PLUGIN for item in gpunode.status.conditions)
+        if not present and not known:
+            return
+        text = _DEVICE_PLUGIN.format(", ".join(node.plugin_resources), node.name) if present else ""
+        reason = "ResourceAdvertised" if present else "NoResource"
+        if (
+            await self._write_condition(gpunode, CONDITION_DEVICE_PLUGIN, true=present, reason=reason, text=text)
+            and present
+        ):
+            self._events.warning(KIND, gpunode, CONDITION_DEVICE_PLUGIN, "Watch", text)
+
+    async def _show_agent_away(self, gpunode: GpuNodeFacts, reason: str, text: str) -> None:
+        """Set AgentAlive to False, and write an Event, unless both is done."""
+        if await self._write_condition(gpunode, CONDITION_AGENT_ALIVE, true=False, reason=reason, text=text):
+            self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
 
     def _advice(self, name: str) -> str:
         namespace, lease = self._settings.namespace, f"{PREFIX}{name}"
@@ -250,13 +282,18 @@ class NodeReconciler:
             f"kubectl annotate gpunode {name} {FORCE_RELEASE_ANNOTATION}=<its id in spec.tenants>"
         )
 
-    async def _write_condition(self, gpunode: GpuNodeFacts, *, away: bool, reason: str, text: str) -> None:
-        """Write the condition AgentAlive, unless it has this reason already; and an Event if the agent is away."""
-        if any(item.type == CONDITION_AGENT_ALIVE and item.reason == reason for item in gpunode.status.conditions):
-            return
+    async def _write_condition(self, gpunode: GpuNodeFacts, kind: str, *, true: bool, reason: str, text: str) -> bool:
+        """Write one of the operator's conditions; return False if it has this reason already.
+
+        One apply holds all conditions of the operator: the API server removes those that an apply leaves out.
+        """
+        present = (self._state.gpunodes.named(gpunode.name) or gpunode).status.conditions
+        if any(item.type == kind and item.reason == reason for item in present):
+            return False
+        others = [item.dump() for item in present if item.type in _OURS and item.type != kind]
         condition: Json = {
-            "type": CONDITION_AGENT_ALIVE,
-            "status": "False" if away else "True",
+            "type": kind,
+            "status": "True" if true else "False",
             "reason": reason,
             "message": text,
             "lastTransitionTime": self._now(),
@@ -266,11 +303,10 @@ class NodeReconciler:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {"name": gpunode.name, "uid": gpunode.uid},
-            "status": {"conditions": [condition]},
+            "status": {"conditions": [*others, condition]},
         }
         self._state.put_gpunode(await self._client.apply_status(GPUNODES, gpunode.name, body))
-        if away:
-            self._events.warning(KIND, gpunode, "AgentAway", "Watch", text)
+        return True
 
     @staticmethod
     def _now() -> str:

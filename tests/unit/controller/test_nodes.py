@@ -122,6 +122,67 @@ async def test_a_node_that_left_the_pool_with_tenants_says_what_to_do(world: Wor
     assert world.state.nodes.named("node-a") is not None, "the live read has brought it"
 
 
+def advertise(world: World, **resources: str) -> None:
+    def add(item: Json) -> None:
+        item["status"]["allocatable"] = {"cpu": "8", "memory": "64Gi", "pods": "110", **resources}
+
+    world.change("nodes", "node-a", add, status=True)
+
+
+def unavailable(world: World) -> str | None:
+    """Reason for which placement passes the node over; None if it does not."""
+    account = world.state.cluster.node("node-a")
+    assert account is not None
+    assert account.state is not None
+    return account.state.unavailable
+
+
+def conditions(world: World) -> dict[str, tuple[str, str]]:
+    """The conditions of the node's GPUNode: status and reason by type."""
+    found = (world.read("gpunodes", "node-a") or {}).get("status") or {}
+    return {item["type"]: (item["status"], item["reason"]) for item in found.get("conditions", ())}
+
+
+@pytest.mark.promise("install-device-plugin")
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
+async def test_a_node_whose_gpus_a_device_plugin_gives_away_too_takes_nobody_and_says_so(
+    resource: str, world: World
+) -> None:
+    world.node()
+    advertise(world, **{resource: "4"})
+    await world.look_at_node()
+    assert conditions(world)["DevicePluginPresent"] == ("True", "ResourceAdvertised")
+    await world.until(lambda: len(world.told("DevicePluginPresent")) == 1)
+    assert resource in (unavailable(world) or "")
+    await world.look_at_node()
+    assert len(world.told("DevicePluginPresent")) == 1, "said once"
+    advertise(world, **{resource: "0"})
+    await world.look_at_node()
+    assert conditions(world)["DevicePluginPresent"] == ("False", "NoResource")
+    assert unavailable(world) is None
+
+
+async def test_a_device_plugin_beside_an_agent_that_is_away_shows_both(world: World) -> None:
+    world.node(alive=False)
+    advertise(world, **{"nvidia.com/gpu": "1"})
+    await world.look_at_node()
+    world.now += world.settings.agent_duration + 1
+    await world.look_at_node()
+    shown = conditions(world)
+    assert shown["DevicePluginPresent"] == ("True", "ResourceAdvertised")
+    assert shown["AgentAlive"] == ("False", "LeaseNotRenewed")
+
+
+async def test_a_node_without_a_device_plugin_or_of_its_own_pool_shows_nothing(world: World) -> None:
+    world.node()
+    await world.look_at_node()
+    assert "DevicePluginPresent" not in conditions(world)
+    advertise(world, **{"nvidia.com/gpu": "1"})
+    label(world, **{POOL_LABEL: "device-plugin"})
+    await world.look_at_node()
+    assert "DevicePluginPresent" not in conditions(world)
+
+
 async def test_a_pool_that_was_changed_goes_into_the_ledger(world: World) -> None:
     world.node()
     label(world, **{POOL_LABEL: "device-plugin"})

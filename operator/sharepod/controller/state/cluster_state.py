@@ -511,6 +511,8 @@ class ClusterState:
             return gpunode.error
         if node.pool == Pool.DEVICE_PLUGIN:
             return "is in pool device-plugin, which takes no tenants yet"
+        if node.double_booked:
+            return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
         if not node.ready:
             return "is not ready"
         if not self.agents.alive(node.name):

@@ -9,11 +9,12 @@ Guarantees:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sharepod.api.bounds import MAX_CONDITIONS, MAX_VALUES, clipped
-from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Tenant, TenantStatus
+from sharepod.api.gpunode import Gpu, GPUNodeSpec, GPUNodeStatus, PluginHolder, Pool, Tenant, TenantStatus
 from sharepod.api.objects import (
     FORCE_RELEASE_ANNOTATION,
     MAX_GPUS,
@@ -21,6 +22,7 @@ from sharepod.api.objects import (
     POOL_LABEL,
     Condition,
 )
+from sharepod.api.pod import GPU_RESOURCE_PATTERN
 from sharepod.controller.state.entries import Entries, entries, with_lists
 from sharepod.controller.state.fitting import CONDITIONS, texts
 from sharepod.placement.state.needs import parse_allocatable, parse_taints
@@ -44,6 +46,20 @@ class NodeFacts(ObjectFacts):
     allocatable: Resources
     pods: int
     error: str | None
+
+    @property
+    def plugin_resources(self) -> tuple[str, ...]:
+        """Resources of NVIDIA's device plugin that the Node has for pods."""
+        return tuple(
+            name
+            for name, amount in sorted(self.allocatable.extended.items())
+            if amount > 0 and re.match(GPU_RESOURCE_PATTERN, name)
+        )
+
+    @property
+    def double_booked(self) -> bool:
+        """True if the Node's GPUs are SharePod's by its label, and NVIDIA's device plugin gives them to other pods."""
+        return self.pool == Pool.DEDICATED and bool(self.plugin_resources)
 
     @property
     def out_of_service(self) -> bool:
