@@ -56,7 +56,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.promise("node-hook-replaced")
+@pytest.mark.promise("node-hook-replaced", "security-replaced")
 @pytest.mark.parametrize("way", REPLACED)
 def test_another_file_in_place_of_the_mounted_one_is_found(way: str, containers: TenantContainers) -> None:
     pid = containers.run(REPLACED[way])
@@ -80,7 +80,7 @@ def test_a_link_that_leads_to_the_agents_own_file_only_outside_is_followed_insid
     assert verdict(containers, pid, hooked=False) == OTHER_PRELOAD
 
 
-@pytest.mark.promise("node-hello-without-hook")
+@pytest.mark.promise("node-hello-without-hook", "security-replaced")
 def test_who_speaks_for_the_hook_without_having_it_mapped_is_found(containers: TenantContainers) -> None:
     pid = containers.run(
         "exec unshare -Urm sh -c 'mount --bind $FAKE /etc/ld.so.preload; "

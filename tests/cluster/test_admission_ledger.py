@@ -62,7 +62,7 @@ def lease(name: str) -> Object:
     }
 
 
-@pytest.mark.promise("security-writers")
+@pytest.mark.promise("security-writers", "security-agent-own-node")
 def test_an_agent_writes_its_own_node_and_no_other(server: Cluster, agent: Api) -> None:
     agent.patch(f"{GPUNODES}/agents-0/status", {"status": {"agentVersion": "0.1.0"}})
     agent.create(LEASES, lease("sharepod-agent-agents-0"))
@@ -79,7 +79,7 @@ def test_an_agent_writes_its_own_node_and_no_other(server: Cluster, agent: Api) 
     )
 
 
-@pytest.mark.promise("security-writers")
+@pytest.mark.promise("security-writers", "security-agent-own-node")
 def test_an_agent_can_write_no_ledger_and_read_no_secret(agent: Api) -> None:
     assert "cannot patch resource" in refusal(agent, f"{GPUNODES}/agents-0", {"spec": {"pool": "dedicated"}})
     for path in ("/api/v1/namespaces/sharepod-system/secrets", "/api/v1/pods", SHAREPODS):

@@ -25,7 +25,7 @@ def volume_pod(name: str) -> Object:
     }
 
 
-@pytest.mark.promise("security-identity")
+@pytest.mark.promise("security-identity", "security-own-volume")
 def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Cluster, alice: Path) -> None:
     code, said = as_user(server, alice, "apply", "-f", "-", body=volume_pod("forged"))
     assert code != 0
@@ -59,7 +59,7 @@ def test_debug_containers_of_our_pods_get_no_gpu(server: Cluster) -> None:
     debug("debugged", {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "b"})
 
 
-@pytest.mark.promise("security-identity", "security-tenant-label")
+@pytest.mark.promise("security-identity", "security-tenant-label", "security-own-volume")
 def test_the_tenant_label_is_the_operators_to_give_and_no_ones_to_change(server: Cluster, alice: Path) -> None:
     body = volume_pod("labelled")
     body["spec"].pop("volumes")

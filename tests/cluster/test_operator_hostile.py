@@ -84,7 +84,7 @@ INVALID = {
 """SharePods of the corpus that the API server takes, and what their owner is told."""
 
 
-@pytest.mark.promise("operator-one-object-one-owner", "security-input")
+@pytest.mark.promise("operator-one-object-one-owner", "security-input", "security-one-owner")
 def test_no_sharepod_that_a_user_can_create_costs_anybody_else(world: World) -> None:
     world.nodes("hostile", 2)
     namespace = world.cluster.namespace("hostile")

@@ -381,7 +381,7 @@ def test_the_higher_priority_goes_first(world: World) -> None:
     assert condition_of(world.sharepod(namespace, "older"), "Placed")["status"] == "False"
 
 
-@pytest.mark.promise("operator-pod-first")
+@pytest.mark.promise("operator-pod-first", "security-no-new-right")
 def test_a_pod_that_is_forbidden_holds_no_share_and_the_reason_stays(world: World) -> None:
     (node,) = world.nodes("barred")
     namespace, other = world.cluster.namespace("barred"), world.cluster.namespace("unbarred")

@@ -80,7 +80,7 @@ async def play(directory: Path, done: list[tuple[int, protocol.ClientFrame | byt
         good.close()
 
 
-@pytest.mark.promise("security-input", "security-bad-frames")
+@pytest.mark.promise("security-input", "security-bad-frames", "security-own-credits")
 @given(acts)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_clients_send_breaks_nothing_and_leaves_nothing(
