@@ -1,0 +1,54 @@
+"""GPUs that NVIDIA's device plugin gives away on a node of SharePod's: nobody gets them twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.operator_world import GPUNODES, World, a_world, condition_of, wait
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with a_world() as running:
+        yield running
+
+
+def advertise(world: World, node: str, count: str | None) -> None:
+    """Let the Node say that a device plugin has so many GPUs for pods; None: there is no device plugin."""
+    resources = {"nvidia.com/gpu": count}
+    world.api.patch(f"/api/v1/nodes/{node}/status", {"status": {"capacity": resources, "allocatable": resources}})
+
+
+@pytest.mark.promise("install-device-plugin")
+def test_a_node_with_a_device_plugin_takes_no_sharepod_until_it_is_gone(world: World) -> None:
+    (node,) = world.nodes("plugin")
+    namespace = world.cluster.namespace("plugin")
+    world.apply(namespace, "first", {"request": 0.2}, on="plugin")
+    world.phase(namespace, "first", "Running")
+    advertise(world, node, "2")
+
+    def present(status: str) -> None:
+        world.cluster.wait_for(
+            f"{GPUNODES}/{node}",
+            lambda seen: condition_of(seen or {}, "DevicePluginPresent").get("status") == status,
+            what=f"DevicePluginPresent {status}",
+        )
+
+    present("True")
+    seen = world.api.get(f"{GPUNODES}/{node}")
+    message = condition_of(seen, "DevicePluginPresent")["message"]
+    assert f"kubectl label node {node} nvidia.com/gpu.deploy.device-plugin=false" in message
+    wait(lambda: ("DevicePluginPresent", message) in world.events("default", node), what="the Event")
+    world.apply(namespace, "second", {"request": 0.2}, on="plugin")
+
+    def told() -> bool:
+        said = condition_of(world.sharepod(namespace, "second"), "Placed").get("message", "")
+        return "advertises nvidia.com/gpu" in said
+
+    wait(told, what="the reason that it waits")
+    assert [row["podName"] for row in world.rows(node)] == ["first"], "who was there stays"
+    advertise(world, node, None)
+    present("False")
+    world.phase(namespace, "second", "Running")
+    wait(lambda: len(world.rows(node)) == 2, what="both rows")
