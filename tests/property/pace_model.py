@@ -52,7 +52,7 @@ class Stream:
     def __init__(self) -> None:
         self.ffi, self.model = library()
         self.pace = self.ffi.new("struct pace *")
-        self.now = 0
+        self.now = 1_000 * MS
         self.ends = 0
         """When all that is launched ends."""
         self.deadline = NEVER
@@ -63,11 +63,16 @@ class Stream:
         self.begun_after_end: list[int] = []
         """By how much launches began after the end of their quantum."""
         self.most_unfinished = 0
+        self.closes = False
+        """The gate closes at the deadline, also while the thread waits for a fence."""
 
     def open(self, quantum: int, drained: int = 0, *, short: bool = False, wide: bool = False) -> None:
         self.model.pace_widen(self.pace, wide)
         self.model.pace_keep_short(self.pace, short)
         self.deadline = self.now + quantum if quantum else NEVER
+        if self.model.pace_undrained(self.pace, drained) and self.ends > self.now:
+            self.model.pace_carry(self.pace, self.now, self.deadline)
+            return
         self.fences.clear()
         self.model.pace_open(self.pace, self.now, self.deadline, drained)
 
@@ -83,10 +88,22 @@ class Stream:
 
     def wait(self, late: int = 0) -> None:
         """Wait for the older of two fences, and see it `late` ns after it has passed."""
+        if self.closes and self.fences[0] > self.deadline:
+            self.now = max(self.now, self.deadline)
+            self.model.pace_gave_up(self.pace, True)
+            return
         passes = self.fences.popleft()
         waited = passes > self.now
         self.now = max(self.now, passes) + (late if waited else 0)
         self.model.pace_passed(self.pace, waited, self.now)
+
+    def turn(self, takes: int, most: int) -> int:
+        """Launch until the gate closes, `most` times at most. Return how often."""
+        launched = 0
+        while launched < most and self.now < self.deadline and self.launch(takes):
+            launched += 1
+        self.now = max(self.now, self.deadline)
+        return launched
 
     def launch(self, takes: int, late: int = 0) -> bool:
         """Launch, unless the model holds back. Return whether it was launched."""

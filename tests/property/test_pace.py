@@ -1,4 +1,4 @@
-"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC5)."""
+"""The pace of a thread on a stream, for any launches: the queue is bounded and ends with the quantum (PC1 to PC6)."""
 
 from __future__ import annotations
 
@@ -164,6 +164,41 @@ def test_after_a_wait_in_vain_ever_more_launches_pass(times: int, size: int, tog
         stream.model.pace_fenced(stream.pace, 0, stream.deadline)
 
 
+@pytest.mark.promise("program-overtaken-queue")
+@given(
+    st.integers(min_value=300 * MS, max_value=5_000 * MS),
+    st.integers(min_value=2, max_value=100),
+    st.integers(min_value=1, max_value=10),
+)
+def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quantum_ms: int, later_ms: int) -> None:
+    """A tenant with long kernels is overtaken, and gets its next turn before it has drained."""
+    stream = Stream()
+    stream.closes = True
+    stream.open(quantum_ms * MS)
+    assert stream.turn(takes, 10) == FENCES
+    stream.now += later_ms * MS
+    stream.open(quantum_ms * MS)
+    assert stream.turn(takes, 10) == 0
+    stream.open(quantum_ms * MS, stream.drain())
+    assert stream.turn(takes, 10) == 1, "it is known now how long they take"
+
+
+@given(st.integers(min_value=2, max_value=12))
+def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
+    """What is unfinished may wait for what is held back."""
+    stream = Stream()
+    stream.closes = True
+    stream.open(10 * MS)
+    stream.turn(1 << 50, 10)
+    launched = []
+    for _ in range(openings):
+        stream.now += 1_000 * MS
+        stream.open(10 * MS)
+        launched.append(stream.turn(1 << 50, 10_000))
+    assert launched[0] == 0
+    assert all(now >= 1 << number for number, now in enumerate(launched[1:]))
+
+
 @given(st.lists(durations, min_size=5, max_size=50))
 def test_what_was_learned_outlives_the_opening(launches: list[int]) -> None:
     stream = Stream()
@@ -181,8 +216,8 @@ def test_a_graph_that_would_end_after_the_quantum_does_not_fit(quantum_ms: int, 
     stream = Stream()
     stream.open(quantum_ms * MS)
     left = quantum_ms
-    while stream.model.pace_graph_fits(stream.pace, 0, stream.deadline, takes_ms * MS):
-        stream.model.pace_graph(stream.pace, 0, takes_ms * MS)
+    while stream.model.pace_graph_fits(stream.pace, stream.now, stream.deadline, takes_ms * MS):
+        stream.model.pace_graph(stream.pace, stream.now, takes_ms * MS)
         left -= takes_ms
         assert left >= 0
     assert left < takes_ms

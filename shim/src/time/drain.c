@@ -82,6 +82,15 @@ bool drain_poll(struct streams *streams) {
     return all;
 }
 
+bool drain_over(struct streams *streams, const struct queue *queue) {
+    CUstreamCaptureMode mode = own_calls_begin();
+    lock(&streams->lock);
+    bool over = atomic_load(&queue->ended) || finished(queue->row);
+    unlock(&streams->lock);
+    own_calls_end(mode);
+    return over;
+}
+
 void drain_end(struct streams *streams) {
     lock(&streams->lock);
     for (struct known_stream *next, *row = streams->busy; row != NULL; row = next) {

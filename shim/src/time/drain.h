@@ -1,4 +1,4 @@
-/* The drain: waiting for the GPU work of a grant, by events. For the hook thread.
+/* The drain: waiting for the GPU work of a grant, by events. For the hook thread, but for drain_over.
  *
  * Guarantees, given G1 (nothing is launched between drain_begin and drain_end) and P2 (every stream is registered):
  * - D1 when drain_poll returns true, all work launched under the grant has finished;
@@ -17,6 +17,9 @@
 void drain_begin(struct streams *streams);
 /* Return whether all of that work has finished. */
 bool drain_poll(struct streams *streams);
+/* Return whether what was launched into the queue's stream before the drain began has finished, or is nobody's any more.
+ * For any thread. */
+bool drain_over(struct streams *streams, const struct queue *queue);
 /* End the drain: no work is registered any more. */
 void drain_end(struct streams *streams);
 

@@ -10,6 +10,7 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 #include "driver/own_calls.h"
+#include "time/drain.h"
 #include "time/fastpath.h"
 #include "time/streams.h"
 
@@ -37,7 +38,7 @@ static void set_due(struct queue *queue) {
     queue->due = queue->told + pace_passing(&queue->pace);
 }
 
-void meter_begin(struct gate *gate, const struct slot_stream *entry, uint32_t word) {
+void meter_begin(struct gate *gate, struct streams *streams, const struct slot_stream *entry, uint32_t word) {
     struct queue *queue = entry->queue;
     uint32_t opening = atomic_load(&gate->next_closing);
     bool wide = (word & GATE_METERED) == 0;
@@ -46,10 +47,13 @@ void meter_begin(struct gate *gate, const struct slot_stream *entry, uint32_t wo
     tell(queue);
     pace_widen(&queue->pace, wide);
     pace_keep_short(&queue->pace, atomic_load(&gate->keeps_short));
+    uint64_t drained = atomic_load(&gate->drained);
     if (queue->opening == opening)
         pace_plan(&queue->pace, sys_now(), deadline_of(gate));
+    else if (pace_undrained(&queue->pace, drained) && !drain_over(streams, queue))
+        pace_carry(&queue->pace, sys_now(), deadline_of(gate));
     else
-        pace_open(&queue->pace, sys_now(), deadline_of(gate), atomic_load(&gate->drained));
+        pace_open(&queue->pace, sys_now(), deadline_of(gate), drained);
     queue->opening = opening;
     set_due(queue);
 }

@@ -19,7 +19,7 @@
 
 /* Begin the opening for the queue of a stream that is about to be launched into, if it or its terms are new to the
  * queue. `word`: of the gate. */
-void meter_begin(struct gate *gate, const struct slot_stream *entry, uint32_t word);
+void meter_begin(struct gate *gate, struct streams *streams, const struct slot_stream *entry, uint32_t word);
 /* Return whether the next launch into the stream is too early for a queue that is kept short (Q5). */
 bool meter_is_early(struct gate *gate, const struct slot_stream *entry);
 /* Wait until it is not, or until the opening ends. Outside of a passage. */

@@ -35,7 +35,7 @@ bool pace_plan(struct pace *pace, uint64_t now, uint64_t deadline) {
     if (pace->window.keeps_short && !pace->window.wide && pace->estimate.launch_ns > 0)
         size = least(size, most(PACE_LEAD / pace->estimate.launch_ns, 1));
     pace->window.quota = (uint16_t)least(size, fits > 0 ? fits : 1);
-    pace->window.full = fits == 0 && pace->window.free_launches == 0;
+    pace->window.full = (fits == 0 || pace->queue.carried) && pace->window.free_launches == 0;
     return pace->window.full;
 }
 
@@ -65,6 +65,21 @@ void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drai
     estimate->graphs_end_at = 0;
     pace_plan(pace, now, deadline);
     pace->window.full = false;
+}
+
+bool pace_undrained(const struct pace *pace, uint64_t drained) {
+    return pace->queue.unfinished > 0 && drained < pace->queue.fenced_at;
+}
+
+/* A launch takes at least as long as what is unfinished has taken so far. */
+void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline) {
+    struct pace_estimate *estimate = &pace->estimate;
+    estimate->launch_ns = most(estimate->launch_ns, (now - estimate->waited_at) / pace->queue.unfinished);
+    estimate->ends_at = most(now, estimate->waited_at + estimate->launch_ns * pace->queue.unfinished);
+    if (pace->queue.carried)
+        pace_gave_up(pace, false);
+    pace->queue.carried = true;
+    pace_plan(pace, now, deadline);
 }
 
 void pace_widen(struct pace *pace, bool wide) {

@@ -8,6 +8,8 @@
  * - PC2 a launch that is expected to begin after the end of the quantum is held back;
  * - PC3 after a wait in vain launches pass: one (a window in a wide queue), after another twice as many, at most
  *   PACE_FREE_MOST;
+ * - PC6 an opening before what was launched has drained adds nothing to it; a second such opening in a row counts as a
+ *   wait in vain;
  * - PC4 in a queue that is kept short a window is due PACE_LEAD before the one before is expected to end, and takes no
  *   longer than PACE_LEAD unless it is one launch;
  * - PC5 a window of a wide queue, one of a tenant that is alone, takes PACE_WIDE_LONG at most once it is known how long
@@ -39,6 +41,7 @@ struct pace_queue {
     uint16_t count;                 /* launches since the last fence */
     uint8_t fences;                 /* unseen, 0 to PACE_FENCES */
     bool put_off;                   /* the wait for the older of two fences is due with the next launch */
+    bool carried;                   /* from an earlier opening, which has not drained */
 };
 
 /* How many launches pass. */
@@ -71,8 +74,12 @@ struct pace {
     struct pace_estimate estimate;
 };
 
-/* Begin an opening that ends at `deadline`. `drained`: when all work of the last one had ended. */
+/* Begin an opening that ends at `deadline`. `drained`: when all work of an earlier one had ended. */
 void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, uint64_t drained);
+/* Return whether nothing has told that what was launched in earlier openings has ended. */
+bool pace_undrained(const struct pace *pace, uint64_t drained);
+/* Begin an opening instead of pace_open, where what was launched in earlier ones has not ended. */
+void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Set whether the queue is wide; pace_open or pace_plan is to follow. */
 void pace_widen(struct pace *pace, bool wide);
 /* Set whether the queue is kept short from the next window on. */

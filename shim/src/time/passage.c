@@ -129,6 +129,7 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 passage.refused = CUDA_ERROR_OUT_OF_MEMORY;
                 return passage;
             }
+            meter_begin(gate, streams, entry, word);
             if (meter_holds_back(gate, entry)) {
                 passage_abandon(&passage);
                 passage_wait_next(gate, closing, deadline);
@@ -140,7 +141,6 @@ struct passage passage_enter(struct gate *gate, struct streams *streams, CUstrea
                 meter_wait_due(gate, slot, entry);
                 continue;
             }
-            meter_begin(gate, entry, word);
             if (atomic_load(&gate->exits))
                 entry->gate_word = 0; /* no launch by the fast path (P4) */
             return passage;

@@ -301,6 +301,25 @@ def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int
     assert min(overruns) < streams * kernel_us / 1000 + 1.5, overruns
 
 
+@pytest.mark.promise("program-overtaken-queue")
+def test_a_turn_before_the_drain_adds_nothing_to_the_queue(tenant: Tenant) -> None:
+    agent = tenant.agent(grace_ms=20)
+    probe = tenant.probe()
+    probe.start_cuda()
+    probe.ok("stream", "s")
+    launches = probe.post("launch", "spin_us_500000", "s", 4)
+    client = agent.client()
+    agent.next_frame(client, Want)
+    agent.grant(client, 10, metered=True)
+    agent.next_frame(client, Want, 1)  # the drain is overdue
+    agent.grant(client, 10, metered=True)
+    agent.next_frame(client, Drained)
+    assert tenant.submitted() == 2
+    agent.on_want = lambda client: agent.next_grant()
+    agent.grant(client)
+    assert launches.result(20).code == 0
+
+
 def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(tenant: Tenant) -> None:
     agent = tenant.agent()
     tenant.loop("--kernel-us", "50000")
