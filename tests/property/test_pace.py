@@ -185,7 +185,7 @@ def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quant
 
 @given(st.integers(min_value=2, max_value=12))
 def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
-    """What is unfinished may wait for what is held back."""
+    """A kernel may spin until what is held back has run."""
     stream = Stream()
     stream.closes = True
     stream.open(10 * MS)

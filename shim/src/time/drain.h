@@ -17,8 +17,8 @@
 void drain_begin(struct streams *streams);
 /* Return whether all of that work has finished. */
 bool drain_poll(struct streams *streams);
-/* Return whether what was launched into the queue's stream before the drain began has finished, or is nobody's any more.
- * For any thread. */
+/* Return whether what was launched into the queue's stream before the drain began has finished, or is nobody's any
+ * more. For any thread. */
 bool drain_over(struct streams *streams, const struct queue *queue);
 /* End the drain: no work is registered any more. */
 void drain_end(struct streams *streams);
