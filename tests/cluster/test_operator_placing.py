@@ -256,6 +256,21 @@ def test_a_quota_is_shown_and_the_pod_is_made_when_it_allows(world: World) -> No
     world.phase(namespace, "one", "Running", timeout=30)
 
 
+@pytest.mark.promise("operator-forbidden-share")
+def test_a_pod_whose_annotations_leave_no_room_for_its_gpus_gives_the_share_back(world: World) -> None:
+    """The Pod is created behind its gate, as large as a Pod may be: it is the patch with its GPUs that is refused."""
+    (node,) = world.nodes("full")
+    namespace = world.cluster.namespace("full")
+    key, taken = "example.com/notes", len("sharepod.dev/gpus") + len("void")
+    notes = "x" * ((256 << 10) - len(key) - taken)
+    world.apply(namespace, "full", {"request": 0.6}, on="full", annotations={key: notes})
+    message = world.condition(namespace, "full", "PodReady", status="False", reason="PodForbidden")
+    assert "metadata.annotations: Too long" in message
+    wait(lambda: not world.rows(node), what="its share to be given back")
+    world.api.patch(f"/api/v1/namespaces/{namespace}/pods/full", {"metadata": {"annotations": {key: None}}})
+    world.phase(namespace, "full", "Running", timeout=40)
+
+
 @pytest.mark.promise("operator-forbidden")
 def test_a_policy_that_denies_the_pod_is_told_and_the_pod_is_made_once_it_allows_it(world: World) -> None:
     world.nodes("denied")

@@ -62,7 +62,7 @@ class StatusInputs:
     resizing: bool
     """True if the SharePod asks for another share than it was granted."""
     blocked: Blocked | None
-    """Reason that its Pod cannot be created for now; None if it can."""
+    """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
     usage_due: bool
     """Usage has moved, and may be written now."""
     now: str
@@ -108,8 +108,11 @@ def _placed(sharepod: SharePodFacts, inputs: StatusInputs, gpus: Sequence[Json])
         return former
     if inputs.snapshot.pod is not None and inputs.snapshot.pod.foreign_gates:
         return _condition(CONDITION_PLACED, "False", "Waiting", "another scheduling gate holds its pod: see PodReady")
-    no_pod = inputs.blocked is not None and inputs.snapshot.pod is None
-    text = _WAITS_FOR_POD if no_pod else "waits for placement"
+    text = "waits for placement"
+    if inputs.blocked is not None and inputs.snapshot.pod is None:
+        text = _WAITS_FOR_POD
+    elif _refused_share(inputs):
+        text = "waits until its pod may have a share: see condition PodReady"
     return _condition(CONDITION_PLACED, "False", "Waiting", text)
 
 
@@ -148,11 +151,7 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if pod.deleting:
         return _pod_going(pod, inputs)
     if pod.waits_for_share:
-        text = "the pod waits for its share; kube-scheduler sees it once it has one"
-        if pod.foreign_gates:
-            gates = ", ".join(pod.foreign_gates)
-            text = f"the pod waits until its scheduling gate {gates}, not SharePod's, is removed; it gets a share then"
-        return _condition(kind, "False", "SchedulingGated", text)
+        return _pod_gated(pod, inputs)
     if pod.node is None:
         return _condition(
             kind, "False", "NotScheduled", pod.unschedulable or "kube-scheduler has not bound the pod yet"
@@ -160,6 +159,23 @@ def _pod_ready(was: SharePodStatus, inputs: StatusInputs, finish: Finish | None)
     if pod.ready:
         return _condition(kind, "True", "Ready")
     return _condition(kind, "False", "ContainersNotReady", pod.waiting)
+
+
+def _pod_gated(pod: PodFacts, inputs: StatusInputs) -> Stated:
+    """Return the condition PodReady of a SharePod whose Pod waits for its share."""
+    if inputs.blocked is not None and _refused_share(inputs):
+        return _condition(CONDITION_POD_READY, "False", inputs.blocked.reason, inputs.blocked.message)
+    text = "the pod waits for its share; kube-scheduler sees it once it has one"
+    if pod.foreign_gates:
+        gates = ", ".join(pod.foreign_gates)
+        text = f"the pod waits until its scheduling gate {gates}, not SharePod's, is removed; it gets a share then"
+    return _condition(CONDITION_POD_READY, "False", "SchedulingGated", text)
+
+
+def _refused_share(inputs: StatusInputs) -> bool:
+    """Return whether the API server has refused to let the present Pod have a share."""
+    pod = inputs.snapshot.pod
+    return inputs.blocked is not None and pod is not None and inputs.blocked.pod == pod.uid
 
 
 def _pod_going(pod: PodFacts, inputs: StatusInputs) -> Stated:

@@ -20,7 +20,7 @@ Guarantees, whatever order things happen in:
 - L5 a Pod is taken back only while it is not bound, and goes only once nothing is on record by which it may have run:
   an operator that dies meanwhile leaves no run that was lost.
 - L6 nobody waits with a share: a share is asked for only while a Pod of the tenant waits behind its gate, and not in a
-  namespace that is being deleted.
+  namespace that is being deleted; one that the API server refuses to let the Pod have is given back.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class TenantSnapshot:
     delays nothing."""
     blocked_until: float = 0.0
     """When to try again to create its Pod."""
+    refused_until: float = 0.0
+    """When to try again to give its Pod a share: the API server has refused the patch that does."""
     now: float = 0.0
     wall: float = 0.0
     """Time of day, seconds since the epoch: the times in a status are compared with it."""
@@ -388,15 +390,18 @@ def _behind_gate(snapshot: TenantSnapshot, sharepod: SharePodFacts, pod: PodFact
     """Return the next step for a SharePod whose Pod waits for a share: reserve one for it, then open the gate."""
     mine: ReservationSnapshot | None = None
     former = sharepod.status.former_pod
+    refused = snapshot.now < snapshot.refused_until
+    may_have = not refused and not snapshot.namespace_ends  # L6
     for reserved in _kept_first(snapshot.reserved):
         ends = reserved.releasing or reserved.wanted.releasing
-        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends and not snapshot.namespace_ends:
+        if mine is None and reserved.wanted.pod_uid == pod.uid and not ends and may_have:
             mine = reserved
         elif (step := _drop(reserved, former)) is not None:
             return step
     if mine is None:
-        may_ask = sharepod.error is None and not snapshot.namespace_ends and not pod.foreign_gates
-        return Place() if may_ask and not snapshot.reserved else Wait()
+        if sharepod.error is None and may_have and not pod.foreign_gates and not snapshot.reserved:
+            return Place()
+        return Wait(snapshot.refused_until) if refused else Wait()
     if mine.written is None or mine.written.pod_uid != pod.uid:
         return Wait()  # on its way to the ledger
     return OpenGate(pod, mine.node, mine.written)  # L1

@@ -21,6 +21,7 @@ from sharepod.api.sharepod import (
 from sharepod.api.units import format_fraction
 from sharepod.controller.state.facts.pod_facts import PodFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
+from sharepod.controller.state.memos import BlockedReason
 from sharepod.controller.state.timestamps import seconds, text_of
 from sharepod.placement.wording import size_down
 
@@ -109,7 +110,9 @@ def _summary(phase: Phase, pod: PodFacts | None, row: Tenant | None, stated: Seq
         return pod.summary
     if placed is not None and placed.status != "True" and placed.reason != "Waiting":
         return placed.reason
-    return pod_ready.reason if pod is None and pod_ready is not None and pod_ready.reason != "NoPod" else "Pending"
+    if pod_ready is None or pod_ready.reason == "NoPod":
+        return "Pending"
+    return pod_ready.reason if pod is None or pod_ready.reason == BlockedReason.FORBIDDEN else "Pending"
 
 
 def _pod_uid(was: SharePodStatus, pod: PodFacts | None, *, between: bool) -> str | None:

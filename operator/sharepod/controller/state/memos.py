@@ -18,7 +18,7 @@ has fixed the cause does not wait longer than this."""
 
 
 class BlockedReason(StrEnum):
-    """Reason that a Pod cannot be created for now, as users see it in the condition PodReady."""
+    """Reason that a Pod cannot be created, or given its share, for now, as users see it in the condition PodReady."""
 
     FORBIDDEN = "PodForbidden"
     """By a quota, an admission policy, or because the namespace is being deleted."""
@@ -30,7 +30,7 @@ class BlockedReason(StrEnum):
 
 @dataclass(slots=True)
 class Blocked:
-    """Creation of a Pod that failed and is tried again. Times are monotonic seconds."""
+    """Creation of a Pod, or opening of its gate, that failed and is tried again. Times are monotonic seconds."""
 
     reason: BlockedReason
     message: str
@@ -38,6 +38,8 @@ class Blocked:
     """When to try again."""
     tries: int = 1
     """Number of refusals in a row."""
+    pod: str | None = None
+    """Uid of the Pod that was refused its share; None: no Pod could be created."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class TenantMemo:
     memory_settled: int | None = None
     """See `ResizeWish.memory_settled`."""
     blocked: Blocked | None = None
-    """Reason that its Pod cannot be created for now; None if it can."""
+    """Reason that its Pod cannot be created, or given its share, for now; None if it can."""
     deleted: tuple[str, float] | None = None
     """Uid of the Pod whose deletion the API server has accepted, and when; its watch may not have shown it yet."""
     unbound: tuple[str, float] | None = None

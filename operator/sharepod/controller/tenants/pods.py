@@ -2,7 +2,7 @@
 
 Guarantees:
 - A Pod is created with `fieldValidation=Strict` and under the SharePod's name: of two operators only one creates it.
-- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed.
+- A gate is opened once: the patch holds only for the Pod (uid) whose gate is closed. A refusal of that patch is told.
 - Only what the API server calls invalid in the Pod itself is final; what a quota, a policy or a webhook denies is tried
   again.
 - Every delete names the uid.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 
 from sharepod.api.gpunode import Tenant
+from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.pod import PodSettings, build_pod, let_go, mark_taken_back, open_gate
 from sharepod.api.sharepod import KIND, Phase, SpecError
 from sharepod.controller import metrics
@@ -97,16 +98,40 @@ class PodControl:
         text = f"the API server forbids the pod for now: {error.message}"
         self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now)
 
-    async def open_gate(self, pod: PodFacts, node: str, row: Tenant) -> bool:
-        """Open a Pod's gate. Return False if the Pod is not as it was last seen; it is read again then."""
+    async def open_gate(
+        self, sharepod: SharePodFacts, pod: PodFacts, node: str, row: Tenant, memo: TenantMemo, now: float
+    ) -> bool:
+        """Open a Pod's gate. Return False if it is not open.
+
+        That is so where the Pod is not as it was last seen: it is read again then; and where the API server refuses the
+        Pod as it would be: `memo.blocked` says why.
+        """
         operations = open_gate(pod.uid, pod.gates, pod.affinity, node, row.gpus)
         try:
             made = await self._client.patch_json(PODS, pod.name, operations, pod.namespace)
-        except (InvalidError, ConflictError, NotFoundError):
+        except (InvalidError, ConflictError, NotFoundError) as error:
             await self._refresh(pod)
+            known = self._state.pods.get(pod.uid)
+            if known is not None and known.version == pod.version:
+                self._refused_share(sharepod, pod, node, memo, error, now)
             return False
+        except (ForbiddenError, UnauthorizedError, UnavailableError) as error:
+            if not (error.of_admission or isinstance(error, ForbiddenError)):
+                raise
+            self._refused_share(sharepod, pod, node, memo, error, now)
+            return False
+        memo.blocked = None
         self._state.put_pod(made, news=False)
         return True
+
+    def _refused_share(
+        self, sharepod: SharePodFacts, pod: PodFacts, node: str, memo: TenantMemo, error: ApiError, now: float
+    ) -> None:
+        text = (
+            f"the API server refuses for now to let the pod have a share: node affinity for {node} and the annotation "
+            f"{GPUS_ANNOTATION}: {error.message}"
+        )
+        self._block(sharepod, memo, BlockedReason.FORBIDDEN, text, now, pod=pod.uid)
 
     async def _found(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> None:
         """Adopt a pod of that name that another operator created for the same SharePod; else say who has the name."""
@@ -129,12 +154,19 @@ class PodControl:
         self._block(sharepod, memo, BlockedReason.NAME_TAKEN, text, now)
 
     def _block(
-        self, sharepod: SharePodFacts, memo: TenantMemo, reason: BlockedReason, message: str, now: float
+        self,
+        sharepod: SharePodFacts,
+        memo: TenantMemo,
+        reason: BlockedReason,
+        message: str,
+        now: float,
+        *,
+        pod: str | None = None,
     ) -> None:
         waits = reason is BlockedReason.TERMINATING
         tries = memo.blocked.tries + 1 if memo.blocked is not None and memo.blocked.reason is reason else 1
         pause = _TERMINATING_RETRY_S if waits else min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(tries - 1, 10))
-        memo.blocked = Blocked(reason, message, now + pause, tries)
+        memo.blocked = Blocked(reason, message, now + pause, tries, pod)
         tell = self._events.normal if waits else self._events.warning
         tell(KIND, sharepod, reason, "Bind", message)
 

@@ -192,7 +192,8 @@ class TenantReconciler:
             case lifecycle.Place():
                 self.loop.want_place(tenant)
             case lifecycle.OpenGate(pod=pod, node=node, row=row):
-                if not await self._pod_control.open_gate(pod, node, row):
+                assert sharepod is not None
+                if not await self._pod_control.open_gate(sharepod, pod, node, row, memo, snapshot.now):
                     self.queue.add_after(tenant, LOOK_AGAIN_S)
             case lifecycle.DeleteSharePod():
                 assert sharepod is not None

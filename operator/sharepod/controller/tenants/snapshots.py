@@ -52,7 +52,7 @@ class Snapshots:
             memo.unstarted = None
         elif memo.unstarted is None or memo.unstarted[0] != pod.uid:
             memo.unstarted = (pod.uid, now)
-        wall = self._wall()
+        wall, blocked = self._wall(), memo.blocked
         return TenantSnapshot(
             sharepod=sharepod,
             pod=pod,
@@ -61,7 +61,8 @@ class Snapshots:
             unbound_since=memo.unbound[1] if memo.unbound is not None else None,
             unstarted_since=memo.unstarted[1] if memo.unstarted is not None else None,
             ended_since=_ended_since(sharepod, memo, now, wall),
-            blocked_until=memo.blocked.until if memo.blocked is not None else 0.0,
+            blocked_until=blocked.until if blocked is not None and blocked.pod is None else 0.0,
+            refused_until=blocked.until if blocked is not None and pod is not None and blocked.pod == pod.uid else 0.0,
             now=now,
             wall=wall,
             bind_timeout=self._settings.bind_timeout,

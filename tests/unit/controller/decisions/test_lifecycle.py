@@ -103,6 +103,15 @@ def test_the_gate_opens_only_once_the_ledger_says_reserved_for_this_very_pod() -
     assert step(sharepod(), GATED, reserved(written=False, pod_uid="pod-0")) == Unreserve("node-a")
 
 
+def test_a_share_that_the_api_server_refuses_goes_back_until_it_is_tried_again() -> None:
+    mine = reserved(pod_uid="pod-1")
+    assert step(sharepod(), GATED, mine, now=10.0, refused_until=12.0) == RemoveRow("node-a", NEVER_BOUND)
+    decided = reserved(written=False, pod_uid="pod-1")
+    assert step(sharepod(), GATED, decided, now=10.0, refused_until=12.0) == Unreserve("node-a")
+    assert step(sharepod(), GATED, now=10.0, refused_until=12.0) == Wait(12.0)
+    assert step(sharepod(), GATED, now=12.0, refused_until=12.0) == Place()
+
+
 @pytest.mark.promise("operator-row-before-use")
 def test_a_row_that_is_only_decided_for_this_pod_opens_nothing() -> None:
     former = ReservationSnapshot(node="node-a", wanted=reserved(pod_uid="pod-1").wanted, written=row(pod_uid="pod-0"))
@@ -471,17 +480,19 @@ _SHAREPODS = st.none() | st.builds(
     st.sampled_from([None, "pod-0", "pod-1"]),
 )
 _VIEWS = st.builds(
-    lambda own, its_pod, reservations, unbound, now: TenantSnapshot(
+    lambda own, its_pod, reservations, unbound, now, refused_until: TenantSnapshot(
         sharepod=own,
         pod=its_pod,
         reserved=tuple(reservations),
         unbound_since=unbound,
         now=now,
+        refused_until=refused_until,
     ),
     _SHAREPODS,
     _PODS,
     _HELD,
     st.none() | st.floats(0, 100),
+    st.floats(0, 200),
     st.floats(0, 200),
 )
 
@@ -494,6 +505,12 @@ def test_a_pod_that_was_taken_back_is_let_go_once_nothing_says_that_it_ran(view:
     if isinstance(found, LetPodGo) and own is not None and not (own.deleting or own.ended or snapshot.between_runs):
         assert own.status.pod_uid != found.pod.uid
         assert all(item.releasing for item in snapshot.reserved)
+
+
+@settings(max_examples=500, deadline=None)
+@given(_VIEWS)
+def test_no_share_is_asked_for_or_given_that_was_refused_a_moment_ago(snapshot: TenantSnapshot) -> None:
+    assert not isinstance(decide(snapshot), Place | OpenGate) or snapshot.now >= snapshot.refused_until
 
 
 @settings(max_examples=2000, deadline=None)

@@ -460,6 +460,61 @@ async def test_a_pod_that_is_forbidden_is_tried_again_until_it_is_not(world: Wor
     assert world.memo.blocked is None
 
 
+@pytest.mark.promise("operator-forbidden-share")
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refused(403, "Forbidden", "pods may not choose nodes"),
+        Refused(422, "Invalid", "metadata.annotations: Too long", fields=("metadata.annotations",)),
+        *DENIALS,
+    ],
+)
+async def test_a_share_that_the_pod_may_not_have_goes_back_and_is_tried_again(world: World, refusal: Refused) -> None:
+    world.node()
+    await world.placed(request=0.6)
+    world.server.fail("patch", "pods", refusal=refusal)
+    await world.look()
+    assert gates(world) == ["sharepod.dev/share"]
+    assert world.condition("PodReady")["reason"] == world.condition("Ready")["reason"] == "PodForbidden"
+    assert refusal.message in world.condition("PodReady")["message"]
+    await world.until(lambda: bool(world.told("PodForbidden")))
+    await world.look()
+    await world.until(lambda: not world.rows())
+    other = world.sharepod("other", request=0.6)
+    await world.look(other)
+    await world.until(lambda: other in world.rows())
+    await world.look()
+    assert world.tenant not in world.loop.waiting(), "no share is asked for before its time"
+    assert "see condition PodReady" in world.condition("Placed")["message"]
+    assert world.status()["summary"] == "PodForbidden"
+    assert "podUID" not in world.status()
+    world.now += 2
+    world.node("node-b")
+    await world.look()
+    await world.until(lambda: world.tenant in world.rows("node-b"))
+    await world.look()
+    assert gates(world) == []
+    assert world.memo.blocked is None
+
+
+async def test_a_share_that_the_pod_may_never_have_is_tried_after_growing_pauses(world: World) -> None:
+    world.node()
+    await world.placed()
+    pauses = []
+    for _ in range(7):
+        world.server.fail("patch", "pods", refusal=Refused(403, "Forbidden", "pods may not choose nodes"))
+        await world.look()
+        assert world.memo.blocked is not None
+        pauses.append(world.memo.blocked.until - world.now)
+        await world.look()
+        await world.until(lambda: not world.rows())
+        world.now = world.memo.blocked.until
+        world.renew()
+        await world.look()
+        await world.until(lambda: world.tenant in world.rows())
+    assert pauses == pytest.approx([2, 4, 8, 16, 32, 60, 60])
+
+
 @pytest.mark.promise("operator-forbidden")
 async def test_a_pod_that_stays_forbidden_is_tried_after_growing_pauses(world: World) -> None:
     world.node()
