@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sharepod.api.pod import require_node
 from sharepod.api.sharepod import Phase
 from sharepod.controller.state.facts.node_facts import gpunode_facts, node_facts
 from sharepod.controller.state.facts.pod_facts import other_pod, pod_facts
@@ -81,6 +82,36 @@ def test_a_pod_with_lists_beyond_what_is_looked_at_is_still_read() -> None:
         True,
     )
     assert found.needs.cpu_milli == MAX_LIST * 1000
+
+
+def _named(*names: str) -> Json:
+    """A term that names nodes, each in a requirement of its own, as the API server demands."""
+    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [name]} for name in names]}
+
+
+_ZONE = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
+_NOT_A = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-a"]}]}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [],
+        [_ZONE],
+        [_NOT_A],
+        [_named("node-b")],
+        [_named("node-a"), _named("node-b")],
+        [_named("node-b"), _named("node-c"), _ZONE, {}],
+        [_named("node-a", "node-c"), _named("node-b") | _ZONE],
+    ],
+)
+def test_a_pod_is_pinned_to_its_node_whatever_nodes_its_owner_has_named(own: list[Json]) -> None:
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": own}}}
+    spec: Json = {"affinity": affinity} if own else {}
+    require_node(spec, "node-b")
+    raw = pod_object()
+    raw["spec"]["affinity"] = spec["affinity"]
+    assert pod_facts(raw).pin == "node-b"
 
 
 def test_fitting_loses_nothing_of_a_pod_that_is_well() -> None:

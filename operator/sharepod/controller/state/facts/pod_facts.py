@@ -214,13 +214,24 @@ def _pin(spec: Json) -> str | None:
 
 
 def pinned_node(selector: Json) -> str | None:
-    """Return the one node that the terms of a node selector name, or None."""
-    pins: set[str] = set()
-    for term in maps(selector.get("nodeSelectorTerms")):
-        for wanted in maps(term.get("matchFields")):
-            if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In":
-                pins.update(str(value) for value in islice(wanted.get("values") or (), MAX_LIST))
+    """Return the one node that all terms of a node selector name, or None.
+
+    A term may name further ones, as those among which a user has let SharePod choose. An empty one matches nothing.
+    """
+    terms = maps(selector.get("nodeSelectorTerms"))
+    named = [_named(term) for term in terms if term.get("matchExpressions") or term.get("matchFields")]
+    pins = set.intersection(*named) if named else set()
     return pins.pop() if len(pins) == 1 else None
+
+
+def _named(term: Json) -> set[str]:
+    """Return the nodes that a term of a node selector names."""
+    return {
+        str(value)
+        for wanted in maps(term.get("matchFields"))
+        if wanted.get("key") == "metadata.name" and wanted.get("operator") == "In"
+        for value in islice(wanted.get("values") or (), MAX_LIST)
+    }
 
 
 def _begun(container: Json) -> bool:
