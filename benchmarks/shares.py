@@ -108,7 +108,8 @@ PAUSING = tuple(
 )
 PAUSING_KERNELS_MS = (1, 5, 40, 250, 900)
 PAUSING_S = 8.0
-"""Seconds that a case is measured, at the least some turns of the neighbour's longest kernel."""
+PAUSING_KERNELS = 40
+"""A case is measured for `PAUSING_S`, or for so many of the neighbour's kernels where that is longer."""
 LEARN_S = 4.0
 """Seconds for which the agent learns the tenants' habits before anything is measured."""
 
@@ -360,7 +361,7 @@ def main() -> int:
     if arguments.pauses or everything:
         for pauses in PAUSING:
             for kernel_ms in PAUSING_KERNELS_MS:
-                fresh = with_pauses(pauses, kernel_ms, PAUSING_S)
+                fresh = with_pauses(pauses, kernel_ms, max(PAUSING_S, PAUSING_KERNELS * kernel_ms / 1e3))
                 print_table(fresh, title=fresh[0].case)
                 rows += fresh
     for mix, work in OVERTAKING if arguments.overtaking or everything else ():
