@@ -35,6 +35,8 @@ LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease
 SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=LEADERS)
 WAITING = Gauge("sharepod_operator_waiting", "SharePods that wait to be placed.", registry=LEADERS)
 DECISIONS = Counter("sharepod_operator_decisions", "Placement decisions by outcome.", ["outcome"], registry=LEADERS)
+for _outcome in ("placed", "refused", "resized", "resize_refused"):
+    DECISIONS.labels(_outcome)  # there from the start: the first one shows in rates too
 DECISION_SECONDS = Histogram(
     "sharepod_operator_decision_seconds",
     "Duration of one placement decision.",
