@@ -1,0 +1,49 @@
+"""Steps of one ResourceClaim that its tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharepod.controller.tenants.snapshots import LOOK_AGAIN_S
+from unit.controller.acting_world import World
+
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available: 2 Insufficient cpu."}
+
+
+async def placed(world: World, *claims: str, pod: str = "user") -> None:
+    """Wait until the claims have their rows, decided on by their leader."""
+    for claim in claims or ("share",):
+        await world.look_at_claim(claim)
+    wanted = {world.claim_uid(claim) for claim in claims or ("share",)}
+
+    def written() -> bool:
+        return wanted <= {row for node in world._nodes() for row in world.rows(node)}
+
+    await world.until(written)
+
+
+async def allocated(world: World, **claim: Any) -> None:
+    """A claim that a Pod waits for, with its row and its allocation."""
+    world.claim(**claim)
+    world.pod_with("share")
+    await placed(world)
+    await world.look_at_claim()
+    assert world.allocation() is not None
+
+
+async def running(world: World) -> None:
+    """A claim whose Pod runs."""
+    await allocated(world)
+    world.binds()
+    await world.look_at_claim()
+
+
+async def lets_go(world: World, claim: str = "share") -> None:
+    """The second part of taking an allocation back, after kube-scheduler could see the first."""
+    await world.look_at_claim(claim)
+    world.now += LOOK_AGAIN_S
+    await world.look_at_claim(claim, times=2)
+
+
+async def until_gone(world: World, node: str = "node-a") -> None:
+    await world.until(lambda: world.claim_uid() not in world.rows(node))

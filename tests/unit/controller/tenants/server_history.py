@@ -1,0 +1,21 @@
+"""History of one tenant's objects as an API server has stored them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unit.controller.acting_world import World
+
+
+def versions(world: World, plural: str, what: Any) -> list[int]:
+    """The versions at which `what` first held of each object of a kind, in order."""
+    return [
+        change.version
+        for change in world.server.storage.history
+        if change.kind.plural == plural and change.after is not None and what(change.after)
+    ]
+
+
+def gates(world: World) -> list[str]:
+    """The scheduling gates of the Pod `one`."""
+    return [gate["name"] for gate in (world.read("pods") or {})["spec"].get("schedulingGates", ())]

@@ -1,0 +1,80 @@
+"""Several ResourceClaims of one Pod."""
+
+from __future__ import annotations
+
+import pytest
+from unit.controller.acting_world import World
+from unit.controller.tenants.claim_steps import lets_go, placed, running
+
+
+@pytest.mark.promise("operator-claim-together")
+async def test_claims_of_one_pod_go_to_one_node_or_none_is_placed(world: World) -> None:
+    world.node("node-a")
+    world.claim("first", 600)
+    world.claim("second", 600)
+    world.pod_with("first", "second")
+    await world.look_at_claim("first")
+    await world.look_at_claim("second")
+    await world.until_answered(world.claim_uid("first"))
+    assert world.rows() == {}, "one of them alone would fit"
+    world.node("node-b", gpus=2)
+    await placed(world, "first", "second")
+    await world.look_at_claim("first")
+    await world.look_at_claim("second")
+    found = [world.allocation(name) for name in ("first", "second")]
+    assert [item["devices"]["results"][0]["pool"] for item in found if item is not None] == ["node-b", "node-b"]
+    gpus = [row["gpus"] for row in world.rows("node-b").values()]
+    assert sorted(gpus) == [["GPU-node-b-0"], ["GPU-node-b-1"]]
+
+
+async def test_a_pod_with_a_claim_that_is_not_there_gets_no_share_for_the_other(world: World) -> None:
+    world.node()
+    world.claim()
+    world.pod_with("share", "later")
+    await world.look_at_claim()
+    assert world.loop.waiting() == ()
+    world.claim("later")
+    await placed(world, "share", "later")
+
+
+async def test_when_one_claim_of_a_pod_loses_its_place_the_other_goes_too(world: World) -> None:
+    world.node("node-a", gpus=2)
+    world.claim("first")
+    world.claim("second")
+    world.pod_with("first", "second")
+    await placed(world, "first", "second")
+    for name in ("first", "second"):
+        await world.look_at_claim(name)
+    world.deallocates("first")
+    await world.look_at_claim("first")
+    await lets_go(world, "second")
+    await world.look_at_claim("first")
+    assert world.allocation("second") is None
+    await world.until(lambda: world.rows() == {})
+    world.node("node-b", gpus=2)
+    await placed(world, "first", "second")
+    assert len(world.rows("node-b")) == 2
+
+
+async def test_a_pod_is_placed_beside_the_claim_that_it_shares(world: World) -> None:
+    world.node("node-a")
+    await running(world)
+    world.node("node-b")
+    world.claim("own", 100)
+    world.pod_with("share", "own", name="second")
+    await placed(world, "own")
+    assert world.claim_uid("own") in world.rows("node-a")
+
+
+@pytest.mark.promise("operator-claim-one-each")
+async def test_a_container_with_two_claims_is_told_that_it_can_have_one(world: World) -> None:
+    world.node("node-a", gpus=2)
+    world.claim("first")
+    world.claim("second")
+    container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "c0"}, {"name": "c1"}]}}
+    world.pod_with("first", "second", containers=[container])
+    await world.look_at_claim("first")
+    await world.look_at_claim("second")
+    await world.until(lambda: len(world.told("Waiting")) == 4)
+    assert all("container main uses two claims" in note for note in world.told("Waiting"))
+    assert world.rows() == {}
