@@ -35,6 +35,20 @@ def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Clust
     operator.create(PODS, volume_pod("made"))
 
 
+@pytest.mark.promise("operator-annotation-alone")
+def test_a_plain_pod_that_asks_by_annotation_alone_is_refused(server: Cluster, alice: Path) -> None:
+    body = volume_pod("asks")
+    body["spec"].pop("volumes")
+    body["metadata"]["annotations"] = {"sharepod.dev/gpu-request": "0.4"}
+    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    assert code != 0
+    assert "metadata.annotations[sharepod.dev/gpu-request]: gives a pod no GPU by itself" in said
+    assert "write resources.limits[sharepod.dev/gpu-milli]" in said
+    body["metadata"]["annotations"] = {"sharepod.dev/note": "no request", "example.com/gpu-request": "0.4"}
+    code, said = as_user(server, alice, "create", "--dry-run=server", "-f", "-", body=body)
+    assert code == 0, said
+
+
 @pytest.mark.promise("security-debug-container")
 def test_debug_containers_of_our_pods_get_no_gpu(server: Cluster) -> None:
     server.api.create(PODS, volume_pod("debugged"))
