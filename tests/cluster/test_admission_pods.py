@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster.admission import PODS, as_user, refusal
+from cluster.admission import PODS, as_user, refusal, sharepod
 from cluster.malformed import CONTAINER
 from harness.api import ApiError, Object
 from harness.cluster import Cluster
@@ -33,6 +33,21 @@ def test_a_users_pod_cannot_carry_our_volume_and_the_operators_can(server: Clust
     assert "create a SharePod in place of this pod" in said
     operator = server.api_for(server.service_account_token(NAMESPACE, "sharepod-operator"))
     operator.create(PODS, volume_pod("made"))
+
+
+@pytest.mark.promise("security-create-pods")
+def test_who_may_not_create_pods_may_not_create_sharepods(server: Cluster) -> None:
+    role = ("create", "role", "sharepods-alone", "--verb=*", "--resource=sharepods.sharepod.dev", "--namespace=default")
+    server.kubectl(*role)
+    server.kubectl(
+        "create", "rolebinding", "mallory", "--role=sharepods-alone", "--user=mallory", "--namespace=default"
+    )
+    mallory = server.user_kubeconfig("mallory")
+    code, said = as_user(
+        server, mallory, "create", "--dry-run=server", "-f", "-", body=sharepod("loot", {"request": 0.4})
+    )
+    assert code != 0
+    assert "mallory may not create pods in namespace default; ask for the right to create pods" in said
 
 
 @pytest.mark.promise("operator-annotation-alone")
