@@ -1,6 +1,6 @@
-"""Agent of an older version beside this operator, on a real API server with this version's CRDs and rights.
+"""Operator and agent of different versions, on a real API server with the CRDs and rights of the operator's version.
 
-The older agent is that of the commit that `harness/older.py` names.
+The older ones are those of the commit that `harness/older.py` names.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,43 @@ def older() -> Iterator[Path]:
         yield package
 
 
-def _program(module: str) -> list[str | Path]:
-    return [sys.executable, "-c", f"from {module} import main; main()"]
-
-
 @pytest.mark.promise("install-skew")
 def test_an_older_agent_takes_what_this_operator_writes_and_is_understood(
     cluster_factory: Callable[..., Cluster], older: Path
 ) -> None:
     cluster = cluster_factory()
-    installation = Installation(cluster)
+    _run_side_by_side(cluster, Installation(cluster), agent=_of(older, "sharepod.agent.main"))
+
+
+@pytest.mark.promise("install-skew-agents")
+def test_an_older_operator_understands_what_this_agent_reports(
+    cluster_factory: Callable[..., Cluster], older: Path
+) -> None:
+    """Operator, CRDs and rights have been rolled back, and the agents not yet."""
+    cluster = cluster_factory()
+    installation = Installation(cluster, older.parent / "manifests")
+    _run_side_by_side(cluster, installation, operator=_of(older, "sharepod.controller.main"))
+
+
+@dataclass(frozen=True)
+class _Version:
+    """What to start in place of this version's program, with what environment."""
+
+    program: Mapping[str, Sequence[str | Path]]
+    environment: Mapping[str, str]
+
+
+_THIS = _Version({}, {})
+
+
+def _of(package: Path, module: str) -> _Version:
+    command = [sys.executable, "-c", f"from {module} import main; main()"]
+    return _Version({"program": command}, {"PYTHONPATH": str(package)})
+
+
+def _run_side_by_side(
+    cluster: Cluster, installation: Installation, *, operator: _Version = _THIS, agent: _Version = _THIS
+) -> None:
     cluster.runtime_class()
     (node,) = cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated"}, prefix="skew")
     with tempfile.TemporaryDirectory(prefix="shp-") as at, FakeKubelets(cluster.api) as kubelets:
@@ -52,21 +80,21 @@ def test_an_older_agent_takes_what_this_operator_writes_and_is_understood(
             yaml.safe_dump({"gpus": [{"uuid": GPU, "index": 0, "model": "Simulated", "memory": "16Gi"}]})
         )
         hook.write_bytes(b"a hook")
-        installation.start_operator(env=TIMES)
-        agent = installation.start_agent_process(
+        decides = installation.start_operator(env={**TIMES, **operator.environment}, **operator.program)
+        serves = installation.start_agent_process(
             node,
             inventory,
             state=Path(at) / "state",
             kubelet_root=Path(at) / "kubelet",
-            env={"SHAREPOD_AGENT_HOOK_FILE": str(hook), "PYTHONPATH": str(older)},
-            program=_program("sharepod.agent.main"),
+            env={"SHAREPOD_AGENT_HOOK_FILE": str(hook), **agent.environment},
+            **agent.program,
         )
         try:
             _live_through(cluster, node)
         except Exception as error:
-            raise AssertionError(f"{error}\n{agent.log_tail(30)}") from error
+            raise AssertionError(f"{error}\n{decides.log_tail(30)}\n{serves.log_tail(30)}") from error
         assert not kubelets.failures, kubelets.failures[:3]
-        agent.stop()
+        serves.stop()
 
 
 def _live_through(cluster: Cluster, node: str) -> None:

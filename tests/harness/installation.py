@@ -28,9 +28,9 @@ SHAREPODS = f"{GROUP}/namespaces/default/sharepods"
 _PROGRAMS = Path(sys.executable).parent
 
 
-def install(cluster: Cluster) -> None:
-    """All of `manifests/` but the operator's Deployment and the agent's DaemonSet, and wait until it is in force."""
-    rendered = cluster.kubectl("kustomize", str(MANIFESTS)).stdout
+def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
+    """Apply all of `manifests` but the operator's Deployment and the agent's DaemonSet; wait until it is in force."""
+    rendered = cluster.kubectl("kustomize", str(manifests)).stdout
     documents = list(yaml.load_all(rendered, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     chosen = [one for one in documents if one["kind"] not in ("Deployment", "DaemonSet")]
     cluster.kubectl("apply", "--server-side", "-f", "-", input=yaml.safe_dump_all(chosen), timeout=60)
@@ -58,15 +58,18 @@ def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
 
 
 class Installation:
-    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with what kubectl printed."""
+    """SharePod on `cluster`. Applying it takes about 2 s. Errors: CommandError with what kubectl printed.
 
-    def __init__(self, cluster: Cluster) -> None:
+    `manifests`: this version's, or another's.
+    """
+
+    def __init__(self, cluster: Cluster, manifests: Path = MANIFESTS) -> None:
         self.cluster = cluster
         self.ports: dict[str, int] = {}
         """Loopback address of `/metrics` of each process, by the process's name."""
         self.health_ports: dict[str, int] = {}
         """The same of an operator's `/readyz`."""
-        install(cluster)
+        install(cluster, manifests)
         cluster.await_service_account(NAMESPACE, "sharepod-operator")
         cluster.await_service_account(NAMESPACE, "sharepod-agent")
 
