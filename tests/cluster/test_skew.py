@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,13 @@ from cluster.operator_world import TIMES
 from harness.api import Object
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
-from harness.installation import Installation
+from harness.installation import AGENT, OPERATOR, Installation
 from harness.older import NO_OLDER, has_older, older_package
 
-pytestmark = pytest.mark.skipif(not has_older(), reason=NO_OLDER)
+pytestmark = [
+    pytest.mark.skipif(not has_older(), reason=NO_OLDER),
+    pytest.mark.timeout(400),  # the older package is built, and each test has a cluster of its own
+]
 
 GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 SHAREPODS = "/apis/sharepod.dev/v1alpha1/namespaces/default/sharepods"
@@ -54,24 +57,22 @@ def test_an_older_operator_understands_what_this_agent_reports(
 
 
 @dataclass(frozen=True)
-class _Version:
-    """What to start in place of this version's program, with what environment."""
+class _Program:
+    """Program of one version: its command, and what its environment has besides."""
 
-    program: Mapping[str, Sequence[str | Path]]
-    environment: Mapping[str, str]
-
-
-_THIS = _Version({}, {})
+    command: Sequence[str | Path]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _of(package: Path, module: str) -> _Version:
+def _of(package: Path, module: str) -> _Program:
     command = [sys.executable, "-c", f"from {module} import main; main()"]
-    return _Version({"program": command}, {"PYTHONPATH": str(package)})
+    return _Program(command, {"PYTHONPATH": str(package)})
 
 
 def _run_side_by_side(
-    cluster: Cluster, installation: Installation, *, operator: _Version = _THIS, agent: _Version = _THIS
+    cluster: Cluster, installation: Installation, *, operator: _Program | None = None, agent: _Program | None = None
 ) -> None:
+    operator, agent = operator or _Program(OPERATOR), agent or _Program(AGENT)
     cluster.runtime_class()
     (node,) = cluster.add_fake_nodes(1, labels={"sharepod.dev/pool": "dedicated"}, prefix="skew")
     with tempfile.TemporaryDirectory(prefix="shp-") as at, FakeKubelets(cluster.api) as kubelets:
@@ -80,14 +81,14 @@ def _run_side_by_side(
             yaml.safe_dump({"gpus": [{"uuid": GPU, "index": 0, "model": "Simulated", "memory": "16Gi"}]})
         )
         hook.write_bytes(b"a hook")
-        decides = installation.start_operator(env={**TIMES, **operator.environment}, **operator.program)
+        decides = installation.start_operator(env={**TIMES, **operator.environment}, program=operator.command)
         serves = installation.start_agent_process(
             node,
             inventory,
             state=Path(at) / "state",
             kubelet_root=Path(at) / "kubelet",
             env={"SHAREPOD_AGENT_HOOK_FILE": str(hook), **agent.environment},
-            **agent.program,
+            program=agent.command,
         )
         try:
             _live_through(cluster, node)

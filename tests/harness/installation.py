@@ -26,6 +26,8 @@ GROUP = "/apis/sharepod.dev/v1alpha1"
 SHAREPODS = f"{GROUP}/namespaces/default/sharepods"
 
 _PROGRAMS = Path(sys.executable).parent
+OPERATOR: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-operator",)
+AGENT: tuple[str | Path, ...] = (_PROGRAMS / "sharepod-agent",)
 
 
 def install(cluster: Cluster, manifests: Path = MANIFESTS) -> None:
@@ -82,7 +84,7 @@ class Installation:
         name: str = "operator",
         *,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str | Path] = (_PROGRAMS / "sharepod-operator",),
+        program: Sequence[str | Path] = OPERATOR,
     ) -> Service:
         """Start an operator; its log is `name`.log of the cluster. `env`: settings, as `SHAREPOD_BIND_TIMEOUT`."""
         token = self.cluster.service_account_token(NAMESPACE, "sharepod-operator")
@@ -107,7 +109,7 @@ class Installation:
     ) -> Service:
         """Start the agent of `node` with simulated GPUs; its log is `name`.log of the node."""
         settings = self._agent_settings(node.name, inventory, name)
-        return node.start(name, [_PROGRAMS / "sharepod-agent"], env={**os.environ, **settings, **(env or {})})
+        return node.start(name, [*AGENT], env={**os.environ, **settings, **(env or {})})
 
     def start_agent_process(
         self,
@@ -118,7 +120,7 @@ class Installation:
         kubelet_root: Path,
         name: str = "agent",
         env: Mapping[str, str] | None = None,
-        program: Sequence[str | Path] = (_PROGRAMS / "sharepod-agent",),
+        program: Sequence[str | Path] = AGENT,
     ) -> Service:
         """Start the agent of a node that has no kubelet, as a process of this user with directories of its own."""
         settings = self._agent_settings(node, inventory, name) | {
