@@ -15,6 +15,8 @@ pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: r
 
 CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
+MANY_READINGS_S = 30
+"""Between two readings the liar takes up to half a second, and pays for some: a shorter window has one more or less."""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:
@@ -44,10 +46,10 @@ def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_shar
         try:
             wait_for(lambda: any(of_tenant(node, "sharepod_tenant_surcharged_seconds_total", "liar")), "a surcharge")
             time.sleep(2)  # what it had in its buckets is used up
-            share = node.shares(10, "liar")["liar"]
+            share = node.shares(MANY_READINGS_S, "liar")["liar"]
         finally:
             liar.close()
-    assert share <= 0.1 + TOLERANCE + 0.02
+    assert share <= 0.1 + 3 * TOLERANCE, "0.35 to 0.78 without the surcharge; a busy machine reads late"
 
 
 @pytest.mark.promise("security-claimed-memory")
