@@ -199,7 +199,7 @@ def test_a_line_becomes_one_claim_named_by_the_containers_that_ask(api: Api) -> 
 
 
 def test_a_pod_without_a_line_is_left_alone(api: Api) -> None:
-    body = line_pod({"name": "main", "image": "test"}, annotations={"sharepod.dev/gpu-share": "0.4"})
+    body = line_pod({"name": "main", "image": "test"}, annotations={"example.com/gpu-share": "0.4"})
     made = api.create("/api/v1/namespaces/default/pods", body, dryRun="All")
     assert "resourceClaims" not in made["spec"]
 
