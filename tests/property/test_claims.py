@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
+from property.any_place import assert_fits_an_event, with_value
 from sharepod.api.claims import is_ours, lower
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.sharepod import SpecError
@@ -51,14 +51,6 @@ _CLAIM = {
 }
 
 
-def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [above] if above else []
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in entries:
-        found += _paths(item, (*above, key))
-    return found
-
-
 def _read(raw: Any) -> None:
     """Read a claim; nothing but its refusal may come out, and that no longer than an Event takes."""
     is_ours(raw)
@@ -70,20 +62,13 @@ def _read(raw: Any) -> None:
         assert 0 <= gpu.request_milli <= gpu.limit_milli <= 1000
         assert 1 <= gpu.count <= MAX_GPUS
         return
-    assert len(error.field) <= MAX_FIELD
-    assert len(error.message) <= MAX_MESSAGE
+    assert_fits_an_event(error)
 
 
 @pytest.mark.promise("operator-claim-hostile")
 @given(value=_VALUES, place=st.integers(min_value=0))
 def test_a_claim_with_anything_in_any_place_is_read_or_refused(value: Any, place: int) -> None:
-    claim: Any = copy.deepcopy(_CLAIM)
-    *parents, last = (paths := _paths(claim))[place % len(paths)]
-    inner = claim
-    for key in parents:
-        inner = inner[key]
-    inner[last] = value
-    _read(claim)
+    _read(with_value(_CLAIM, value, place))
 
 
 _FIELDS = st.sampled_from(

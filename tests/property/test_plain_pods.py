@@ -3,13 +3,12 @@ told."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
+from property.any_place import assert_fits_an_event, with_value
 from sharepod.api.objects import MAX_GPUS
 from sharepod.api.plain_pods import MEMORY, MILLI, asks, lower
 from sharepod.api.sharepod import SpecError
@@ -38,14 +37,6 @@ _POD = {
 }
 
 
-def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [above] if above else []
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in entries:
-        found += _paths(item, (*above, key))
-    return found
-
-
 def _read(raw: Any) -> None:
     """Read a Pod; nothing but its refusal may come out, and that no longer than an Event takes."""
     asks(raw)
@@ -60,20 +51,13 @@ def _read(raw: Any) -> None:
         assert 1 <= gpu.count <= MAX_GPUS
         assert request.devices == (("line", gpu.count),)
         return
-    assert len(error.field) <= MAX_FIELD
-    assert len(error.message) <= MAX_MESSAGE
+    assert_fits_an_event(error)
 
 
 @pytest.mark.promise("operator-line-hostile")
 @given(value=_VALUES, place=st.integers(min_value=0))
 def test_a_pod_with_anything_in_any_place_is_read_or_refused(value: Any, place: int) -> None:
-    pod: Any = copy.deepcopy(_POD)
-    *parents, last = (paths := _paths(pod))[place % len(paths)]
-    inner = pod
-    for key in parents:
-        inner = inner[key]
-    inner[last] = value
-    _read(pod)
+    _read(with_value(_POD, value, place))
 
 
 @given(value=st.dictionaries(_TEXTS, _VALUES, max_size=4))

@@ -1,0 +1,34 @@
+"""Documents of users with anything in any place, and what has to hold of the refusal of one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from sharepod.api.bounds import MAX_FIELD, MAX_MESSAGE
+from sharepod.api.sharepod import SpecError
+
+
+def with_value(document: Any, value: Any, place: int) -> Any:
+    """Return a copy with `value` in one of the places of the document; they are counted over and over."""
+    changed = copy.deepcopy(document)
+    *parents, last = (paths := _paths(changed))[place % len(paths)]
+    inner = changed
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    return changed
+
+
+def assert_fits_an_event(refused: SpecError) -> None:
+    """Check that a refusal is no longer than an Event takes."""
+    assert len(refused.field) <= MAX_FIELD
+    assert len(refused.message) <= MAX_MESSAGE
+
+
+def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = [above] if above else []
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in entries:
+        found += _paths(item, (*above, key))
+    return found
