@@ -36,7 +36,7 @@ class LinePolicy:
         self._acts = acts
         self._on_changed = on_changed
         self.in_force: bool | None = None
-        """None until the API server has answered."""
+        """True while the policy's binding exists; None until the API server has answered."""
 
     async def run(self) -> None:
         """Look every `PERIOD_S` until cancelled."""

@@ -51,7 +51,7 @@ class ClaimFacts(ObjectFacts):
 
     ours: bool
     by_line: bool = False
-    """It says no size: the resource line of its Pod does (`size_by_line`)."""
+    """True for a claim without a size of its own: the resource line of its Pod says it (`size_by_line`)."""
     created: str = ""
     deleting: bool = False
     made_for: str | None = None
@@ -96,11 +96,11 @@ class ClaimPodFacts(ObjectFacts):
     containers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Containers that use more than one of its claims: name, and the Pod's names of the claims."""
     line: ClaimRequest | SpecError | None = None
-    """What its resource line asks for, or why that is refused; None for a Pod that has no claim by a line."""
+    """Request of its resource line, or the refusal of it; None for a Pod that has no claim by a line."""
     gpus: str | None = None
     """Annotation with the GPUs of its share."""
     annotated: bool = False
-    """It has annotations."""
+    """True if it has annotations."""
 
     @property
     def ended(self) -> bool:
