@@ -20,6 +20,7 @@ from types import FrameType
 from harness.build import programs
 from harness.cluster import Cluster
 from harness.errors import HarnessError
+from harness.host import Stolen
 from harness.installation import Installation
 from harness.machines import BareMachine, Machine, RealNode
 from results import Row, write
@@ -28,9 +29,11 @@ from screen import DemoError, Phase, Screen
 HERE = Path(__file__).resolve().parent
 NAMESPACE = "team-a"
 POINTS = 2.0
-"""Largest allowed error of a share, in percentage points."""
+"""Largest allowed error of a share, in percentage points, beside what the host took from this machine meanwhile."""
 WINDOW_S = 10.0
 """Seconds of a measurement: a hundred turns of 100 ms, so that one turn more or less is 0.6 points at most."""
+WORTH_SAYING = 2.0
+"""Percent of the processors from which on it is said that the host took them."""
 SETTLE_S = 3.0
 """Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
 SETTLE_RAISED_S = 1.0
@@ -59,19 +62,48 @@ class Expected:
     milli: float
 
 
+@dataclass(frozen=True)
+class Share:
+    """Measured share of one GPU, in percent, beside what was due. `stolen`: percent of this machine's processors that
+    its host took meanwhile, which no program of this machine had."""
+
+    case: str
+    due: float
+    got: float
+    stolen: float
+
+    @property
+    def points_off(self) -> float:
+        return abs(self.got - self.due)
+
+    @property
+    def wrong(self) -> bool:
+        """True if it is off by more than the host explains: what one could not use, the other may have got."""
+        return self.points_off > POINTS + self.stolen
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(self.case, "share_expected", "percent", round(self.due, 2)),
+            Row(self.case, "share", "percent", round(self.got, 2)),
+            Row(self.case, "share_error", "points", round(self.points_off, 2)),
+            Row(self.case, "stolen", "percent", round(self.stolen, 2)),
+        ]
+
+
 def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     screen = Screen(PLAN)
     try:
         programs()
         with ExitStack() as stack:
-            rows = _show(screen, stack)
+            shares = _show(screen, stack)
             screen.begin(CLEAN)
         screen.end()
-        write("demo", rows)
-        missed = [row for row in rows if row.metric == "share_error" and row.value > POINTS]
-        if missed:
-            raise DemoError(f"{missed[0].case} is {missed[0].value:.1f} points off, more than {POINTS}{_busy()}")
+        write("demo", [row for share in shares for row in share.rows()])
+        for share in shares:
+            if share.wrong:
+                allowed = POINTS + share.stolen
+                raise DemoError(f"{share.case} is {share.points_off:.1f} points off, more than {allowed:.1f}{_busy()}")
     except (DemoError, HarnessError) as error:
         print(f"\ndemo failed: {error}", file=sys.stderr)
         return 1
@@ -93,7 +125,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _show(screen: Screen, stack: ExitStack) -> list[Row]:
+def _show(screen: Screen, stack: ExitStack) -> list[Share]:
     screen.begin(CONTROL_PLANE)
     cluster = stack.enter_context(Cluster(node_lifecycle=RealNode.unavailable() is None))
     machine, installation = _machine_and_installation(screen, stack, cluster)
@@ -118,7 +150,7 @@ def _show(screen: Screen, stack: ExitStack) -> list[Row]:
         raise DemoError("alpha and beta are not on one GPU")
 
     first = _gpu_of(cluster, "alpha")[0]
-    rows = _measure(
+    shares = _measure(
         screen,
         machine,
         SHARE,
@@ -130,7 +162,7 @@ def _show(screen: Screen, stack: ExitStack) -> list[Row]:
     cluster.kubectl("delete", "sharepod", "beta", "-n", NAMESPACE, timeout=60)
     _await_phase(screen, cluster, machine, "gamma", "Running")
     # Alone on a GPU with 0.1 of it asked by nobody: it is lent in proportion to what each asked.
-    rows += _measure(
+    shares += _measure(
         screen,
         machine,
         LEND,
@@ -145,13 +177,13 @@ def _show(screen: Screen, stack: ExitStack) -> list[Row]:
     screen.command(f"kubectl patch sharepod alpha --type merge -p '{patch}'")
     cluster.kubectl("patch", "sharepod", "alpha", "-n", NAMESPACE, "--type", "merge", "-p", patch)
     screen.watch_until(cluster, lambda: _granted(cluster, "alpha") == 500, what="alpha's raise", timeout=20)
-    rows += _measure(
+    shares += _measure(
         screen,
         machine,
         RAISED,
         [Expected("alpha", first, "0.5, limit 0.7", 500), Expected("gamma", first, "0.5 of two GPUs", 500)],
     )
-    return rows
+    return shares
 
 
 def _machine_and_installation(screen: Screen, stack: ExitStack, cluster: Cluster) -> tuple[Machine, Installation]:
@@ -223,29 +255,29 @@ def _gpus_reported(cluster: Cluster, machine: Machine) -> bool:
     )
 
 
-def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Row]:
+def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expected]) -> list[Share]:
     """Measure over `WINDOW_S` the GPU time that the device gave to each SharePod, beside its expected share."""
     screen.begin(phase)
     time.sleep(phase.usual_s - WINDOW_S)
-    before, started = machine.busy_ns(), time.monotonic_ns()
+    before, stolen, started = machine.busy_ns(), Stolen(), time.monotonic_ns()
     for second in range(1, int(WINDOW_S) + 1):
         time.sleep(max(0.0, started / 1e9 + second - time.monotonic()))
         screen.progress(f"measured {second} of {WINDOW_S:.0f} s", plain=second == WINDOW_S // 2)
-    after, elapsed = machine.busy_ns(), time.monotonic_ns() - started
+    after, elapsed, taken = machine.busy_ns(), time.monotonic_ns() - started, 100 * stolen.part()
     case = phase.title.partition(": ")[2]
-    rows, shown = [], []
+    shares, shown = [], []
     for each in expected:
         key = (each.sharepod, each.gpu)
         got = 100 * (after.get(key, 0) - before.get(key, 0)) / elapsed
-        error = abs(got - each.milli / 10)
-        rows += [
-            Row(f"{case}: {each.sharepod}", "share_expected", "percent", each.milli / 10),
-            Row(f"{case}: {each.sharepod}", "share", "percent", round(got, 2)),
-            Row(f"{case}: {each.sharepod}", "share_error", "points", round(error, 2)),
-        ]
-        shown.append([each.sharepod, each.asked, f"{each.milli / 10:.1f} %", f"{got:.1f} %", f"{error:.1f}"])
+        share = Share(f"{case}: {each.sharepod}", each.milli / 10, got, taken)
+        shares.append(share)
+        shown.append([each.sharepod, each.asked, f"{share.due:.1f} %", f"{got:.1f} %", f"{share.points_off:.1f}"])
     screen.table(["SHAREPOD", "ASKED", "DUE", "GOT", "POINTS OFF"], shown)
-    return rows
+    if taken >= WORTH_SAYING:
+        screen.say(
+            f"  The host of this machine took {taken:.0f} % of its processors meanwhile: shares may be off by as much."
+        )
+    return shares
 
 
 if __name__ == "__main__":

@@ -100,8 +100,6 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
         thread.start()
     for thread in threads:
         _join(thread, killing, asked.timeout)
-    failures = [failure for thread in threads for failure in thread.failures]
-    assert not failures, failures
     for name in taken:
         world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
@@ -127,13 +125,14 @@ def restored(world: World, audit: Audit, backup: Path, asked: Asked, prefix: str
     return outcome
 
 
-def _join(thread: threading.Thread, killing: _Killing, timeout: float) -> None:
+def _join(thread: _Killing | _Client | Storm, killing: _Killing, timeout: float) -> None:
     """Wait for a thread's end; an operator that ended meanwhile is started again, as a Deployment does."""
     deadline = time.monotonic() + timeout
     while thread.is_alive():
-        assert time.monotonic() < deadline, f"{thread.name}: not within {timeout:g} s"
+        assert time.monotonic() < deadline, f"{thread.name}: not within {timeout:g} s; {killing.state()}"
         thread.join(0.5)
         killing.keep()
+    assert not thread.failures, thread.failures
 
 
 def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, timeout: float) -> None:
@@ -168,33 +167,33 @@ class _Client(threading.Thread):
             doomed: list[str] = []
             for name, milli in self._requests.items():
                 gpu = {"request": milli / 1000}
-                self._surely(partial(self._world.apply, self._namespace, name, gpu, on=self._on))
+                self._surely(partial(self._world.apply, self._namespace, name, gpu, on=self._on), done=409)
                 if name in self._to_delete:
                     doomed.append(name)
                 if len(doomed) > 5:
-                    self._surely(partial(self._world.delete, self._namespace, doomed.pop(0)))
+                    self._surely(partial(self._world.delete, self._namespace, doomed.pop(0)), done=404)
                 time.sleep(self._pause)
             for name in doomed:
-                self._surely(partial(self._world.delete, self._namespace, name))
+                self._surely(partial(self._world.delete, self._namespace, name), done=404)
         except (ApiError, OSError, HTTPException) as error:
             self.failures.append(repr(error))
 
-    def _surely(self, write: Callable[[], object]) -> None:
-        """Write, again and again while the API server is away; a write whose answer was lost has happened."""
-        again = False
+    def _surely(self, write: Callable[[], object], done: int) -> None:
+        """Write, again and again while the API server is away or just begins; the code `done` says that it has happened
+        already, by a write whose answer was lost: nobody else uses these names.
+        """
         while True:
             try:
                 write()
                 return
             except ApiError as error:
-                if again and error.code in (404, 409):
+                if error.code == done:
                     return
-                if error.code not in (403, 429, 500, 503) or time.monotonic() > self._deadline:
+                if error.code not in (403, 404, 409, 429, 500, 503, 504) or time.monotonic() > self._deadline:
                     raise
             except (OSError, HTTPException):
                 if time.monotonic() > self._deadline:
                     raise
-            again = True
             time.sleep(0.2)
 
 
@@ -222,6 +221,13 @@ class _Killing(threading.Thread):
                 self.ended += 1
                 print(f"chaos: the operator ended\n{operator.log_tail(8)}", file=sys.stderr, flush=True)
                 self._world.start_operator(self._name)
+
+    def state(self) -> str:
+        """Say how far the operator has come, with the end of its log."""
+        with self._lock:
+            operator = self._world.operator
+        log = operator.log_tail(20) if operator is not None else "(no operator)"
+        return f"{len(self._audit.reserved) - self._before} reservations, {self.done} kills; the operator's log:\n{log}"
 
     def _has_reserved(self, wanted: int) -> bool:
         return len(self._audit.reserved) >= wanted

@@ -14,6 +14,8 @@ from cluster.operator_world import GIB, World, a_world
 from cluster.weather.storm import Storm
 from cluster.weather.world import Weather
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
