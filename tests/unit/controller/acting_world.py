@@ -262,7 +262,7 @@ class World:
         for renewed in ("before", f"at {self.now}"):
             self.state.agents.put({"metadata": metadata, "spec": spec | {"renewTime": renewed}})
 
-    def sharepod(self, name: str = "one", request: float = 0.4, **spec: Any) -> str:
+    def sharepod(self, name: str = "one", request: float = 0.4, *, namespace: str = NAMESPACE, **spec: Any) -> str:
         """Create a SharePod that runs once unless told otherwise; its uid."""
         gpu = {"request": request, **spec.pop("gpu", {})}
         containers = [{"name": "main", "image": "i"}]
@@ -270,7 +270,7 @@ class World:
             "metadata": {"name": name},
             "spec": {"gpu": gpu, "restartPolicy": "Never", "containers": containers, **spec},
         }
-        made = self.server.storage.create(self.kind("sharepods"), NAMESPACE, body)
+        made = self.server.storage.create(self.kind("sharepods"), namespace, body)
         uid = str(made["metadata"]["uid"])
         if name == "one":
             self.tenant = uid

@@ -6,12 +6,15 @@ Guarantees:
 - A key added several times before its turn is worked on once.
 - A key whose work fails is tried again, later each time, up to a limit.
 - A key with news goes before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
+- Where keys have owners, the owners take turns, and no owner has more than three quarters of the workers: work that
+  hangs, or much of it, of one owner does not keep another's key waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -21,6 +24,7 @@ from sharepod.controller import metrics
 from sharepod.kube import ApiError
 
 from .client import NotLeadingError
+from .fair_line import FairLine
 
 Key = TypeVar("Key")
 
@@ -35,18 +39,36 @@ log = structlog.get_logger(__name__)
 
 
 class WorkQueue(Generic[Key]):
-    """Queue of keys for `work`, which works on at most `workers` of them at a time. `name`: in logs and metrics."""
+    """Queue of keys for `work`, which works on at most `workers` of them at a time.
 
-    def __init__(self, name: str, work: Callable[[Key], Awaitable[None]], workers: int) -> None:
+    Args:
+        name: In logs and metrics.
+        work: Works on one key.
+        workers: Most keys worked on at a time.
+        owner: Owner of a key, such as its namespace; None: keys have no owners.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Key], Awaitable[None]],
+        workers: int,
+        owner: Callable[[Key], str] | None = None,
+    ) -> None:
         self._name = name
         self._work = work
         self._workers = workers
-        self._waiting: dict[Key, float] = {}
-        """Keys with news, in order of arrival, and since when they wait, in monotonic seconds."""
-        self._resyncs: dict[Key, None] = {}
-        """Keys of a resync, in order of arrival; none of them is in `_waiting`."""
+        self._owner = owner or (lambda _: "")
+        self._most_of_an_owner = workers if owner is None else workers - workers // 4
+        self._waiting: FairLine[Key] = FairLine()
+        """Keys with news."""
+        self._resyncs: FairLine[Key] = FairLine()
+        """Keys of a resync; none of them is in `_waiting`."""
         self._turns = 0
-        self._running: set[Key] = set()
+        self._running: dict[Key, str] = {}
+        """Keys that are worked on, with their owners."""
+        self._running_of: Counter[str] = Counter()
+        """By owner: number of its keys that are worked on."""
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -57,7 +79,7 @@ class WorkQueue(Generic[Key]):
 
     def oldest_s(self) -> float:
         """Return the seconds for which the oldest key with news has waited; 0 if none waits."""
-        since = next(iter(self._waiting.values()), None)
+        since = self._waiting.oldest()
         return 0.0 if since is None else time.monotonic() - since
 
     def add(self, key: Key) -> None:
@@ -66,17 +88,17 @@ class WorkQueue(Generic[Key]):
             timer.cancel()
         if key in self._running:
             self._again.add(key)
-        else:
-            self._resyncs.pop(key, None)
-            self._waiting.setdefault(key, time.monotonic())
+        elif key not in self._waiting:
+            self._resyncs.discard(key)
+            self._waiting.add(key, self._owner(key), time.monotonic())
             self._ready.set()
 
     def add_resync(self, key: Key) -> None:
         """Enqueue a key of which nothing new is known, after those with news."""
         if key in self._running:
             self._again.add(key)
-        elif key not in self._waiting:
-            self._resyncs[key] = None
+        elif key not in self._waiting and key not in self._resyncs:
+            self._resyncs.add(key, self._owner(key), time.monotonic())
             self._ready.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -107,9 +129,10 @@ class WorkQueue(Generic[Key]):
             while True:
                 await self._ready.wait()
                 self._ready.clear()
-                while len(self._running) < self._workers and (self._waiting or self._resyncs):
-                    key = self._next()
-                    self._running.add(key)
+                while len(self._running) < self._workers and (taken := self._next()) is not None:
+                    key, owner = taken
+                    self._running[key] = owner
+                    self._running_of[owner] += 1
                     task = asyncio.create_task(self._one(key), name=f"{self._name} {key}")
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
@@ -119,14 +142,24 @@ class WorkQueue(Generic[Key]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _next(self) -> Key:
-        """Take the key whose turn it is."""
-        self._turns += 1
-        resync = self._resyncs and (not self._waiting or self._turns % _RESYNC_SHARE == 0)
-        keys = self._resyncs if resync else self._waiting
-        key = next(iter(keys))
-        del keys[key]
-        return key
+    def _next(self) -> tuple[Key, str] | None:
+        """Take the key whose turn it is, with its owner; None if no owner of a key that waits may have more workers."""
+        resync_first = (self._turns + 1) % _RESYNC_SHARE == 0
+        for line in (self._resyncs, self._waiting) if resync_first else (self._waiting, self._resyncs):
+            if (taken := line.take(self._may_have_more)) is not None:
+                self._turns += 1
+                return taken
+        return None
+
+    def _may_have_more(self, owner: str) -> bool:
+        return self._running_of[owner] < self._most_of_an_owner
+
+    def _ended(self, key: Key) -> None:
+        """Take a key from those that are worked on."""
+        if (owner := self._running.pop(key, None)) is not None:
+            self._running_of[owner] -= 1
+            if not self._running_of[owner]:
+                del self._running_of[owner]
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)
@@ -149,12 +182,12 @@ class WorkQueue(Generic[Key]):
                 log.exception(
                     "work failed; trying again", queue=self._name, key=str(key), error=str(error), retry_s=delay
                 )
-            self._running.discard(key)
+            self._ended(key)
             self.add_after(key, delay)
         else:
             self._failures.pop(key, None)
         finally:
-            self._running.discard(key)
+            self._ended(key)
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)

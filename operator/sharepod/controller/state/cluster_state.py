@@ -262,6 +262,13 @@ class ClusterState:
         rows = (row for _, row in self.cluster.reservations_of(TenantId(tenant)))
         return any(row.claim is not None and row.claim.uid == tenant for row in rows)
 
+    def namespace_of(self, tenant: str) -> str:
+        """Return the namespace of a tenant; empty if nothing of it is known."""
+        known = self.sharepods.get(tenant) or self.seen_claims.claims.get(tenant) or self.pod_of(tenant)
+        if known is not None:
+            return known.namespace
+        return next((row.namespace for _, row in self.cluster.reservations_of(TenantId(tenant))), "")
+
     # Other pods
 
     def put_other_pod(self, raw: Json) -> None:

@@ -79,7 +79,7 @@ class ClaimReconciler:
         """True once all claims were listed: only then one that is not known can be gone."""
         self._writer = ClaimWriter(state.seen_claims, client, wall)
         self._snapshots = Snapshots(state, settings, clock, wall)
-        self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers)
+        self.queue: WorkQueue[str] = WorkQueue("claim", self.reconcile, settings.writers, state.namespace_of)
 
     async def run(self) -> None:
         """Reconcile claims from the queue until cancelled."""

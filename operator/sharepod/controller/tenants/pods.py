@@ -38,6 +38,8 @@ from sharepod.kube import (
     UnavailableError,
 )
 
+from .paced_retries import PacedRetries
+
 _TERMINATING_RETRY_S = 1.0
 """Seconds until a Pod is created again whose name a pod has that is being deleted: most are gone within seconds."""
 _DELETE_AGAIN_S = 10.0
@@ -45,7 +47,7 @@ _DELETE_AGAIN_S = 10.0
 _FIRST_RETRY_S = 2.0
 """Seconds until a Pod that was refused is created again; doubles with each further refusal."""
 _LONGEST_RETRY_S = 60.0
-"""Longest of these pauses: how much later than necessary a quota that was raised is noticed."""
+"""Longest of these pauses: how much later than necessary a quota that was raised is noticed where few wait for it."""
 
 
 class PodControl:
@@ -56,6 +58,7 @@ class PodControl:
         self._client = client
         self._events = events
         self._settings = settings
+        self.retries = PacedRetries()
 
     async def create(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
         """Create the Pod of a SharePod behind its gate, or find it created.
@@ -165,8 +168,12 @@ class PodControl:
     ) -> None:
         waits = reason is BlockedReason.TERMINATING
         tries = memo.blocked.tries + 1 if memo.blocked is not None and memo.blocked.reason is reason else 1
-        pause = _TERMINATING_RETRY_S if waits else min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(tries - 1, 10))
-        memo.blocked = Blocked(reason, message, now + pause, tries, pod)
+        if waits:
+            until = now + _TERMINATING_RETRY_S
+        else:
+            pause = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(tries - 1, 10))
+            until = self.retries.next_try(sharepod.namespace, sharepod.uid, now, pause)
+        memo.blocked = Blocked(reason, message, until, tries, pod)
         tell = self._events.normal if waits else self._events.warning
         tell(KIND, sharepod, reason, "Bind", message)
 

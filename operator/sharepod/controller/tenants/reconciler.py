@@ -37,7 +37,7 @@ from sharepod.controller.placing.loop import PlacementLoop
 from sharepod.controller.settings import OperatorSettings
 from sharepod.controller.state.cluster_state import ClusterState
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
-from sharepod.controller.state.memos import TenantMemo, TenantMemos
+from sharepod.controller.state.memos import BlockedReason, TenantMemo, TenantMemos
 from sharepod.kube import ConflictError, NotFoundError
 from sharepod.placement.state.types import Outlook
 
@@ -79,7 +79,7 @@ class TenantReconciler:
         self._clock = clock
         self._snapshots = Snapshots(state, settings, clock, wall)
         self._evictor = Evictor(client, events, settings, clock)
-        self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers)
+        self.queue: WorkQueue[str] = WorkQueue("tenant", self.reconcile, settings.writers, state.namespace_of)
         self._status = StatusWriter(state, client, events, settings, clock, requeue_after=self.queue.add_after)
 
     async def run(self) -> None:
@@ -185,10 +185,7 @@ class TenantReconciler:
                 self.queue.add_after(tenant, until - snapshot.now)
             case lifecycle.CreatePod():
                 assert sharepod is not None
-                finish = await self._pod_control.create(sharepod, memo, snapshot.now)
-                if memo.blocked is not None:
-                    self.queue.add_after(tenant, memo.blocked.until - snapshot.now)
-                return finish
+                return await self._create_pod(sharepod, memo, snapshot.now)
             case lifecycle.Place():
                 self.loop.want_place(tenant)
             case lifecycle.OpenGate(pod=pod, node=node, row=row):
@@ -220,6 +217,28 @@ class TenantReconciler:
                     return step
                 self.queue.add_after(tenant, LOOK_AGAIN_S)
         return None
+
+    async def _create_pod(self, sharepod: SharePodFacts, memo: TenantMemo, now: float) -> Finish | None:
+        was_refused = memo.blocked is not None
+        finish = await self._pod_control.create(sharepod, memo, now)
+        if memo.blocked is not None:
+            self.queue.add_after(sharepod.uid, memo.blocked.until - now)
+        elif was_refused:
+            self._try_others(sharepod)
+        return finish
+
+    def _try_others(self, sharepod: SharePodFacts) -> None:
+        """Try other SharePods of its namespace at once whose Pods were refused, as one's was and is no longer."""
+
+        def waits(tenant: str) -> bool:
+            blocked = self._memos.of(tenant).blocked if self._state.sharepods.get(tenant) is not None else None
+            return blocked is not None and blocked.reason is BlockedReason.FORBIDDEN
+
+        for tenant in self._pod_control.retries.taken(sharepod.namespace, sharepod.uid, waits):
+            blocked = self._memos.of(tenant).blocked
+            assert blocked is not None
+            blocked.until = self._clock()
+            self.queue.add(tenant)
 
     async def _begin_release(self, snapshot: TenantSnapshot, tenant: str, node: str) -> None:
         if (

@@ -17,8 +17,10 @@ from sharepod.kube import UnavailableError
 
 
 @asynccontextmanager
-async def running(work: Callable[[str], Awaitable[None]], workers: int = 4) -> AsyncIterator[WorkQueue[str]]:
-    queue: WorkQueue[str] = WorkQueue("test", work, workers)
+async def running(
+    work: Callable[[str], Awaitable[None]], workers: int = 4, owner: Callable[[str], str] | None = None
+) -> AsyncIterator[WorkQueue[str]]:
+    queue: WorkQueue[str] = WorkQueue("test", work, workers, owner)
     task = asyncio.create_task(queue.run())
     try:
         yield queue
@@ -162,3 +164,46 @@ async def test_a_key_of_a_resync_that_is_worked_on_is_worked_on_again() -> None:
         queue.add_resync("one")
         free.set()
         await until(lambda: seen == ["one", "one"])
+
+
+@pytest.mark.promise("operator-turns")
+async def test_work_of_one_owner_that_hangs_leaves_workers_to_the_others() -> None:
+    free = asyncio.Event()
+    hanging: list[str] = []
+    done: list[str] = []
+
+    async def work(key: str) -> None:
+        if key.startswith("slow"):
+            hanging.append(key)
+            await free.wait()
+        done.append(key)
+
+    async with running(work, workers=4, owner=lambda key: key.split("/", maxsplit=1)[0]) as queue:
+        for number in range(100):
+            queue.add(f"slow/{number}")
+            queue.add_resync(f"slow/old-{number}")
+        await until(lambda: len(hanging) == 3)
+        for number in range(20):
+            queue.add(f"quick/{number}")
+        await until(lambda: len(done) == 20)
+        assert (len(hanging), len(queue)) == (3, 200)
+        free.set()
+        await until(lambda: len(done) == 220)
+        assert not len(queue)
+
+
+@pytest.mark.promise("operator-turns")
+async def test_owners_take_turns() -> None:
+    order: list[str] = []
+
+    async def work(key: str) -> None:
+        order.append(key)
+
+    queue: WorkQueue[str] = WorkQueue("test", work, 1, owner=lambda key: key[0])
+    for key in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        queue.add(key)
+    task = asyncio.create_task(queue.run())
+    await until(lambda: len(order) == 6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert order == ["a1", "b1", "c1", "a2", "b2", "a3"]

@@ -169,6 +169,21 @@ async def test_a_pod_that_stays_forbidden_is_tried_after_growing_pauses(world: W
     assert pauses == pytest.approx([2, 4, 8, 16, 32, 60, 60, 60])
 
 
+@pytest.mark.promise("operator-paced-retries")
+async def test_where_one_pod_is_no_longer_forbidden_others_are_tried_at_once(world: World) -> None:
+    world.node()
+    tenants = [world.sharepod(name) for name in ("one", "two", "three", "four")]
+    for tenant in tenants:
+        world.server.fail("create", "pods", refusal=Refused(403, "Forbidden", "exceeded quota: gpu"))
+        await world.look(tenant)
+    world.now += 2
+    await world.look(tenants[0])
+    assert [world.due_in(tenant) for tenant in tenants[1:3]] == [0.0, 0.0]
+    assert world.due_in(tenants[3]) != 0.0, "two at a time"
+    await world.look(tenants[1])
+    assert world.due_in(tenants[3]) == 0.0, "each that is taken brings others"
+
+
 @pytest.mark.promise("operator-refused")
 async def test_a_pod_that_the_api_server_refuses_for_good_ends_its_sharepod(world: World) -> None:
     world.node()

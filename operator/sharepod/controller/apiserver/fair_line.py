@@ -1,0 +1,58 @@
+"""Line of keys whose owners take turns (round robin); the keys of one owner go in order of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key")
+
+
+class FairLine(Generic[Key]):
+    """Line of keys, each once. Adding, discarding and taking cost no more for a longer line."""
+
+    def __init__(self) -> None:
+        self._arrivals: dict[Key, tuple[str, float]] = {}
+        """Keys in order of arrival: owner, and when it came."""
+        self._owners: dict[str, dict[Key, None]] = {}
+        """Owners in order of their turns: their keys in order of arrival."""
+
+    def __len__(self) -> int:
+        return len(self._arrivals)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._arrivals
+
+    def oldest(self) -> float | None:
+        """Return when the key came that came first; None if the line is empty."""
+        return next((at for _, at in self._arrivals.values()), None)
+
+    def add(self, key: Key, owner: str, now: float) -> None:
+        """Put a key that is not in the line behind its owner's others. `now`: in any clock's seconds."""
+        self._arrivals[key] = (owner, now)
+        self._owners.setdefault(owner, {})[key] = None
+
+    def discard(self, key: Key) -> None:
+        """Take a key out, if it is in the line."""
+        owner, _ = self._arrivals.pop(key, ("", 0.0))
+        if (keys := self._owners.get(owner)) is not None:
+            keys.pop(key, None)
+            if not keys:
+                del self._owners[owner]
+
+    def take(self, may: Callable[[str], bool]) -> tuple[Key, str] | None:
+        """Take the first key of the owner whose turn it is, of those that `may`; return key and owner, or None."""
+        owner = next((owner for owner in self._owners if may(owner)), None)
+        if owner is None:
+            return None
+        keys = self._owners.pop(owner)
+        key = next(iter(keys))
+        del keys[key], self._arrivals[key]
+        if keys:
+            self._owners[owner] = keys  # behind the others
+        return key, owner
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._arrivals.clear()
+        self._owners.clear()

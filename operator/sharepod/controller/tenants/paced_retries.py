@@ -1,0 +1,75 @@
+"""Paced retries: the Pods of a namespace that were refused are tried again a few each second, however many they are.
+
+Guarantees:
+- At most `TRIES_PER_S` retries of one namespace fall due in any second: thousands of SharePods over a quota cost the
+  API server no more than some of them.
+- None falls due earlier than its own pause says, and each in the first second from then on that has a try left.
+- Once one is taken, two others are tried at once, those that have waited longest first: what a raised quota has room
+  for runs within seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+TRIES_PER_S = 10
+"""Retries of one namespace that fall due in one second."""
+_TRIED_AT_ONCE = 2
+"""Others that are tried at once when one was taken."""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Refused tenants of one namespace."""
+
+    due: Counter[int] = field(default_factory=Counter)
+    """Number of retries that fall due in each second."""
+    second: int = 0
+    """Second up to which `due` was forgotten."""
+    waiting: dict[str, None] = field(default_factory=dict)
+    """Those that wait for their retry, in order of their last refusal."""
+
+
+class PacedRetries:
+    """Retries of all namespaces. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._refused: dict[str, _Refused] = {}
+
+    def next_try(self, namespace: str, tenant: str, now: float, pause: float) -> float:
+        """Return when a tenant that was refused is tried again: in `pause` seconds, or later."""
+        refused = self._refused.setdefault(namespace, _Refused())
+        refused.waiting.pop(tenant, None)
+        refused.waiting[tenant] = None
+        due, earliest = refused.due, now + pause
+        if refused.second < math.floor(now):
+            refused.second = math.floor(now)
+            for past in [second for second in due if second < refused.second]:
+                del due[past]
+        second = next(second for second in count(math.floor(earliest)) if due[second] < TRIES_PER_S)
+        due[second] += 1
+        return max(earliest, float(second))
+
+    def taken(self, namespace: str, tenant: str, waits: Callable[[str], bool]) -> list[str]:
+        """Return the tenants that are tried at once because one that had been refused was taken.
+
+        `waits`: whether a tenant still waits for its retry; others are forgotten.
+        """
+        refused = self._refused.get(namespace)
+        if refused is None:
+            return []
+        waiting = refused.waiting
+        next_ones: list[str] = []
+        waiting.pop(tenant, None)
+        while waiting and len(next_ones) < _TRIED_AT_ONCE:
+            other = next(iter(waiting))
+            del waiting[other]
+            if waits(other):
+                next_ones.append(other)
+        if not waiting:
+            del self._refused[namespace]
+        return next_ones
