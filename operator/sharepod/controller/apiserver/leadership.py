@@ -7,6 +7,7 @@ Guarantees:
 - The Lease of another process counts as ended once it was not seen to change for its own duration.
 - This process stops acting once its last successful renewal *began* longer ago than the renew deadline. `acting` turns
   false on its own: no task has to run for that.
+- A leader that stopped acting and then renews after all has lost and gained: all that it dropped is looked at again.
 - The renew deadline lies before the Lease's end by more than one write takes (checked in `settings.py`).
 """
 
@@ -137,6 +138,8 @@ class Leadership:
             log.warning("cannot take or renew the Lease", lease=f"{self._namespace}/{NAME}", error=repr(error))
             held = self.acting()
         else:
+            if not self.acting():  # even if it is still the leader: what it was about to write meanwhile was refused
+                self._turn(False)
             self._renewed = began if held else None
         self._turn(held)
 

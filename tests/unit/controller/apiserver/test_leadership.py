@@ -84,6 +84,31 @@ async def test_a_leader_that_cannot_renew_stops_by_itself_before_its_lease_ends(
     assert world.lost == ["one"]
 
 
+@pytest.mark.promise("operator-renewed-late")
+@pytest.mark.parametrize("slow_s", [0.0, 3.0], ids=["between-tries", "while-the-api-server-answers"])
+async def test_a_leader_that_renews_too_late_begins_anew(slow_s: float) -> None:
+    """All is looked at again: what it was about to write after the deadline was refused and forgotten."""
+    world = World()
+    one = world.process("one")
+    await one.step()
+
+    async def slow(verb: str) -> None:
+        world.now += slow_s if verb == "get" else 0.0
+
+    async def quick(_: str) -> None:
+        pass
+
+    world.now += DEADLINE - slow_s / 2 if slow_s else DEADLINE + 0.1
+    world.server.before = slow
+    await one.step()
+    assert one.acting()
+    world.server.before = quick
+    assert (world.lost, world.gained) == (["one"], ["one", "one"])
+    world.now += DEADLINE - slow_s - 0.1
+    await one.step()
+    assert world.lost == ["one"], "a renewal in time is none"
+
+
 async def test_an_answer_that_is_no_lease_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     one = world.process("one")
