@@ -9,7 +9,7 @@ import time
 import pytest
 from doubles.gpus import QUEUE_DEPTH
 from hook.conftest import MIB, Tenant, last_report
-from hook.world.held_thread import held
+from hook.world.held_thread import held, stop
 from hook.world.lifecycle import Life, asked, begin, generous
 from hook.world.probe import SYSTEM_NOT_READY
 from hook.world.scripted_agent import Client
@@ -246,7 +246,7 @@ def test_a_stopped_holder_gives_back_when_it_goes_on(tenant: Tenant) -> None:
     agent.next_frame(client, Want)
     grant = agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 20, "launches")
-    process.send_signal(signal.SIGSTOP)
+    stop(process)
     agent.revoke(client, grant)
     stopped = tenant.submitted()
     time.sleep(0.2)

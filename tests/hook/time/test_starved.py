@@ -16,7 +16,7 @@ import pytest
 from harness.host import Stolen
 from hook.conftest import Tenant
 from hook.world.agent_node import Node, Program, built, running, tenant, wait_for
-from hook.world.held_thread import held, hook_thread
+from hook.world.held_thread import held, hook_thread, stop
 from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import Drained, Draining, Grant, Want
 
@@ -125,7 +125,7 @@ def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
         stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
         wait_for(lambda: all(node.devices().busy_ns(label) > 0 for label in ("a", "b")), "device time")
-        stopped.process.send_signal(signal.SIGSTOP)
+        stop(stopped.process)
         time.sleep(0.5)
         try:
             assert node.shares(2, "b")["b"] >= 0.9
@@ -194,8 +194,7 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
     pulse = client.pulse()
     assert pulse.grant_id == grant.grant_id
     assert 0 <= pulse.ends_at - pulse.beat_at <= 3 * 20_000_000 + 20_000_000, "two kernels and what a busy machine adds"
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(0.05)
+    stop(process)
     stopped = client.pulse()
     time.sleep(0.05)
     assert client.pulse() == stopped

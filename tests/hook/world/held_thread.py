@@ -1,10 +1,13 @@
-"""One thread of another process held by a debugger, while the others of its process run on."""
+"""Another process stopped, or one of its threads held by a debugger while the others run on."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +23,27 @@ def hook_thread(pid: int) -> int:
         if (task / "comm").read_text() == "sharepod\n":
             return int(task.name)
     raise LookupError(f"process {pid} has no thread of the hook")
+
+
+def stop(process: subprocess.Popen[str], timeout: float = 20) -> None:
+    """Stop a process (SIGSTOP), and return once each of its threads stands still: under load some run on for a while.
+
+    TimeoutError if one still runs after `timeout` seconds.
+    """
+    process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + timeout
+    while not all(_stands_still(task) for task in Path(f"/proc/{process.pid}/task").iterdir()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {process.pid} has a thread that still runs {timeout} s after SIGSTOP")
+        time.sleep(0.001)
+
+
+def _stands_still(task: Path) -> bool:
+    try:
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state in "TtZX"
 
 
 @contextlib.contextmanager
