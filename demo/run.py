@@ -20,20 +20,14 @@ from types import FrameType
 from harness.build import programs
 from harness.cluster import Cluster
 from harness.errors import HarnessError
-from harness.host import Stolen
 from harness.installation import Installation
 from harness.machines import BareMachine, Machine, RealNode
+from harness.shares import POINTS, QUIET, WINDOW_S, Shares, measured, right
 from results import Row, write
 from screen import DemoError, Phase, Screen
 
 HERE = Path(__file__).resolve().parent
 NAMESPACE = "team-a"
-POINTS = 2.0
-"""Largest allowed error of a share, in percentage points, beside what the host took from this machine meanwhile."""
-WINDOW_S = 10.0
-"""Seconds of a measurement: a hundred turns of 100 ms, so that one turn more or less is 0.6 points at most."""
-WORTH_SAYING = 2.0
-"""Percent of the processors from which on it is said that the host took them."""
 SETTLE_S = 3.0
 """Seconds between the arrival of a tenant and the measurement: three times what a token bucket can save up."""
 SETTLE_RAISED_S = 1.0
@@ -76,11 +70,6 @@ class Share:
     def points_off(self) -> float:
         return abs(self.got - self.due)
 
-    @property
-    def wrong(self) -> bool:
-        """True if it is off by more than the host explains: what one could not use, the other may have got."""
-        return self.points_off > POINTS + self.stolen
-
     def rows(self) -> list[Row]:
         return [
             Row(self.case, "share_expected", "percent", round(self.due, 2)),
@@ -101,9 +90,8 @@ def main() -> int:
         screen.end()
         write("demo", [row for share in shares for row in share.rows()])
         for share in shares:
-            if share.wrong:
-                allowed = POINTS + share.stolen
-                raise DemoError(f"{share.case} is {share.points_off:.1f} points off, more than {allowed:.1f}{_busy()}")
+            if not right(share.due, share.got, share.stolen):
+                raise DemoError(f"{share.case} is {share.points_off:.1f} points off, more than {POINTS}{_busy()}")
     except (DemoError, HarnessError) as error:
         print(f"\ndemo failed: {error}", file=sys.stderr)
         return 1
@@ -259,24 +247,27 @@ def _measure(screen: Screen, machine: Machine, phase: Phase, expected: list[Expe
     """Measure over `WINDOW_S` the GPU time that the device gave to each SharePod, beside its expected share."""
     screen.begin(phase)
     time.sleep(phase.usual_s - WINDOW_S)
-    before, stolen, started = machine.busy_ns(), Stolen(), time.monotonic_ns()
-    for second in range(1, int(WINDOW_S) + 1):
-        time.sleep(max(0.0, started / 1e9 + second - time.monotonic()))
-        screen.progress(f"measured {second} of {WINDOW_S:.0f} s", plain=second == WINDOW_S // 2)
-    after, elapsed, taken = machine.busy_ns(), time.monotonic_ns() - started, 100 * stolen.part()
+
+    def sleep(seconds: float) -> None:
+        started = time.monotonic()
+        for second in range(1, int(seconds) + 1):
+            time.sleep(max(0.0, started + second - time.monotonic()))
+            screen.progress(f"measured {second} of {seconds:.0f} s", plain=second == seconds // 2)
+
+    def again(window: Shares) -> None:
+        screen.say(f"  The host of this machine took {window.stolen:.0f} % of its processors: measuring again.")
+
+    window = measured(machine.busy_ns, sleep, again)
     case = phase.title.partition(": ")[2]
     shares, shown = [], []
     for each in expected:
-        key = (each.sharepod, each.gpu)
-        got = 100 * (after.get(key, 0) - before.get(key, 0)) / elapsed
-        share = Share(f"{case}: {each.sharepod}", each.milli / 10, got, taken)
+        got = window.percent.get((each.sharepod, each.gpu), 0.0)
+        share = Share(f"{case}: {each.sharepod}", each.milli / 10, got, window.stolen)
         shares.append(share)
         shown.append([each.sharepod, each.asked, f"{share.due:.1f} %", f"{got:.1f} %", f"{share.points_off:.1f}"])
     screen.table(["SHAREPOD", "ASKED", "DUE", "GOT", "POINTS OFF"], shown)
-    if taken >= WORTH_SAYING:
-        screen.say(
-            f"  The host of this machine took {taken:.0f} % of its processors meanwhile: shares may be off by as much."
-        )
+    if window.stolen > QUIET:
+        screen.say(f"  The host took {window.stolen:.0f} % of the processors in the quietest of the windows.")
     return shares
 
 

@@ -18,8 +18,8 @@ from harness.cluster import Cluster, wait_until
 from harness.installation import Installation
 from harness.machines import IMAGE, RealNode
 from harness.services import Service
+from harness.shares import measured
 from node.claim_node import CLASS, GROUP, RESTRICTED, container, inventory, restricted_namespace
-from node.shares import measured
 
 NAMESPACE = "team-c"
 
@@ -178,7 +178,7 @@ def test_a_claim_and_a_sharepod_share_a_gpu_as_they_asked(system: ClaimSystem) -
     left, right = system.rows()
     assert left["gpus"] == right["gpus"]
     time.sleep(3)
-    measured(system.machine, "left", "right").expect(left=40, right=60)
+    measured(system.machine.busy_ns).expect(left=40, right=60)
 
 
 @pytest.mark.promise("node-claim-attached")
@@ -188,7 +188,7 @@ def test_a_deployment_of_three_shares_a_gpu_in_three_parts(system: ClaimSystem) 
     names = system.await_running("three", 3)
     assert len({row["gpus"][0] for row in system.rows()}) == 1
     time.sleep(3)
-    measured(system.machine, *names).expect(**dict.fromkeys(names, 33.0))
+    measured(system.machine.busy_ns).expect(**dict.fromkeys(names, 33.0))
 
 
 def test_a_job_ends_and_its_share_comes_back(system: ClaimSystem) -> None:

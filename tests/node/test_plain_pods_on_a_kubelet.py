@@ -14,8 +14,8 @@ from harness.api import Object
 from harness.cluster import Cluster, wait_until
 from harness.installation import Installation
 from harness.machines import RealNode
+from harness.shares import measured
 from node.claim_node import container, inventory, restricted_namespace
-from node.shares import measured
 from node.test_claims_and_operator import NAMESPACE, ClaimSystem
 
 
@@ -57,7 +57,7 @@ def test_plain_pods_share_a_gpu_with_a_sharepod_and_outlive_a_restart_of_the_kub
         timeout=40,
     )
     wait_until(lambda: all(tenant["connected"] for tenant in tenants(system)), what="three tenants", timeout=30)
-    measured(system.machine, "left", *names).expect(left=40, **dict.fromkeys(names, 30.0))
+    measured(system.machine.busy_ns).expect(left=40, **dict.fromkeys(names, 30.0))
     assert allocatable(system)[MILLI] == "1k"
     system.machine.real.restart_kubelet()
     wait_until(lambda: ready(system), what="the node is ready again", timeout=60)

@@ -204,7 +204,7 @@ class Operator:
     def _lost(self) -> None:
         self._term += 1
         self._active = False
-        self.tenant_reconciler.queue.clear()
+        self.tenant_reconciler.clear()
         self.claim_reconciler.queue.clear()
         self.line_templates.queue.clear()
         self.node_reconciler.queue.clear()

@@ -3,6 +3,8 @@
 Guarantees:
 - Bodies and answers are plain dicts; every call names its content type.
 - Every call ends within its timeout; a watch ends at the latest `WATCH_GRACE_S` after the time that it was asked for.
+- A page of a list may take ten timeouts while more of it arrives within each: one of large objects from a busy server
+  is read to its end, instead of once more from its beginning.
 - Every failure is an `ApiError`.
 - An object that cannot be read (too deep, too large) costs neither the list nor the watch that brings it.
 - Proxies of the environment are looked up once, when the connection is made.
@@ -42,6 +44,8 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 CALL_TIMEOUT_S = 10.0
 """Seconds that one call may take, unless the caller says otherwise."""
+_PAGE_TIMEOUTS = 10
+"""Timeouts of one call that a page of a list may take, while more of it arrives within each."""
 CONNECT_TIMEOUT_S = 5.0
 """Seconds that a connection may take to be made, and a watch to be answered."""
 WATCH_S = (20, 25)
@@ -127,11 +131,15 @@ class Connection:
         unreadable: TakeUnreadable,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Json:
-        """Read one page of a list, item by item as it arrives; return the list's metadata."""
-        call = f"LIST {path}"
+        """Read one page of a list, item by item as it arrives; return the list's metadata.
+
+        `timeout_s`: longest silence; the page as a whole may take ten times as long.
+        """
+        call, now = f"LIST {path}", asyncio.get_running_loop().time
         reader, decoder = ListText(), codecs.getincrementaldecoder("utf-8")("replace")
         try:
-            async with asyncio.timeout(timeout_s):
+            ends = now() + _PAGE_TIMEOUTS * timeout_s
+            async with asyncio.timeout(timeout_s) as silence:
                 response = await self._send("GET", path, None, query, JSON)
                 async with response:
                     if response.status >= 300:
@@ -139,6 +147,7 @@ class Connection:
                     self._check(call, response, b"")
                     turn = time.monotonic() + _TURN_S
                     async for chunk in response.content.iter_any():
+                        silence.reschedule(min(now() + timeout_s, ends))
                         for item in reader.feed(decoder.decode(chunk)):
                             _hand_over(item, take, unreadable)
                             if time.monotonic() > turn:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.host import Stolen
 from hook.world.agent_node import FAKE_CUDA, GI, Node, Program, built, running, tenant, wait_for
 from sharepod.agent.findings.surcharge import TOLERANCE
 
@@ -15,8 +16,9 @@ pytestmark = pytest.mark.skipif(not built(), reason="hook or double not built: r
 
 CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
-MANY_READINGS_S = 30
-"""Between two readings the liar takes up to half a second, and pays for some: a shorter window has one more or less."""
+MEASURED_S = 30
+UNREAD_S = 0.5
+"""What it takes before a reading shows it: at either end of a window one more or less may lie in it."""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:
@@ -46,10 +48,12 @@ def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_shar
         try:
             wait_for(lambda: any(of_tenant(node, "sharepod_tenant_surcharged_seconds_total", "liar")), "a surcharge")
             time.sleep(2)  # what it had in its buckets is used up
-            share = node.shares(MANY_READINGS_S, "liar")["liar"]
+            stolen = Stolen()
+            share = node.shares(MEASURED_S, "liar")["liar"]
+            taken = stolen.part()
         finally:
             liar.close()
-    assert share <= 0.1 + 3 * TOLERANCE, "0.35 to 0.78 without the surcharge; a busy machine reads late"
+    assert share <= 0.1 + TOLERANCE + 2 * UNREAD_S / MEASURED_S + taken, "0.35 to 0.78 without the surcharge"
 
 
 @pytest.mark.promise("security-claimed-memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -214,6 +215,31 @@ async def test_a_page_is_read_item_by_item_and_one_that_cannot_be_read_costs_its
     scripted.answers({"message": "too old"}, 410)
     with pytest.raises(GoneError):
         await api.page("/x", {}, take=lambda _: None, unreadable=lambda *_: None)
+
+
+@pytest.mark.parametrize(("timeouts", "whole"), [(10, True), (1, False)])
+async def test_a_page_is_read_to_its_end_while_more_of_it_arrives_but_not_for_ever(
+    scripted: Scripted, api: Connection, monkeypatch: pytest.MonkeyPatch, timeouts: int, whole: bool
+) -> None:
+    """Each piece comes 0.25 s after the one before; two seconds of silence would be too much."""
+    monkeypatch.setattr(connection, "_PAGE_TIMEOUTS", timeouts)
+    taken: list[object] = []
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"items":[{}')
+        with contextlib.suppress(ConnectionResetError):
+            for _ in range(10):
+                await asyncio.sleep(0.25)
+                await response.write(b",{}")
+            await response.write(b'],"metadata":{}}')
+        return response
+
+    scripted.respond = slow
+    with contextlib.nullcontext() if whole else pytest.raises(UnavailableError, match="no answer in time"):
+        await api.page("/x", {}, take=taken.append, unreadable=lambda *_: None, timeout_s=2.0)
+    assert (len(taken) == 11) is whole
 
 
 async def test_an_event_that_cannot_be_read_does_not_end_the_watch(scripted: Scripted, api: Connection) -> None:

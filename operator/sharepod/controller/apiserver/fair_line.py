@@ -34,11 +34,14 @@ class FairLine(Generic[Key]):
 
     def discard(self, key: Key) -> None:
         """Take a key out, if it is in the line."""
-        owner, _ = self._arrivals.pop(key, ("", 0.0))
-        if (keys := self._owners.get(owner)) is not None:
-            keys.pop(key, None)
-            if not keys:
-                del self._owners[owner]
+        arrived = self._arrivals.pop(key, None)
+        if arrived is None:
+            return
+        owner, _ = arrived
+        keys = self._owners[owner]
+        del keys[key]
+        if not keys:
+            del self._owners[owner]
 
     def take(self, may: Callable[[str], bool]) -> tuple[Key, str] | None:
         """Take the first key of the owner whose turn it is, of those that `may`; return key and owner, or None."""

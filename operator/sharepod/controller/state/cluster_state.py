@@ -17,13 +17,10 @@ from typing import Any
 
 import structlog
 
-from sharepod.api.bounds import clipped
-from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Gpu, Health, Pool
 from sharepod.api.pod import PodSettings
-from sharepod.api.units import Bytes, GpuUuid, TenantId
+from sharepod.api.units import TenantId
 from sharepod.placement.state.cluster import Cluster
-from sharepod.placement.state.types import GpuState, NodeState, Reservation, Resources
-from sharepod.rate_limit import RateLimiter
+from sharepod.placement.state.types import Reservation, Resources
 
 from .agent_leases import AgentLeases
 from .claims_seen import ClaimsSeen
@@ -31,18 +28,17 @@ from .facts.claim_facts import uses_claims
 from .facts.node_facts import GpuNodeFacts, NodeFacts, gpunode_facts, node_facts
 from .facts.pod_facts import PodFacts, other_pod, pod_facts
 from .facts.sharepod_facts import SharePodFacts, sharepod_facts, unreadable_sharepod
+from .gpunode_changes import reconciler_facts, tenants_concerned
 from .namespaces import EndingNamespaces
+from .placement_view import node_state, placement_facts
 from .store import DISTRUSTED, Store
+from .unreadable_log import UnreadableLog
 
 Json = Mapping[str, Any]
 
-_REASON_LIMIT = 256
-"""Characters of a GPU's own reason that go into the explanation of a refusal."""
 _DELETED_REMEMBERED = 20_000
 """Deletions of SharePods, and of Pods, that are remembered: more than wait for their end to be written. A forgotten one
 costs a GET, and a standby that writes none forgets the oldest."""
-_SAID_EVERY_S = 10.0
-"""Least seconds between two log lines about unreadable objects of one kind: a kubelet writes its Node often."""
 
 log = structlog.get_logger(__name__)
 
@@ -74,8 +70,7 @@ class ClusterState:
         interactive_per_gpu: int = 1,
     ) -> None:
         self._settings = settings
-        self._clock = clock
-        self._said: dict[str, RateLimiter] = {}
+        self._unreadable_log = UnreadableLog(clock)
         self.agents = agents
         self.ending_namespaces = EndingNamespaces()
         self.ending_namespaces.on_changed = self._tell_namespace
@@ -160,15 +155,6 @@ class ClusterState:
         """Count each known version of a SharePod as the oldest, and forget which were deleted."""
         self._deleted.clear()
         self.sharepods.distrust()
-
-    def _say_unreadable(self, kind: str, name: str, error: str | None) -> None:
-        """Log that an object cannot be read, unless one of its kind was named a moment ago."""
-        if error is None:
-            return
-        now = self._clock()
-        limiter = self._said.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
-        if limiter.take(now):
-            log.warning("object cannot be read; it takes no tenants", kind=kind, name=name, error=error)
 
     # Pods with the tenant label
 
@@ -321,7 +307,7 @@ class ClusterState:
     def _take_node(self, item: NodeFacts) -> None:
         taken, before, _ = self.nodes.put(item)
         if taken:
-            self._say_unreadable("Node", item.name, item.error)
+            self._unreadable_log.say("Node", item.name, item.error)
             self.gone_nodes.discard(item.name)
             self.refresh_node(item.name)
             self.on_node_changed(item.name)
@@ -364,16 +350,16 @@ class ClusterState:
         taken, before, replaced = self.gpunodes.put(item)
         if not taken:
             return
-        self._say_unreadable("GPUNode", item.name, item.error)
+        self._unreadable_log.say("GPUNode", item.name, item.error)
         if replaced is not None:
             self._ledger_gone(replaced)
         if before is None or before.generation != item.generation:
             self._load(item)
-        if before is None or _placement_facts(before) != _placement_facts(item):
+        if before is None or placement_facts(before) != placement_facts(item):
             self.refresh_node(item.name)
-        for tenant in _tenants_concerned(before, item):
+        for tenant in tenants_concerned(before, item):
             self.on_tenant_changed(tenant)
-        if before is None or _node_facts(before) != _node_facts(item):
+        if before is None or reconciler_facts(before) != reconciler_facts(item):
             self.on_node_changed(item.name)
 
     def _with_known_rows(self, item: GpuNodeFacts) -> GpuNodeFacts:
@@ -485,17 +471,7 @@ class ClusterState:
         if node is None:
             self.cluster.remove_node(name)
         else:
-            state = NodeState(
-                name=name,
-                labels=node.labels,
-                taints=node.taints,
-                unavailable=self._unavailable(node, gpunode),
-                allocatable=node.allocatable,
-                pods=node.pods,
-                gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
-                device_plugin=node.pool == Pool.DEVICE_PLUGIN,
-                no_claims=_no_claims(gpunode) if gpunode else None,
-            )
+            state = node_state(node, gpunode, agent_alive=self.agents.alive(name))
             account = self.cluster.node(name)
             if account is not None and account.state == state:
                 return
@@ -506,28 +482,6 @@ class ClusterState:
         """True if a node of the pool has no living agent."""
         return self.nodes.named(name) is not None and not self.agents.alive(name)
 
-    def _unavailable(self, node: NodeFacts, gpunode: GpuNodeFacts | None) -> str | None:
-        if node.error is not None:
-            return node.error
-        if node.pool not in tuple(Pool):
-            known = " or ".join(Pool)
-            return f'has the label sharepod.dev/pool "{node.pool}", which is neither {known}'
-        if gpunode is None:
-            return "has no GPUNode yet"
-        if gpunode.error is not None:
-            return gpunode.error
-        if node.pool == Pool.DEVICE_PLUGIN:
-            return "is in pool device-plugin, which takes no tenants yet"
-        if node.double_booked:
-            return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
-        if not node.ready:
-            return "is not ready"
-        if not self.agents.alive(node.name):
-            return "has no agent that renews its Lease"
-        if (unready := _agent_unready(gpunode)) is not None:
-            return f"has an agent that is not ready: {unready}"
-        return None
-
     # All of it
 
     def tenants(self) -> set[str]:
@@ -536,72 +490,3 @@ class ClusterState:
         decided = {str(row.tenant) for node in self.cluster.nodes() for row in self.cluster.reservations(node.name)}
         claims = {claim.uid for claim in self.seen_claims.claims if claim.ours}
         return self.sharepods.uids() | claims | set(self._pods_of) | rows | decided
-
-
-def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
-    """Return why the node's agent says that it cannot serve new tenants, or None."""
-    for condition in gpunode.status.conditions:
-        if condition.type == CONDITION_AGENT_READY and condition.status == "False":
-            return condition.message or condition.reason
-    return None
-
-
-def _no_claims(gpunode: GpuNodeFacts) -> str | None:
-    """Return why GPUs cannot be attached by claims on a node, or None."""
-    said = next((item for item in gpunode.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
-    if said is None:
-        return "has an agent that does not attach GPUs by claims; upgrade it"
-    return None if said.status == "True" else f"cannot attach GPUs by claims: {said.message or said.reason}"
-
-
-def _placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
-    """Return the part of a GPUNode that placement decides by."""
-    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode), _no_claims(gpunode)
-
-
-def _node_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
-    """Return the part of a GPUNode that the node's reconciler acts on."""
-    return gpunode.spec.pool, gpunode.forced, gpunode.status.gpus
-
-
-def _gpu_state(gpu: Gpu) -> GpuState:
-    available = gpu.health is Health.HEALTHY and gpu.shareable
-    reason = ""
-    if not available:
-        reason = clipped(gpu.reason, _REASON_LIMIT) or (
-            "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
-        )
-    return GpuState(
-        uuid=GpuUuid(gpu.uuid),
-        index=gpu.index,
-        model=gpu.model,
-        memory=Bytes(gpu.memory),
-        available=available,
-        reason=reason,
-        held=gpu.held is not False,
-        numa_node=gpu.numa_node,
-        links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
-    )
-
-
-def _tenants_concerned(before: GpuNodeFacts | None, now: GpuNodeFacts) -> set[str]:
-    """Return the tenants whose row, report or release is not as it was."""
-    rows = now.rows
-    if before is None:
-        return set(rows)
-    old = before.rows
-    tenants = {tenant for tenant in {*old, *rows} if _differ(old.get(tenant), rows.get(tenant))}
-    seen, was = ({item.id: item for item in facts.status.tenants} for facts in (now, before))
-    tenants |= before.unreadable ^ now.unreadable
-    tenants |= {tenant for tenant in {*seen, *was} if _differ(seen.get(tenant), was.get(tenant))}
-    health, was_health = ({gpu.uuid: (gpu.health, gpu.reason) for gpu in facts.status.gpus} for facts in (now, before))
-    turned = {uuid for uuid in {*health, *was_health} if health.get(uuid) != was_health.get(uuid)}
-    tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
-    if before.status.observed_generation != now.status.observed_generation:
-        tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}
-    return tenants | (before.forced ^ now.forced)
-
-
-def _differ(one: object, other: object) -> bool:
-    """Return whether two entries differ. Most are one object (`facts.gpunode_facts`), which costs no comparison."""
-    return one is not other and one != other

@@ -39,12 +39,15 @@ class PacedRetries:
 
     def __init__(self) -> None:
         self._refused: dict[str, _Refused] = {}
+        self._namespace_of: dict[str, str] = {}
+        """Namespace of each tenant that waits for its retry."""
 
     def next_try(self, namespace: str, tenant: str, now: float, pause: float) -> float:
         """Return when a tenant that was refused is tried again: in `pause` seconds, or later."""
         refused = self._refused.setdefault(namespace, _Refused())
         refused.waiting.pop(tenant, None)
         refused.waiting[tenant] = None
+        self._namespace_of[tenant] = namespace
         due, earliest = refused.due, now + pause
         if refused.second < math.floor(now):
             refused.second = math.floor(now)
@@ -59,17 +62,26 @@ class PacedRetries:
 
         `waits`: whether a tenant still waits for its retry; others are forgotten.
         """
-        refused = self._refused.get(namespace)
-        if refused is None:
-            return []
-        waiting = refused.waiting
+        self.forget(tenant)
         next_ones: list[str] = []
-        waiting.pop(tenant, None)
-        while waiting and len(next_ones) < _TRIED_AT_ONCE:
-            other = next(iter(waiting))
-            del waiting[other]
+        while (refused := self._refused.get(namespace)) is not None and len(next_ones) < _TRIED_AT_ONCE:
+            other = next(iter(refused.waiting))
+            self.forget(other)
             if waits(other):
                 next_ones.append(other)
-        if not waiting:
-            del self._refused[namespace]
         return next_ones
+
+    def forget(self, tenant: str) -> None:
+        """Forget a tenant that is gone, or waits no longer."""
+        namespace = self._namespace_of.pop(tenant, None)
+        if namespace is None:
+            return
+        refused = self._refused[namespace]
+        del refused.waiting[tenant]
+        if not refused.waiting:
+            del self._refused[namespace]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._refused.clear()
+        self._namespace_of.clear()

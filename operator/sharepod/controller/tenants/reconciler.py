@@ -86,6 +86,11 @@ class TenantReconciler:
         """Reconcile tenants from the queue until cancelled."""
         await self.queue.run()
 
+    def clear(self) -> None:
+        """Forget what is to be done: leadership was lost."""
+        self.queue.clear()
+        self._pod_control.retries.clear()
+
     async def reconcile(self, tenant: str) -> None:
         """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
@@ -181,6 +186,7 @@ class TenantReconciler:
             case lifecycle.Forget():
                 self._state.lost_pods.pop(tenant, None)
                 self._memos.forget(tenant)
+                self._pod_control.retries.forget(tenant)
             case lifecycle.Wait(until=float(until)):
                 self.queue.add_after(tenant, until - snapshot.now)
             case lifecycle.CreatePod():
@@ -232,7 +238,7 @@ class TenantReconciler:
 
         def waits(tenant: str) -> bool:
             blocked = self._memos.of(tenant).blocked if self._state.sharepods.get(tenant) is not None else None
-            return blocked is not None and blocked.reason is BlockedReason.FORBIDDEN
+            return blocked is not None and blocked.reason is BlockedReason.FORBIDDEN and blocked.pod is None
 
         for tenant in self._pod_control.retries.taken(sharepod.namespace, sharepod.uid, waits):
             blocked = self._memos.of(tenant).blocked

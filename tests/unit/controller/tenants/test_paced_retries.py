@@ -39,3 +39,23 @@ def test_two_others_are_tried_when_one_is_taken_those_first_that_have_waited_lon
     assert retries.taken("n", "d", lambda _: True) == ["b"]
     assert retries.taken("n", "e", lambda _: True) == []
     assert retries.taken("elsewhere", "x", lambda _: True) == []
+
+
+def test_who_is_gone_is_not_tried_and_leaves_nothing() -> None:
+    retries = PacedRetries()
+    for name in ("a", "b", "c"):
+        retries.next_try("n", name, 100.0, 2.0)
+    retries.forget("a")
+    retries.forget("never refused")
+    assert retries.taken("n", "b", lambda _: True) == ["c"]
+    assert not vars(retries)["_refused"], "nobody waits"
+
+
+def test_nobody_is_tried_at_once_who_was_refused_before_all_was_forgotten() -> None:
+    retries = PacedRetries()
+    for name in ("a", "b"):
+        retries.next_try("n", name, 100.0, 2.0)
+    retries.clear()
+    assert retries.taken("n", "b", lambda _: True) == []
+    retries.next_try("n", "b", 101.0, 2.0)
+    assert retries.taken("n", "b", lambda _: True) == []

@@ -1,0 +1,93 @@
+"""A node as placement sees it, made of its Node, its GPUNode and whether its agent lives."""
+
+from __future__ import annotations
+
+from sharepod.api.bounds import clipped
+from sharepod.api.gpunode import CONDITION_AGENT_READY, CONDITION_CDI_DEVICES, Gpu, Health, Pool
+from sharepod.api.units import Bytes, GpuUuid
+from sharepod.placement.state.types import GpuState, NodeState
+
+from .facts.node_facts import GpuNodeFacts, NodeFacts
+
+_REASON_LIMIT = 256
+"""Characters of a GPU's own reason that go into the explanation of a refusal."""
+
+
+def node_state(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> NodeState:
+    """Return what placement knows of a node. `gpunode`: None if it has none yet."""
+    return NodeState(
+        name=node.name,
+        labels=node.labels,
+        taints=node.taints,
+        unavailable=_unavailable(node, gpunode, agent_alive=agent_alive),
+        allocatable=node.allocatable,
+        pods=node.pods,
+        gpus=tuple(_gpu_state(gpu) for gpu in gpunode.status.gpus) if gpunode else (),
+        device_plugin=node.pool == Pool.DEVICE_PLUGIN,
+        no_claims=_no_claims(gpunode) if gpunode else None,
+    )
+
+
+def placement_facts(gpunode: GpuNodeFacts) -> tuple[object, ...]:
+    """Return the part of a GPUNode that placement decides by."""
+    return gpunode.status.gpus, gpunode.error, gpunode.spec.pool, _agent_unready(gpunode), _no_claims(gpunode)
+
+
+def _unavailable(node: NodeFacts, gpunode: GpuNodeFacts | None, *, agent_alive: bool) -> str | None:
+    """Return why a node takes no tenants, or None."""
+    if node.error is not None:
+        return node.error
+    if node.pool not in tuple(Pool):
+        known = " or ".join(Pool)
+        return f'has the label sharepod.dev/pool "{node.pool}", which is neither {known}'
+    if gpunode is None:
+        return "has no GPUNode yet"
+    if gpunode.error is not None:
+        return gpunode.error
+    if node.pool == Pool.DEVICE_PLUGIN:
+        return "is in pool device-plugin, which takes no tenants yet"
+    if node.double_booked:
+        return f"advertises {', '.join(node.plugin_resources)}: NVIDIA's device plugin gives its GPUs to other pods"
+    if not node.ready:
+        return "is not ready"
+    if not agent_alive:
+        return "has no agent that renews its Lease"
+    if (unready := _agent_unready(gpunode)) is not None:
+        return f"has an agent that is not ready: {unready}"
+    return None
+
+
+def _agent_unready(gpunode: GpuNodeFacts) -> str | None:
+    """Return why the node's agent says that it cannot serve new tenants, or None."""
+    for condition in gpunode.status.conditions:
+        if condition.type == CONDITION_AGENT_READY and condition.status == "False":
+            return condition.message or condition.reason
+    return None
+
+
+def _no_claims(gpunode: GpuNodeFacts) -> str | None:
+    """Return why GPUs cannot be attached by claims on a node, or None."""
+    said = next((item for item in gpunode.status.conditions if item.type == CONDITION_CDI_DEVICES), None)
+    if said is None:
+        return "has an agent that does not attach GPUs by claims; upgrade it"
+    return None if said.status == "True" else f"cannot attach GPUs by claims: {said.message or said.reason}"
+
+
+def _gpu_state(gpu: Gpu) -> GpuState:
+    available = gpu.health is Health.HEALTHY and gpu.shareable
+    reason = ""
+    if not available:
+        reason = clipped(gpu.reason, _REASON_LIMIT) or (
+            "it is unhealthy" if gpu.health is not Health.HEALTHY else "its agent does not share it"
+        )
+    return GpuState(
+        uuid=GpuUuid(gpu.uuid),
+        index=gpu.index,
+        model=gpu.model,
+        memory=Bytes(gpu.memory),
+        available=available,
+        reason=reason,
+        held=gpu.held is not False,
+        numa_node=gpu.numa_node,
+        links=tuple((GpuUuid(link.uuid), link.kind) for link in gpu.links),
+    )

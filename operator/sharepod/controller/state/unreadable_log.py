@@ -1,0 +1,31 @@
+"""Log lines about objects that cannot be read: few of each kind, however often they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from sharepod.rate_limit import RateLimiter
+
+_SAID_EVERY_S = 10.0
+"""Least seconds between two log lines about objects of one kind: a kubelet writes its Node often."""
+
+log = structlog.get_logger(__name__)
+
+
+class UnreadableLog:
+    """Log of what cannot be read. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._limiters: dict[str, RateLimiter] = {}
+
+    def say(self, kind: str, name: str, error: str | None) -> None:
+        """Log why an object cannot be read, unless one of its kind was named a moment ago. `error`: None if it can."""
+        if error is None:
+            return
+        now = self._clock()
+        limiter = self._limiters.setdefault(kind, RateLimiter(now, per_s=1 / _SAID_EVERY_S, burst=1))
+        if limiter.take(now):
+            log.warning("object cannot be read; it takes no tenants", kind=kind, name=name, error=error)
