@@ -1,0 +1,114 @@
+"""Tenants that hang or lie and an agent that stalls, in simulated time: the others keep their shares."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from property.timeshare_mixes import SOME, WARM_UP, parts
+from property.timeshare_simulation import MS, US, Program, S, Simulation, peak_share
+from sharepod.agent.findings.surcharge import TOLERANCE, SurchargeMeter
+from sharepod.timeshare import Parameters
+
+
+def test_a_hung_holder_is_preempted_and_pays_for_all_the_time_it_held() -> None:
+    hung = Program("hung", request=500, hang_at_ns=5 * S, hang_until_ns=15 * S)
+    other = Program("other", request=500)
+    simulation = Simulation([hung, other])
+    simulation.run(120 * S)
+    assert simulation.preemptions_seen == 1
+    assert max(other.waits) <= Parameters().grace_ns + Parameters().quantum_max_ns + 1 * MS
+    charged = [simulation.scheduler.usage(120 * S, name).held_ns for name in ("hung", "other")]
+    assert sum(charged) <= 120 * S  # each second of the GPU once
+    assert hung.share(0, 120 * S) == pytest.approx(other.share(0, 120 * S), abs=0.02)
+    assert other.share(0, 120 * S) >= 0.5
+
+
+@pytest.mark.promise("time-stall")
+@SOME
+@given(
+    requests=parts(1000, 4),
+    kernel=st.lists(st.sampled_from([1 * MS, 20 * MS, 70 * MS]), min_size=4, max_size=4),
+    stalls=st.lists(st.tuples(st.integers(0, 60), st.sampled_from([30 * MS, 300 * MS, 10 * S])), max_size=4),
+)
+@example(requests=[500, 500], kernel=[1 * MS] * 4, stalls=[(0, 10 * S)])
+def test_whatever_holds_the_agent_up_is_no_tenants_debt(
+    requests: list[int], kernel: list[int], stalls: list[tuple[int, int]]
+) -> None:
+    programs = [
+        Program(f"t{i}", request=r, kernel_ns=k) for i, (r, k) in enumerate(zip(requests, kernel, strict=False))
+    ]
+    simulation = Simulation(programs, announces=True)
+    end = WARM_UP
+    for begin, length in sorted(stalls):
+        end = max(end, WARM_UP + begin * 100 * MS)
+        simulation.stalls.append((end, end + length))
+        end += length
+    simulation.run(end + 30 * S)
+    for program in programs:
+        slack = program.kernel_ns + 2 * Parameters().target_latency_ns
+        for window in (2 * S, 10 * S, 30 * S):
+            assert program.held(end, end + window) >= program.request * window // 1000 - slack - program.kernel_ns
+    usage = [simulation.scheduler.usage(end + 30 * S, program.id) for program in programs]
+    time = simulation.scheduler.gpu_time(end + 30 * S, "g0")
+    assert time is not None
+    parts_ns = (time.held_ns, time.anticipated_ns, time.handed_over_ns, time.idle_ns, time.stalled_ns)
+    assert sum(parts_ns) == end + 30 * S, "wall time"
+    assert time.held_ns == sum(each.held_ns for each in usage)
+
+
+@pytest.mark.promise("time-liar")
+@pytest.mark.parametrize("work_ms", [5, 30, 200])
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(work_ms: int, others: int) -> None:
+    """A liar launches for some milliseconds under each grant, hands back at once, and wants the token again when that
+    work has ended; each second NVML's figure comes in."""
+    liar = Program("liar", request=100, kernel_ns=10 * US, burst_ns=10 * US, pause_ns=work_ms * MS)
+    busy = [Program(f"busy{i}", request=900 // others, kernel_ns=1 * MS) for i in range(others)]
+    simulation = Simulation([liar, *busy], announces=True)
+    meter = SurchargeMeter()
+    end = WARM_UP + 100 * S
+    used: list[float] = []
+
+    def read() -> None:
+        used.append(len(liar.spans) * work_ms / 1e3)
+        usage = simulation.scheduler.usage(simulation.now, "liar")
+        spilled = meter.observe(simulation.now / 1e9, used[-1], (usage.held_ns + usage.overdue_ns) / 1e9)
+        simulation.scheduler.surcharge(simulation.now, "liar", round(spilled * 1e9))
+
+    for second in range(1, end // S):
+        simulation.at(second * S, read)
+    simulation.run(end)
+    gained = (used[-1] - used[WARM_UP // S - 1]) / (len(used) - WARM_UP // S)
+    assert gained <= 0.1 + TOLERANCE + 0.01
+    usage = simulation.scheduler.usage(end, "liar")
+    assert usage.held_ns == liar.held(0, end), "the books of held time stay exact"
+
+
+@pytest.mark.promise("time-overdue-harmless")
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(
+    requests=parts(900, 4),
+    capped=st.lists(st.booleans(), min_size=4, max_size=4),
+    hung_request=st.sampled_from([0, 100]),
+    until=st.sampled_from([3 * S, 20 * S, 200 * S]),
+)
+def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
+    requests: list[int], capped: list[bool], hung_request: int, until: int
+) -> None:
+    begin = WARM_UP + 2 * S  # the hang is preempted by then
+    end = begin + 60 * S
+    hung = Program("hung", request=hung_request, hang_at_ns=WARM_UP, hang_until_ns=WARM_UP + until)
+    others = [
+        Program(f"t{i}", request=r, limit=r if cap else 1000)
+        for i, (r, cap) in enumerate(zip(requests, capped, strict=False))
+    ]
+    simulation = Simulation([hung, *others])
+    simulation.run(end)
+    for program in others:
+        share = program.share(begin, end)
+        assert share >= program.request / 1000 - 0.015
+        assert share <= program.limit / 1000 + 0.015
+        assert peak_share(program, 10 * S) <= program.limit / 1000 + 0.025
+    names = [program.id for program in simulation.programs.values()]
+    assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
