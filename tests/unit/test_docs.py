@@ -168,3 +168,17 @@ def test_every_row_of_what_people_do_names_a_test_that_exists() -> None:
     for number, test in held:
         path, _, name = test.partition("::")
         assert f"def {name}(" in (ROOT / path).read_text(), (number, test)
+
+
+def test_every_platform_has_a_state_with_its_test_its_source_or_its_reason() -> None:
+    page = (ROOT / "docs" / "platforms.md").read_text()
+    tables = page.partition("## Operating systems and runtimes")[2].partition("## SELinux")[0]
+    states = [row[2] for row in _rows(tables) if row[0] != "platform"]
+    assert len(states) > 10
+    for state in states:
+        if state.startswith("Tested here"):
+            assert "`tests/" in state, state
+        else:
+            assert re.match(r"(By reading|Not supported): \S", state), state
+    for path, name in re.findall(r"`(tests/[\w/.]+)::(\w+)`", page):
+        assert f"def {name}(" in (ROOT / path).read_text(), (path, name)

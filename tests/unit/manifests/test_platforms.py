@@ -1,0 +1,167 @@
+"""What manifests/ has for platforms: SecurityContextConstraints of OpenShift, labels for SELinux, profiles of volumes.
+
+OpenShift's kinds cannot be applied here. Their structure is compared with `SCC_FIELDS`, by reading openshift/api.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sharepod.agent.settings import AgentSettings
+from sharepod.api.pod import PodSettings, build_pod
+
+MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
+CHOICE = {"type": str}
+"""Fields of a strategy that the manifests use."""
+SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
+    "allowHostDirVolumePlugin": (bool, True),
+    "allowHostIPC": (bool, True),
+    "allowHostNetwork": (bool, True),
+    "allowHostPID": (bool, True),
+    "allowHostPorts": (bool, True),
+    "allowPrivilegeEscalation": (bool, False),
+    "allowPrivilegedContainer": (bool, True),
+    "allowedCapabilities": (list, True),
+    "defaultAddCapabilities": (list, True),
+    "fsGroup": (CHOICE, False),
+    "groups": (list, False),
+    "priority": (int, True),
+    "readOnlyRootFilesystem": (bool, True),
+    "requiredDropCapabilities": (list, True),
+    "runAsUser": (CHOICE, False),
+    "seLinuxContext": (CHOICE, False),
+    "seccompProfiles": (list, False),
+    "supplementalGroups": (CHOICE, False),
+    "users": (list, False),
+    "volumes": (list, True),
+}
+"""Fields of SecurityContextConstraints (security.openshift.io/v1): type, and whether the field must be there."""
+NULLABLE = {"allowedCapabilities", "defaultAddCapabilities", "priority", "requiredDropCapabilities"}
+"""Fields that must be there and may be null."""
+RESTRICTED_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+"""Volumes of OpenShift's SecurityContextConstraints `restricted-v2`."""
+
+
+def document(path: str) -> dict[str, Any]:
+    """Return the only document of a file of manifests/."""
+    (found,) = yaml.safe_load_all((MANIFESTS / path).read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def pod_spec(path: str) -> dict[str, Any]:
+    spec: dict[str, Any] = document(path)["spec"]["template"]["spec"]
+    return spec
+
+
+def volume_kinds(spec: dict[str, Any]) -> set[str]:
+    """Return the kinds of a Pod's volumes, as SecurityContextConstraints name them."""
+    return {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+
+
+def test_openshift_is_told_that_the_volumes_fit_restricted_namespaces() -> None:
+    labels = document("csidriver.yaml")["metadata"]["labels"]
+    assert labels == {"security.openshift.io/csi-ephemeral-volume-profile": "restricted"}
+
+
+def test_the_constraints_have_the_fields_that_openshift_knows() -> None:
+    constraints = document("openshift/scc.yaml")
+    assert (constraints.pop("apiVersion"), constraints.pop("kind")) == (
+        "security.openshift.io/v1",
+        "SecurityContextConstraints",
+    )
+    assert set(constraints.pop("metadata")) == {"name", "annotations"}, "a kind of the cluster, without namespace"
+    assert set(constraints) <= set(SCC_FIELDS)
+    assert {name for name, (_, needed) in SCC_FIELDS.items() if needed} <= set(constraints)
+    for name, value in constraints.items():
+        kind, _ = SCC_FIELDS[name]
+        if value is None:
+            assert name in NULLABLE
+        elif isinstance(kind, dict):
+            assert {part: type(one) for part, one in value.items()} == kind, name
+        else:
+            assert type(value) is kind, name
+
+
+@pytest.mark.promise("install-openshift-constraints")
+def test_the_constraints_allow_what_the_agent_asks_for_and_nothing_else() -> None:
+    constraints, spec = document("openshift/scc.yaml"), pod_spec("agent/daemonset.yaml")
+    containers = [*spec["containers"], *pod_spec("selinux/agent.yaml")["initContainers"]]
+    secured = [container["securityContext"] for container in containers]
+    assert constraints["allowPrivilegedContainer"] is all(each["privileged"] for each in secured)
+    assert constraints["allowPrivilegeEscalation"] is True, "a privileged container has it"
+    assert constraints["readOnlyRootFilesystem"] is all(each["readOnlyRootFilesystem"] for each in secured)
+    for field, asked in (("allowHostPID", "hostPID"), ("allowHostIPC", "hostIPC"), ("allowHostNetwork", "hostNetwork")):
+        assert constraints[field] is spec.get(asked, False), field
+    assert constraints["allowHostPorts"] is any(
+        "hostPort" in port for each in containers for port in each.get("ports", [])
+    )
+    assert set(constraints["volumes"]) == volume_kinds(spec) | {"projected"}, "and the ServiceAccount's token"
+    assert constraints["allowHostDirVolumePlugin"] is ("hostPath" in constraints["volumes"])
+    assert constraints["users"] == constraints["groups"] == [], "by a Role, for the agent alone"
+
+
+def test_the_agents_account_alone_may_use_the_constraints() -> None:
+    role, binding = yaml.safe_load_all((MANIFESTS / "openshift" / "rbac.yaml").read_text())
+    (rule,) = role["rules"]
+    assert rule == {
+        "apiGroups": ["security.openshift.io"],
+        "resources": ["securitycontextconstraints"],
+        "resourceNames": [document("openshift/scc.yaml")["metadata"]["name"]],
+        "verbs": ["use"],
+    }
+    account = pod_spec("agent/daemonset.yaml")["serviceAccountName"]
+    namespace = document("namespace.yaml")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == namespace
+
+
+@pytest.mark.promise("install-operator-any-user")
+def test_the_operator_runs_as_any_user_but_root() -> None:
+    spec = pod_spec("operator/deployment.yaml")
+    (container,) = spec["containers"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert volume_kinds(spec) <= RESTRICTED_VOLUMES
+
+
+def test_a_tenants_volume_is_read_only_so_that_the_kubelet_does_not_relabel_it() -> None:
+    sharepod = {
+        "metadata": {"name": "one", "namespace": "team", "uid": "u"},
+        "spec": {"gpu": {"request": 0.5, "memory": "1Gi"}, "containers": [{"name": "c", "image": "i"}]},
+    }
+    spec = build_pod(sharepod, PodSettings())["spec"]
+    assert [volume["csi"]["readOnly"] for volume in spec["volumes"] if "csi" in volume] == [True]
+    assert volume_kinds(spec) <= RESTRICTED_VOLUMES
+    assert "securityContext" not in spec, "user and SELinux level are OpenShift's to choose"
+
+
+def test_what_is_labelled_for_selinux_is_the_agents_state_directory() -> None:
+    (label,) = pod_spec("selinux/agent.yaml")["initContainers"]
+    directory = str(AgentSettings().state_dir)
+    assert label["command"][-1] == directory
+    volumes = {volume["name"]: volume for volume in pod_spec("agent/daemonset.yaml")["volumes"]}
+    (mount,) = label["volumeMounts"]
+    assert mount["mountPath"] == volumes[mount["name"]]["hostPath"]["path"] == directory
+    (agent,) = pod_spec("agent/daemonset.yaml")["containers"]
+    assert label["image"] == agent["image"], "one image to pull, and overlays that rename it rename both"
+
+
+def test_a_component_that_adds_a_container_pins_its_image_as_the_base_does() -> None:
+    pinned = document("kustomization.yaml")["images"]
+    (image,) = document("selinux/kustomization.yaml")["images"]
+    assert image in pinned, "the base's tags do not reach a container that a component adds"
