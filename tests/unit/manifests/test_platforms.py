@@ -1,4 +1,4 @@
-"""What manifests/ has for platforms: SecurityContextConstraints of OpenShift, labels for SELinux, profiles of volumes.
+"""Tests of what manifests/ has for platforms: constraints of OpenShift, labels for SELinux, profiles of volumes.
 
 OpenShift's kinds cannot be applied here. Their structure is compared with `SCC_FIELDS`, by reading openshift/api.
 """
