@@ -14,7 +14,7 @@ from sharepod.agent.settings import AgentSettings
 from sharepod.api.pod import PodSettings, build_pod
 
 MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
-CHOICE = {"type": str}
+CHOICE: dict[str, type] = {"type": str}
 """Fields of a strategy that the manifests use."""
 SCC_FIELDS: dict[str, tuple[type | dict[str, type], bool]] = {
     "allowHostDirVolumePlugin": (bool, True),
