@@ -216,7 +216,7 @@ def test_probes_ask_the_ports_that_the_programs_listen_on() -> None:
         (container["name"], port["name"]): port["containerPort"]
         for document in rendered()
         if document["kind"] in ("Deployment", "DaemonSet")
-        for container in document["spec"]["template"]["spec"]["containers"]
+        for container in document["spec"]["template"]["spec"].get("containers", [])  # a component's patch may have none
         for port in container["ports"]
     }
     (conversion,) = documents(MANIFESTS / "conversion" / "operator.yaml")
