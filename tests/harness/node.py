@@ -163,6 +163,10 @@ class Node:
         name = "kubelet" if self._kubelet_starts == 1 else f"kubelet-{self._kubelet_starts}"
         return self.services.start(name, self._kubelet_command, grace=0.0)
 
+    def kubelet_log_tail(self, lines: int = 60) -> str:
+        """The last lines of the kubelet's log, under a heading that names the file."""
+        return self._kubelet.log_tail(lines)
+
     def restart_kubelet(self) -> None:
         """Kill the kubelet and start it again; containers go on."""
         self._kubelet.stop()

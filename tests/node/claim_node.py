@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from harness.api import ApiError, Object
 from harness.cluster import Cluster, suppress_reason, wait_until
+from harness.errors import HarnessError
 from harness.installation import Installation
 from harness.machines import IMAGE, RealNode
 from harness.services import Service
@@ -156,9 +157,14 @@ class ClaimNode:
     # What is seen
 
     def await_pod(self, pod: str, phase: str = "Running", *, timeout: float = 40.0) -> Object:
-        found = self.cluster.wait_for(
-            pod, lambda seen: seen and seen["status"].get("phase") == phase, what=f"pod {phase}", timeout=timeout
-        )
+        def reached(seen: Object | None) -> bool:
+            return seen is not None and seen["status"].get("phase") == phase
+
+        try:
+            found = self.cluster.wait_for(pod, reached, what=f"pod {phase}", timeout=timeout)
+        except HarnessError as error:
+            kubelet = self.machine.real.kubelet_log_tail()
+            raise HarnessError(f"{self.messages()}\n{self.agent.log_tail()}\n{kubelet}\n{error}") from None
         assert found is not None
         return found
 
