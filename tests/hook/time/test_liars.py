@@ -18,7 +18,7 @@ CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
 MEASURED_S = 30
 UNREAD_S = 0.5
-"""What it takes before a reading shows it: at either end of a window one more or less may lie in it."""
+"""Seconds of its work before a reading shows them: at either end of a window one such part may lie in it or not."""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:
