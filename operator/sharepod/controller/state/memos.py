@@ -81,7 +81,7 @@ class TenantMemo:
     """Memory of one tenant. Times are monotonic seconds."""
 
     gone: bool = False
-    """Its SharePod is gone, as a live read has confirmed or a watch has shown: an id never comes back."""
+    """Its SharePod is gone, as a watch, a live read or a write has shown: an id never comes back."""
     refusal: Refusal | None = None
     """Last refusal of a place; None if the tenant was placed or not tried."""
     resize_refusal: Refusal | None = None

@@ -94,7 +94,7 @@ class TenantReconciler:
     async def reconcile(self, tenant: str) -> None:
         """Bring one tenant a step further. Raises `ApiError` and `NotLeadingError`."""
         memo = self._memos.of(tenant)
-        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read, unless its deletion was seen.
+        # 1. Take a snapshot; that the SharePod is gone is confirmed by a live read, unless a watch or write showed it.
         snapshot = self._snapshots.take(tenant, memo)
         if snapshot.sharepod is None and (snapshot.reserved or snapshot.pod is not None):
             memo.gone = memo.gone or self._state.saw_deleted(tenant)

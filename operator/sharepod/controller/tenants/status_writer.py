@@ -76,7 +76,7 @@ class StatusWriter:
         1. Return if the status as it is was made of the same inputs; come back later if minor ones changed too soon.
         2. Compose the status and compare it with the one that was read.
         3. Return if nothing changed; come back later if only minor fields did, too soon.
-        4. Apply; after a conflict read the SharePod and come back at once.
+        4. Apply; after a conflict read the SharePod and come back at once. Where it is not found, it is gone.
         5. Write Events.
         """
         if not sharepod.readable and finish is None:
@@ -119,7 +119,11 @@ class StatusWriter:
             text = f"the API server refused the status of the SharePod, which is tried again: {error.message}"
             self._events.warning(KIND, sharepod, "StatusRefused", "Watch", text)
             raise
-        except (ConflictError, NotFoundError):
+        except NotFoundError:
+            memo.gone = True  # no read would say more
+            self._state.drop_sharepod(sharepod.uid)
+            return False
+        except ConflictError:
             await self._read_sharepod(sharepod)
             self._requeue_after(sharepod.uid, 0.0)
             return False

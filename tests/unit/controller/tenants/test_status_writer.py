@@ -102,12 +102,15 @@ async def test_a_status_is_not_written_over_a_sharepod_that_has_changed(world: W
     assert (world.read("sharepods") or {})["metadata"]["labels"] == {"novel": "1"}
 
 
-async def test_a_sharepod_that_went_before_its_status_was_written_is_dropped(world: World) -> None:
+@pytest.mark.promise("operator-deletion-calls")
+async def test_a_sharepod_that_went_before_its_status_was_written_is_dropped_without_a_read(world: World) -> None:
     world.pod_phase("Succeeded")
     await world.relist()
     world.delete("sharepods")
     await world.tenants.reconcile(world.tenant)
     assert world.state.sharepods.get(world.tenant) is None
+    await world.tenants.reconcile(world.tenant)
+    assert world.server.made("get", "sharepods") == []
 
 
 async def test_a_write_whose_answer_was_lost_is_not_repeated_nor_forgotten(world: World) -> None:
