@@ -46,7 +46,8 @@ class Fault:
     """Fault of the next `times` calls that match.
 
     `hold`: the call waits until this is set, before it takes effect. `refusal`: the answer instead of an effect.
-    `lose_answer`: the call takes effect and the connection is cut before its answer.
+    `lose_answer`: the call takes effect and the connection is cut before its answer. `hold_answer`: it takes effect,
+    and its answer is sent once this is set.
     """
 
     matches: Callable[[Call], bool]
@@ -54,6 +55,7 @@ class Fault:
     hold: asyncio.Event | None = None
     refusal: Refused | None = None
     lose_answer: bool = False
+    hold_answer: asyncio.Event | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +142,8 @@ class ApiServer:
             if call.verb == "watch":
                 return await self._stream(request, call)
             answer, code = self.do(call)
+            if fault is not None and fault.hold_answer is not None:
+                await fault.hold_answer.wait()
             if fault is not None and fault.lose_answer:
                 assert request.transport is not None
                 request.transport.close()

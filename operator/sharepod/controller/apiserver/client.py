@@ -21,12 +21,13 @@ from kubernetes.aio.client import Configuration
 
 from sharepod.api import gpunode, objects, sharepod
 from sharepod.controller import metrics
-from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, ApiError, Connection, Json, TakeUnreadable
+from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, ApiError, Connection, Json, TakeUnreadable, UnavailableError
 
 T = TypeVar("T")
 
 _TRIES = 4
 """Tries of a call that the API server asks to make again; then whoever made the call decides."""
+_OTHER_HISTORY = "the API server's versions have gone back since it was asked"
 LONGEST_WAIT_S = 30.0
 """Longest pause that is made because the server asks for one. A call that is to wait longer is left to whoever made
 it."""
@@ -96,10 +97,15 @@ class Client:
         self.page_size = page_size
         self._may_write = may_write
         self._tries = tries
+        self._forgotten = 0
 
     async def close(self) -> None:
         """Close all connections."""
         await self._api.close()
+
+    def forget(self) -> None:
+        """Let no answer come true any more to what was asked until now: the API server has another history."""
+        self._forgotten += 1
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Json:
         """Return one object, read live."""
@@ -125,6 +131,7 @@ class Client:
         limit: int | None = None,
         token: str = "",
         timeout_s: float | None = None,
+        heard: Callable[[], None] = lambda: None,
         take: Callable[[Json], None],
         unreadable: TakeUnreadable,
     ) -> Json:
@@ -137,7 +144,8 @@ class Client:
             fields: Field selector.
             limit: Most objects; None: the size of a page.
             token: Where the page begins: `continue` of the page before.
-            timeout_s: Seconds; None: the timeout of reads.
+            timeout_s: Longest silence in seconds; None: the timeout of reads.
+            heard: Called with each piece that arrives.
             take: Takes each object.
             unreadable: Takes what can be had of each object that cannot be read.
         """
@@ -146,7 +154,7 @@ class Client:
             query["continue"] = token
         path, within = resource.path(namespace=namespace), timeout_s or self._read_timeout
         return await self._made(
-            "list", lambda: self._api.page(path, query, take=take, unreadable=unreadable, timeout_s=within)
+            "list", lambda: self._api.page(path, query, take=take, unreadable=unreadable, heard=heard, timeout_s=within)
         )
 
     async def create(
@@ -243,11 +251,17 @@ class Client:
         content: str = JSON,
     ) -> Json:
         within = self._read_timeout if method == "GET" else self._write_timeout
+        forgotten = self._forgotten
 
         async def call() -> Json:
             if method != "GET" and not self._may_write():
                 raise NotLeadingError(f"{method} {path}: not the leader")
-            return await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+            answer = await self._api.call(method, path, body, query=query, content=content, timeout_s=within)
+            if forgotten == self._forgotten:
+                return answer
+            if method == "GET":
+                raise UnavailableError(f"{method} {path}", 0, "", _OTHER_HISTORY)
+            raise NotLeadingError(f"{method} {path}: {_OTHER_HISTORY}")
 
         return await self._made(verb or _VERBS[method], call)
 

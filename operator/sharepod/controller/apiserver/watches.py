@@ -82,6 +82,7 @@ class Watches:
         def replaced() -> None:
             # Versions that were written since can hide from a kind with few events that they had gone back.
             self._believed_until = -math.inf
+            client.forget()
             for kind in self.all:
                 kind.replace_all()
             on_replaced()

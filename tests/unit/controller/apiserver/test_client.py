@@ -113,6 +113,29 @@ async def test_who_does_not_lead_reads_and_does_not_write() -> None:
     assert called == ["GET"]
 
 
+async def test_an_answer_out_of_a_history_that_no_longer_exists_is_not_taken() -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: web.Request) -> web.Response:
+        asked.set()
+        await answers.wait()
+        return web.json_response({"metadata": {"resourceVersion": "9000"}})
+
+    async with serving(wait) as client:
+        written = asyncio.create_task(client.apply_status(PODS, "p", {}, "n"))
+        await asked.wait()
+        asked.clear()
+        read = asyncio.create_task(client.get(PODS, "p", "n"))
+        await asked.wait()
+        client.forget()
+        answers.set()
+        with pytest.raises(NotLeadingError, match="versions have gone back"):
+            await written
+        with pytest.raises(UnavailableError, match="versions have gone back"):
+            await read
+        assert await client.get(PODS, "p", "n")
+
+
 async def test_what_is_sent_is_what_the_api_server_expects() -> None:
     seen: list[tuple[str, str, str, Json]] = []
 
