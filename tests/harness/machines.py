@@ -19,7 +19,8 @@ from doubles.gpus import create_state, read_state
 from sharepod.api.objects import GPUS_ANNOTATION
 from sharepod.api.units import parse_quantity
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, wait_until
+from harness.errors import HarnessError
 from harness.fakes import FakeKubelets
 from harness.images import image_with_program
 from harness.installation import Installation
@@ -107,6 +108,21 @@ class RealNode(Machine):
 
     def start_agent(self, installation: Installation, name: str = "agent") -> Service:
         return installation.start_agent(self.real, self._inventory, name)
+
+    def await_claim_driver(self, agent: Service) -> None:
+        """Wait until the kubelet calls this agent for claims: what earlier agents reported may still be in the status.
+
+        A Pod that comes before fails once, and the kubelet tries it again after 60 to 90 s.
+        """
+
+        def registered() -> bool:
+            lines = agent.log.read_text(errors="replace").splitlines()
+            return any("registered with the kubelet" in line and "DRAPlugin" in line for line in lines)
+
+        try:
+            wait_until(registered, what="the registration for claims", timeout=60)
+        except HarnessError as error:
+            raise HarnessError(f"{agent.log_tail()}\n{self.real.kubelet_log_tail()}\n{error}") from None
 
     def follow(self) -> None:
         """Do nothing: the kubelet follows the Pods."""

@@ -64,9 +64,10 @@ class ClaimNode:
         self.agent: Service = self.start_agent()
 
     def start_agent(self) -> Service:
-        """Start an agent, the node's next one."""
+        """Start an agent, the node's next one; return once the kubelet calls it."""
         self._starts += 1
         self.agent = self.machine.start_agent(self.installation, f"agent-{self._starts}")
+        self.machine.await_claim_driver(self.agent)
         return self.agent
 
     # Objects

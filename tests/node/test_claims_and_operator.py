@@ -225,8 +225,9 @@ def test_all_that_can_restart_does_so_under_running_claims_without_a_disturbance
         return tenants == [True] * 3 and (ready["AgentReady"], ready["CDIDevices"]) == ("True", "True")
 
     wait_until(connected, what="three tenants in the next agent", timeout=60)
+    system.machine.await_claim_driver(system.agent)
     system.apply(system.template("later", 200), system.pod("later", template="later"))
-    system.await_running("later", timeout=90)
+    system.await_running("later", timeout=150)
     assert system.restarts() == 0
     later = [row for row in system.rows() if row["requestMilli"] == 200]
     assert sorted(json.dumps(row, sort_keys=True) for row in system.rows() if row not in later) == before

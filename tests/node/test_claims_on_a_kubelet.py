@@ -151,7 +151,7 @@ def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNo
     wait_until(lambda: sum(node.machine.busy_ns().values()) > sum(before.values()), what="work", timeout=20)
     assert node.restarts("steady") == 0
     # A second Pod of the claim is prepared after both restarts; a container's restart is not.
-    node.await_pod(node.make_pod("second", "steady"), timeout=90)
+    node.await_pod(node.make_pod("second", "steady"), timeout=150)
     node.machine.real.run("sh", "-c", "kill $(pgrep launchloop | head -1)")
     wait_until(lambda: node.restarts("steady") + node.restarts("second") == 1, what="a restart", timeout=40)
     node.await_tenant(row["id"], processes=2, timeout=60)
