@@ -129,11 +129,13 @@ class Connection:
         *,
         take: Callable[[Json], None],
         unreadable: TakeUnreadable,
+        heard: Callable[[], None] = lambda: None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Json:
         """Read one page of a list, item by item as it arrives; return the list's metadata.
 
-        `timeout_s`: longest silence; the page as a whole may take ten times as long.
+        `heard`: called with each piece that arrives. `timeout_s`: longest silence; the page as a whole may take ten
+        times as long.
         """
         call, now = f"LIST {path}", asyncio.get_running_loop().time
         reader, decoder = ListText(), codecs.getincrementaldecoder("utf-8")("replace")
@@ -148,6 +150,7 @@ class Connection:
                     turn = time.monotonic() + _TURN_S
                     async for chunk in response.content.iter_any():
                         silence.reschedule(min(now() + timeout_s, ends))
+                        heard()
                         for item in reader.feed(decoder.decode(chunk)):
                             _hand_over(item, take, unreadable)
                             if time.monotonic() > turn:

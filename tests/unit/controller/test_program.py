@@ -2,99 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from doubles.apiserver.kinds import KINDS, Kind
 from doubles.apiserver.server import ApiServer, api_server
+from unit.logging_program import LoggingProgram
 
+_OPERATOR = ("-c", "from sharepod.controller.main import main; main()")
 _LEASES: Kind = next(kind for kind in KINDS if kind.plural == "leases")
 
 
-class _Program:
-    """The operator in a process of its own; its log is kept by line."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.log: list[dict[str, Any]] = []
-        self._more = asyncio.Condition()
-        self._reading = asyncio.create_task(self._read())
-
-    @classmethod
-    async def start(cls, folder: Path, url: str, **changes: str) -> _Program:
-        """Start an operator for the API server at `url`."""
-        kubeconfig = folder / "kubeconfig"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": url}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        }
-        kubeconfig.write_text(json.dumps(config))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SHAREPOD_")}
-        environment |= {
-            "SHAREPOD_KUBECONFIG": str(kubeconfig),
-            "SHAREPOD_IDENTITY": "operator-0",
-            "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
-            "SHAREPOD_HEALTH_PORT": "0",
-            "SHAREPOD_METRICS_PORT": "0",
-        } | changes
-        program = "from sharepod.controller.main import main; main()"
-        return cls(
-            await asyncio.create_subprocess_exec(
-                sys.executable, "-c", program, env=environment, stderr=asyncio.subprocess.PIPE
-            )
-        )
-
-    async def _read(self) -> None:
-        assert self.process.stderr is not None
-        async for line in self.process.stderr:
-            async with self._more:
-                self.log.append(json.loads(line))
-                self._more.notify_all()
-        async with self._more:
-            self._more.notify_all()
-
-    async def says(self, event: str, times: int = 1) -> dict[str, Any]:
-        """The line of the log that has this event for the `times`-th time, now or when it comes."""
-
-        def found() -> dict[str, Any] | None:
-            lines = [line for line in self.log if line["event"] == event]
-            return lines[times - 1] if len(lines) >= times else None
-
-        async with self._more, asyncio.timeout(60):
-            await self._more.wait_for(lambda: found() is not None or self._reading.done())
-        line = found()
-        assert line is not None, f"{event!r} is not in {self.log}"
-        return line
-
-    async def ended(self) -> int:
-        """The exit status, when it has ended."""
-        code = await asyncio.wait_for(self.process.wait(), 60)
-        await self._reading
-        return code
+async def _started(folder: Path, url: str, **changes: str) -> LoggingProgram:
+    """Start an operator for the API server at `url`."""
+    kubeconfig = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    kubeconfig.write_text(json.dumps(config))
+    settings = {
+        "SHAREPOD_KUBECONFIG": str(kubeconfig),
+        "SHAREPOD_IDENTITY": "operator-0",
+        "SHAREPOD_BIND_ADDRESS": "127.0.0.1",
+        "SHAREPOD_HEALTH_PORT": "0",
+        "SHAREPOD_METRICS_PORT": "0",
+    } | changes
+    return await LoggingProgram.run(*_OPERATOR, settings=settings, without="SHAREPOD_")
 
 
 @contextlib.asynccontextmanager
-async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[_Program]:
-    program = await _Program.start(folder, url, **changes)
+async def _running(folder: Path, url: str, **changes: str) -> AsyncIterator[LoggingProgram]:
+    program = await _started(folder, url, **changes)
     try:
         yield program
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            program.process.kill()
-        await program.ended()
+        await program.end(signal.SIGKILL)
 
 
 async def test_it_acts_until_it_is_told_to_end_then_gives_its_lease_up(tmp_path: Path) -> None:

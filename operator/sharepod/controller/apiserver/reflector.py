@@ -37,7 +37,7 @@ from sharepod.kube import (
 )
 
 from .client import LONGEST_WAIT_S, Client, Resource, jittered
-from .sights import Sight
+from .sights import BELIEF_S, Sight
 
 _FIRST_PAUSE_S = 0.25
 """Seconds before the first retry after a failure; doubles with each further failure."""
@@ -130,6 +130,8 @@ class Reflector:
         self._seen = 0
         """Highest version of a list or an event."""
         self._heard_at = clock()
+        self._arrived_at: float | None = None
+        """When a piece of a list last arrived; None: never."""
         self._opened_at: float | None = None
         """When the watch that is open, or was last, was answered."""
         self._failures = 0
@@ -153,6 +155,7 @@ class Reflector:
             self._failure,
             now - self._failed_at,
             self._needed,
+            self._arrived_at is not None and now <= self._arrived_at + BELIEF_S,
         )
 
     async def run(self) -> None:
@@ -259,6 +262,7 @@ class Reflector:
                 fields=self._fields,
                 limit=self._page,
                 token=token,
+                heard=self._take_piece,
                 take=take,
                 unreadable=unreadable,
             )
@@ -326,6 +330,9 @@ class Reflector:
                 if self._clock() > turn:
                     await asyncio.sleep(0)
                     turn = self._clock() + _TURN_S
+
+    def _take_piece(self) -> None:
+        self._arrived_at = self._clock()
 
     def _hear_watch(self) -> None:
         if self._opened_at is None:

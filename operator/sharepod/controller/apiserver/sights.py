@@ -3,7 +3,7 @@
 Guarantees:
 - Nothing is placed on a belief older than `BELIEF_S`.
 - A process is called unhealthy only where a restart can help: not while the API server is away, does not serve the kind
-  yet, or refuses it.
+  yet, or refuses it, nor while a long list arrives, which a restart would begin again.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class Sight:
     """Since the last try that failed."""
     needed: bool = True
     """Placement depends on the kind."""
+    arriving: bool = False
+    """A piece of a list of the kind arrived within the last `BELIEF_S`."""
 
 
 def unready(sights: Iterable[Sight]) -> str | None:
@@ -56,7 +58,7 @@ def blind(sights: Iterable[Sight], answered_s: float | None) -> str | None:
     for sight in sights:
         trying = sight.failure is not None and sight.failed_s < BLIND_S
         refused = isinstance(sight.failure, NotFoundError | ForbiddenError | UnauthorizedError)
-        if sight.silent_s > BLIND_S and not (trying and (refused or away)):
+        if sight.silent_s > BLIND_S and not sight.arriving and not (trying and (refused or away)):
             return f"the watch of {sight.kind} has been silent for {sight.silent_s:.0f} s"
     return None
 

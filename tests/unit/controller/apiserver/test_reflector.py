@@ -12,6 +12,7 @@ from doubles.apiserver.errors import Refused
 from doubles.apiserver.server import ApiServer, api_server
 from kubernetes.aio.client import Configuration
 from sharepod.controller.apiserver import reflector as reflectors
+from sharepod.controller.apiserver import sights
 from sharepod.controller.apiserver.client import SHAREPODS, Client
 from sharepod.controller.apiserver.reflector import Reflector
 from sharepod.kube import Json, UnavailableError, connection
@@ -178,6 +179,31 @@ async def test_a_list_whose_pages_do_not_arrive_in_time_is_asked_for_in_smaller_
     async with running(idle):
         await idle.shows(*names)
     assert limits[:3] == [10, 2, 1]
+
+
+@pytest.mark.promise("operator-healthy")
+async def test_a_list_that_takes_long_to_arrive_is_no_reason_to_restart_and_none_to_place(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, moment, health, listed = idle.client.page, 0.0, list[str | None](), list[list[str]]()
+    reflector = Reflector(idle.client, SHAREPODS, idle.mirror, kind="sharepods", clock=lambda: moment)
+
+    async def slow(*arguments: Any, heard: Callable[[], None], **named: Any) -> Json:
+        nonlocal moment
+        for _ in range(9):
+            moment += 9.0
+            heard()
+            health.append(sights.blind([reflector.sight()], 1.0))
+            listed.append(sights.stale([reflector.sight()]))
+        return await page(*arguments, heard=heard, **named)
+
+    monkeypatch.setattr(idle.client, "page", slow)
+    await reflector.list_all()
+    await idle.client.close()
+    assert health == [None] * 9
+    assert listed == [["sharepods"]] * 9
+    moment += sights.BLIND_S + 1
+    assert sights.blind([reflector.sight()], 1.0) == "the watch of sharepods has been silent for 61 s"
 
 
 @pytest.mark.promise("operator-watch-lost")

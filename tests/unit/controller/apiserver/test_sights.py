@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from sharepod.controller.apiserver.sights import BELIEF_S, BLIND_S, Sight, blind, stale, unready
 from sharepod.kube import ApiError, ForbiddenError, NotFoundError, UnauthorizedError, UnavailableError
@@ -47,3 +49,4 @@ def test_a_process_is_unhealthy_only_where_a_restart_can_help(
     sight = Sight("pods", True, BLIND_S + 1, failure, failed_s)
     assert (blind([GOOD, sight], answered_s) is None) is healthy
     assert blind([GOOD, Sight("pods", True, BLIND_S, failure, failed_s)], answered_s) is None
+    assert blind([GOOD, dataclasses.replace(sight, arriving=True)], answered_s) is None

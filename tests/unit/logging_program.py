@@ -1,0 +1,72 @@
+"""A program of SharePod as a process of its own, whose log is kept by line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+PATIENCE_S = 60.0
+"""Seconds that a line, or the end, may take: the interpreter's start on a busy machine is part of them."""
+
+
+class LoggingProgram:
+    """A Python process; lines of its standard error that are no JSON count as events."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[dict[str, Any]] = []
+        self._more = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def run(cls, *arguments: str, settings: Mapping[str, str], without: str) -> Self:
+        """Start the interpreter with these arguments and settings, without variables that begin with `without`."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, *arguments, env={**inherited, **settings}, stderr=asyncio.subprocess.PIPE
+            )
+        )
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._more:
+                text = line.decode()
+                self.log.append(json.loads(text) if text.startswith("{") else {"event": text})
+                self._more.notify_all()
+        async with self._more:
+            self._more.notify_all()
+
+    async def says(
+        self, event: str, matching: Callable[[dict[str, Any]], bool] = lambda _: True, *, times: int = 1
+    ) -> dict[str, Any]:
+        """The first line of the log with this event (or the second, ...), now or when it comes."""
+
+        def found() -> dict[str, Any] | None:
+            lines = [line for line in self.log if event in line["event"] and matching(line)]
+            return lines[times - 1] if len(lines) >= times else None
+
+        async with self._more, asyncio.timeout(PATIENCE_S):
+            await self._more.wait_for(lambda: found() is not None or self._reading.done())
+        line = found()
+        assert line is not None, f"{event!r} is not in {self.log}"
+        return line
+
+    async def ended(self) -> int:
+        """The exit status, when it has ended."""
+        code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
+        await self._reading
+        return code
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it by a signal, if it still runs; the exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        return await self.ended()
