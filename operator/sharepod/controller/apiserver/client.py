@@ -21,7 +21,17 @@ from kubernetes.aio.client import Configuration
 
 from sharepod.api import gpunode, objects, sharepod
 from sharepod.controller import metrics
-from sharepod.kube import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH, ApiError, Connection, Json, TakeUnreadable, UnavailableError
+from sharepod.kube import (
+    APPLY_PATCH,
+    JSON,
+    JSON_PATCH,
+    MERGE_PATCH,
+    ApiError,
+    Connection,
+    Json,
+    TakeUnreadable,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 
