@@ -13,6 +13,8 @@ COVERAGE_FLOOR := 89
 # Most tests mostly wait, so three workers share them. Tests that measure time are marked `alone` and come after the others,
 # one by one.
 SHARED := --numprocesses 3 -m "not alone" tests/node tests/cluster tests/hook tests/attack tests/unit tests/property
+# A test that failed has one more try with nothing beside it. Both are shown: one that passes so is looked into.
+AGAIN := --last-failed --last-failed-no-failures none --maxfail 1
 # What the token scheduler's sources have to hold, they have to hold compiled.
 COMPILED := --numprocesses 3 --examples-percent 30 -m "not alone" tests/unit/timeshare tests/unit/agent/shares $(wildcard tests/property/test_timeshare*.py)
 # Where unit and property tests run alone, a socket or file that nobody closed is an error too.
@@ -107,8 +109,9 @@ test: $(TEST_NEEDS) ## all tests; PYTEST_ARGS="tests/unit -k lease" for some, on
 ifdef PYTEST_ARGS
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
-	@trap "exit 130" INT; status=0; $(BIN)/python -m pytest $(SHARED) || status=1; \
-	$(BIN)/python -m pytest -m alone || status=1; \
+	@trap "exit 130" INT; status=0; \
+	$(BIN)/python -m pytest $(SHARED) || $(BIN)/python -m pytest $(AGAIN) $(SHARED) --numprocesses 0 || status=1; \
+	$(BIN)/python -m pytest -m alone || $(BIN)/python -m pytest $(AGAIN) -m alone || status=1; \
 	PYTHONPATH=$(CURDIR)/build/compiled:$(PYTHONPATH) $(BIN)/python -m pytest $(COMPILED) || status=1; exit $$status
 endif
 

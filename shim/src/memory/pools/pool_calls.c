@@ -14,9 +14,10 @@
 /* Time after a refusal in which calls use memory that the pool has without asking the agent again: a full tenant that
  * allocates and frees in a loop asks ten times a second instead of each time. */
 #define REFUSED_TIME (100 * SYS_MS)
-/* Time that a call waits for other calls of the pool to end: many times what a driver call takes, and short for a
- * program. */
-#define TURN_TIME (50 * SYS_MS)
+/* Time that a call waits for other calls of the pool to end: many times what a driver call takes, also where a thread
+ * has to wait for a processor in the middle of it. Calls of a graph pool are launches, which may wait at the gate. */
+#define TURN_TIME (1000 * SYS_MS)
+#define GRAPH_TURN_TIME (50 * SYS_MS)
 
 /* Return whether memory that the pool has unused could serve the call, by the driver's figures. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
@@ -53,14 +54,14 @@ static bool reserve_new(struct pool_call *call, bool exact) {
     return credits_reserve(call->memory->place, least);
 }
 
-/* Wait, for TURN_TIME at most, until no call has the pool for itself, or, if `alone`, until no call is under way.
+/* Wait, for the turn's time at most, until no call has the pool for itself, or, if `alone`, until no call is under way.
  * False: the time was over. With the lock, which is released meanwhile. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && memory->busy > 0)) {
         uint32_t calls = memory->calls;
         now = sys_now();
-        deadline = deadline ? deadline : now + TURN_TIME;
+        deadline = deadline ? deadline : now + (memory->pool == NULL ? GRAPH_TURN_TIME : TURN_TIME);
         if (now >= deadline)
             return false;
         memory->awaited = true;
