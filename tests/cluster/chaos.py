@@ -82,9 +82,11 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
     strangers = {gpu_uuid(node, chance.randrange(2)) for node in chance.sample(nodes, asked.strangers)}
     taken = chance.sample(sorted(set(names) - to_delete), asked.taken)
 
+    told = _Stages()
     audit.forbidden |= strangers
     world.agents.strangers(strangers)
     world.nodes(prefix, asked.nodes)
+    told(f"{asked.nodes} nodes are there")
     namespace = world.cluster.namespace(prefix)
     for name in taken:
         world.api.create(f"/api/v1/namespaces/{namespace}/pods", foreign_pod(name))
@@ -100,10 +102,12 @@ def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: 
         thread.start()
     for thread in threads:
         _join(thread, killing, asked.timeout)
+        told(f"{thread.name} is done")
     for name in taken:
         world.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
 
     _settle(world, audit, namespace, killing, asked.timeout)
+    told("all that are to run do")
     outcome = _outcome(world, audit, namespace, killing, time.monotonic() - begun)
     audit.expecting = False
     return outcome
@@ -144,6 +148,16 @@ def _settle(world: World, audit: Audit, namespace: str, killing: _Killing, timeo
 
     with suppress(AssertionError):
         wait(settled, what="settled", timeout=timeout, interval=0.5)
+
+
+class _Stages:
+    """Stages of a run, printed with the seconds since it began: a long run shows how far it is."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        print(f"chaos: after {time.monotonic() - self._begun:.0f} s {what}", file=sys.stderr, flush=True)
 
 
 class _Client(threading.Thread):

@@ -295,7 +295,7 @@ async def backoff(attempt: int, *, first_s: float = 0.25, longest_s: float = 15.
 def _session(config: Configuration) -> aiohttp.ClientSession:
     secure = urlsplit(str(config.host)).scheme == "https"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=_trust(config) if secure else True, limit=config.connection_pool_maxsize),
+        connector=aiohttp.TCPConnector(ssl=_trust(config) if secure else True, limit=0),  # callers limit their calls
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         trust_env=config.proxy is None and _proxy_of_environment(str(config.host)),
         read_bufsize=1 << 20,

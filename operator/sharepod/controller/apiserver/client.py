@@ -102,7 +102,7 @@ class Client:
         tries: int = _TRIES,
     ) -> None:
         self._api = Connection(config, "sharepod-operator")
-        self._read_timeout = read_timeout
+        self.read_timeout = read_timeout
         self._write_timeout = write_timeout
         self.page_size = page_size
         self._may_write = may_write
@@ -162,7 +162,7 @@ class Client:
         query = {"limit": str(limit or self.page_size), **_selectors(labels, fields)}
         if token:
             query["continue"] = token
-        path, within = resource.path(namespace=namespace), timeout_s or self._read_timeout
+        path, within = resource.path(namespace=namespace), timeout_s or self.read_timeout
         return await self._made(
             "list", lambda: self._api.page(path, query, take=take, unreadable=unreadable, heard=heard, timeout_s=within)
         )
@@ -260,7 +260,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         content: str = JSON,
     ) -> Json:
-        within = self._read_timeout if method == "GET" else self._write_timeout
+        within = self.read_timeout if method == "GET" else self._write_timeout
         forgotten = self._forgotten
 
         async def call() -> Json:

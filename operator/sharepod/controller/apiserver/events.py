@@ -4,13 +4,15 @@ Guarantees:
 - Writing an Event never delays or fails what it tells of.
 - The same reason and note about an object is written again only after ten minutes.
 - Of one reason about one object, `_BURST` Events are written at once, then one a minute.
-- If too many wait to be written, the newest are dropped and counted.
+- If too many wait to be written, the newest are dropped and counted; one namespace's fill no more than a quarter.
+- Namespaces take turns: one whose admission webhook is slow for Events delays its own.
 """
 
 from __future__ import annotations
 
-import asyncio
 import datetime
+import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,10 +25,15 @@ from sharepod.controller.state.facts.object_facts import ObjectFacts
 from sharepod.kube import ApiError, Json
 from sharepod.rate_limit import RateLimiter
 
-from .client import EVENTS, Client, NotLeadingError
+from .client import EVENTS, Client
+from .workqueue import WorkQueue
 
 _WAITING = 1000
 """Events that wait to be written: as many as the API server takes in some 10 s."""
+_WAITING_OF_ONE = _WAITING // 4
+"""Events of one namespace that wait."""
+_WRITERS = 4
+"""Events that are written at a time."""
 _REPEAT_S = 600.0
 """Seconds until the same reason and note about an object is written again: an Event lives for an hour."""
 _REMEMBERED = 10_000
@@ -62,7 +69,14 @@ class Events:
         self._client = client
         self._identity = identity
         self._clock = clock
-        self._waiting: asyncio.Queue[_Event] = asyncio.Queue(_WAITING)
+        self._numbers = itertools.count()
+        self._waiting: dict[int, _Event] = {}
+        """Events that are not written yet, by number."""
+        self._waiting_of: Counter[str] = Counter()
+        """Number of them by namespace."""
+        self._queue: WorkQueue[int] = WorkQueue(
+            "event", self._write, _WRITERS, lambda number: self._waiting[number].about.namespace
+        )
         self._recorded: dict[tuple[str, str, str], float] = {}
         self._limiters: dict[tuple[str, str], RateLimiter] = {}  # by uid and reason, the longest unused first
 
@@ -72,7 +86,7 @@ class Events:
 
     def hint(self, kind: str, about: ObjectFacts, reason: str, action: str, note: str) -> None:
         """Record an Event of type Normal, unless so many wait that it would delay those that matter."""
-        if self._waiting.qsize() < _WAITING // 2:
+        if len(self._waiting) < _WAITING // 2:
             self.normal(kind, about, reason, action, note)
         else:
             metrics.EVENTS_DROPPED.inc()
@@ -83,20 +97,24 @@ class Events:
 
     async def run(self) -> None:
         """Write Events until cancelled."""
-        while True:
-            event = await self._waiting.get()
-            try:
-                await self._client.create(EVENTS, self._manifest(event), event.about.namespace or "default")
-            except NotLeadingError:
-                continue
-            except ApiError as error:
-                log.warning(
-                    "cannot write an Event",
-                    kind=event.kind,
-                    name=event.about.name,
-                    reason=event.reason,
-                    error=str(error),
-                )
+        await self._queue.run()
+
+    async def _write(self, number: int) -> None:
+        event = self._waiting.pop(number)
+        namespace = event.about.namespace
+        self._waiting_of[namespace] -= 1
+        if not self._waiting_of[namespace]:
+            del self._waiting_of[namespace]
+        try:
+            await self._client.create(EVENTS, self._manifest(event), namespace or "default")
+        except ApiError as error:
+            log.warning(
+                "cannot write an Event",
+                kind=event.kind,
+                name=event.about.name,
+                reason=event.reason,
+                error=str(error),
+            )
 
     def _record(self, event: _Event) -> None:
         key = (event.about.uid, event.reason, event.note)
@@ -110,10 +128,14 @@ class Events:
         self._recorded[key] = now
         if len(self._recorded) > _REMEMBERED:
             del self._recorded[next(iter(self._recorded))]
-        try:
-            self._waiting.put_nowait(event)
-        except asyncio.QueueFull:
+        namespace = event.about.namespace
+        if len(self._waiting) >= _WAITING or self._waiting_of[namespace] >= _WAITING_OF_ONE:
             metrics.EVENTS_DROPPED.inc()
+            return
+        number = next(self._numbers)
+        self._waiting[number] = event
+        self._waiting_of[namespace] += 1
+        self._queue.add(number)
 
     def _admit(self, event: _Event, now: float) -> bool:
         key = (event.about.uid, event.reason)

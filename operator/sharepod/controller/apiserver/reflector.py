@@ -7,7 +7,8 @@ Guarantees:
   a backup). If they have, everything is listed again and the store replaced.
 - An object that cannot be read costs itself alone: it is passed over, counted, and its owner told if that can be known.
 - Objects are taken in one by one as they arrive: no page is held.
-- A list of which a page does not arrive in time is asked for in smaller pages, down to one object.
+- A page that does not arrive in time is asked for again, where it is in the list, as a smaller one, down to one object.
+  Pages grow again while they arrive fast.
 - A server that asks to be left alone (Retry-After) is, for `LONGEST_WAIT_S` at most: whatever an error page of a load
   balancer says, no kind stays unseen for hours.
 - A resource that is not served yet is asked for each `_NOT_SERVED_S`, or `_OPTIONAL_S`.
@@ -53,6 +54,10 @@ _STEADY_S = 5.0
 """Seconds that a watch must have lasted for the next failure to count as the first: longer than the pauses."""
 _CHECK_TIMEOUT_S = 5.0
 """Timeout of the list of one object that comes before a watch: as long as a watch may take to be answered."""
+_PAGE_STEP = 4
+"""Factor by which pages shrink and grow: two or three timeouts until the largest Pods fit."""
+_PAGE_GROWS_WITHIN = 1 / 4
+"""Part of the timeout within which a page that is larger by `_PAGE_STEP` must be expected to arrive."""
 _LOG_S = 10.0
 """Least seconds between two log lines of the same kind: a user can make thousands of objects that cannot be read."""
 _LOG_OPTIONAL_S = 3600.0
@@ -139,7 +144,7 @@ class Reflector:
         self._failed_at = self._told_at = clock()
         self._logged_at: float | None = None
         self._page: int | None = None
-        """Objects in a page, since one did not arrive in time; None: as many as usual."""
+        """Objects in a page, while pages are smaller because one did not arrive in time; None: as many as usual."""
         self._watching: asyncio.Task[None] | None = None
         self._reopening = False
         self.listed = False
@@ -230,12 +235,6 @@ class Reflector:
             except GoneError:
                 if last:
                     raise
-            except UnavailableError as error:
-                if error.status == 0 and "Timeout" in error.reason:
-                    self._page = max(1, (self._page or self._client.page_size) // 4)
-                raise
-        if self._page is not None:
-            self._page = self._page * 2 if self._page * 2 < self._client.page_size else None
         for uid, known in list(self._mirror.versions().items()):
             if uid not in present and known <= version:
                 if self.listed:
@@ -255,22 +254,44 @@ class Reflector:
 
         version, token = 0, ""
         while True:
-            page = await self._client.page(
-                self._resource,
-                self._namespace,
-                labels=self._labels,
-                fields=self._fields,
-                limit=self._page,
-                token=token,
-                heard=self._take_piece,
-                take=take,
-                unreadable=unreadable,
-            )
+            began = self._clock()
+            try:
+                page = await self._client.page(
+                    self._resource,
+                    self._namespace,
+                    labels=self._labels,
+                    fields=self._fields,
+                    limit=self._page,
+                    token=token,
+                    heard=self._take_piece,
+                    take=take,
+                    unreadable=unreadable,
+                )
+            except UnavailableError as error:
+                if not self._shrink_page(error):
+                    raise
+                continue
             self._heard()
+            self._grow_page(self._clock() - began)
             version = version or _number(page.get("resourceVersion"))
             token = str(page.get("continue") or "")
             if not token:
                 return version
+
+    def _shrink_page(self, error: UnavailableError) -> bool:
+        """Ask for smaller pages because one did not arrive in time; return whether there are smaller ones."""
+        size = self._page or self._client.page_size
+        if error.status or "Timeout" not in error.reason or size == 1:
+            return False
+        self._page = max(1, size // _PAGE_STEP)
+        self._note(f"a page of {size} did not arrive in time; asking for {self._page}", error)
+        return True
+
+    def _grow_page(self, took: float) -> None:
+        """Ask for larger pages again if they will arrive in time: an API server takes as long as a page is large."""
+        if self._page is not None and took * _PAGE_STEP <= self._client.read_timeout * _PAGE_GROWS_WITHIN:
+            larger = self._page * _PAGE_STEP
+            self._page = larger if larger < self._client.page_size else None
 
     async def _continues(self) -> bool:
         """Return whether the API server's versions have gone on since the last that was seen. Raise `ApiError`."""

@@ -6,15 +6,15 @@ Guarantees:
 - A key added several times before its turn is worked on once.
 - A key whose work fails is tried again, later each time, up to a limit.
 - A key with news goes before the keys of a resync. While both wait, every `_RESYNC_SHARE`th turn is a resync's.
-- Where keys have owners, the owners take turns, and no owner has more than three quarters of the workers: work that
-  hangs, or much of it, of one owner does not keep another's key waiting.
+- Where keys have owners, the owners take turns, and slow work, or much of it, of some owners does not keep another's
+  key waiting (`worker_lanes.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
@@ -25,6 +25,7 @@ from sharepod.kube import ApiError
 
 from .client import NotLeadingError
 from .fair_line import FairLine
+from .worker_lanes import WorkerLanes
 
 Key = TypeVar("Key")
 
@@ -44,7 +45,7 @@ class WorkQueue(Generic[Key]):
     Args:
         name: In logs and metrics.
         work: Works on one key.
-        workers: Most keys worked on at a time.
+        workers: Most keys worked on at a time, those aside whose work is slow.
         owner: Owner of a key, such as its namespace; None: keys have no owners.
     """
 
@@ -57,18 +58,16 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         self._name = name
         self._work = work
-        self._workers = workers
         self._owner = owner or (lambda _: "")
-        self._most_of_an_owner = workers if owner is None else workers - workers // 4
         self._waiting: FairLine[Key] = FairLine()
         """Keys with news."""
         self._resyncs: FairLine[Key] = FairLine()
         """Keys of a resync; none of them is in `_waiting`."""
         self._turns = 0
-        self._running: dict[Key, str] = {}
-        """Keys that are worked on, with their owners."""
-        self._running_of: Counter[str] = Counter()
-        """By owner: number of its keys that are worked on."""
+        self._running: WorkerLanes[Key] = WorkerLanes(workers, owned=owner is not None)
+        """Keys that are worked on."""
+        self._settling: asyncio.TimerHandle | None = None
+        """When the queue looks for slow work again, while keys wait."""
         self._again: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
@@ -117,6 +116,8 @@ class WorkQueue(Generic[Key]):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        if self._settling is not None:
+            self._settling.cancel()
         self._waiting.clear()
         self._resyncs.clear()
         self._again.clear()
@@ -129,13 +130,14 @@ class WorkQueue(Generic[Key]):
             while True:
                 await self._ready.wait()
                 self._ready.clear()
-                while len(self._running) < self._workers and (taken := self._next()) is not None:
+                self._running.settle(time.monotonic())
+                while (taken := self._next()) is not None:
                     key, owner = taken
-                    self._running[key] = owner
-                    self._running_of[owner] += 1
+                    self._running.begin(key, owner, time.monotonic())
                     task = asyncio.create_task(self._one(key), name=f"{self._name} {key}")
                     tasks.add(task)
                     task.add_done_callback(tasks.discard)
+                self._settle_later()
         finally:
             self.clear()
             for task in tasks:
@@ -143,23 +145,23 @@ class WorkQueue(Generic[Key]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _next(self) -> tuple[Key, str] | None:
-        """Take the key whose turn it is, with its owner; None if no owner of a key that waits may have more workers."""
+        """Take the key whose turn it is, with its owner; None if work of no owner of a key that waits may begin."""
         resync_first = (self._turns + 1) % _RESYNC_SHARE == 0
         for line in (self._resyncs, self._waiting) if resync_first else (self._waiting, self._resyncs):
-            if (taken := line.take(self._may_have_more)) is not None:
+            if (taken := line.take(self._running.may_begin)) is not None:
                 self._turns += 1
                 return taken
         return None
 
-    def _may_have_more(self, owner: str) -> bool:
-        return self._running_of[owner] < self._most_of_an_owner
-
-    def _ended(self, key: Key) -> None:
-        """Take a key from those that are worked on."""
-        if (owner := self._running.pop(key, None)) is not None:
-            self._running_of[owner] -= 1
-            if not self._running_of[owner]:
-                del self._running_of[owner]
+    def _settle_later(self) -> None:
+        """Look again once work that keeps keys waiting is slow."""
+        if self._settling is not None:
+            self._settling.cancel()
+            self._settling = None
+        at = self._running.settles_at() if self._waiting or self._resyncs else None
+        if at is not None and at < math.inf:
+            pause = max(0.0, at - time.monotonic())
+            self._settling = asyncio.get_running_loop().call_later(pause, self._ready.set)
 
     def _due(self, key: Key) -> None:
         self._timers.pop(key, None)
@@ -182,12 +184,12 @@ class WorkQueue(Generic[Key]):
                 log.exception(
                     "work failed; trying again", queue=self._name, key=str(key), error=str(error), retry_s=delay
                 )
-            self._ended(key)
+            self._running.end(key, time.monotonic())
             self.add_after(key, delay)
         else:
             self._failures.pop(key, None)
         finally:
-            self._ended(key)
+            self._running.end(key, time.monotonic())
             if key in self._again:
                 self._again.discard(key)
                 self.add(key)

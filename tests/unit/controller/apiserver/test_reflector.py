@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -161,24 +162,54 @@ async def test_a_list_that_expires_on_the_way_begins_again(idle: World) -> None:
         assert idle.lists() == 5
 
 
-async def test_a_list_whose_pages_do_not_arrive_in_time_is_asked_for_in_smaller_ones(
-    idle: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.promise("operator-list-pages")
+@pytest.mark.parametrize(("per_object_s", "sizes"), [(0.05, [10]), (3.0, [10, 2]), (12.0, [10, 2, 1])])
+async def test_pages_that_do_not_arrive_in_time_are_smaller_from_there_on(
+    idle: World, monkeypatch: pytest.MonkeyPatch, per_object_s: float, sizes: list[int]
 ) -> None:
-    names = [f"s{number:02}" for number in range(25)]
+    """An API server before 1.33 sends no byte of a page before it has encoded it: `per_object_s` for each object."""
+    names = [f"s{number:02}" for number in range(35)]
     for name in names:
         idle.create(name)
-    page, limits = idle.client.page, list[int]()
+    asked, moment, page = list[tuple[str, int]](), 0.0, idle.client.page
+    reflector = Reflector(idle.client, SHAREPODS, idle.mirror, kind="sharepods", clock=lambda: moment)
 
-    async def slow(*arguments: Any, limit: int | None = None, **named: Any) -> Json:
-        limits.append(limit or idle.client.page_size)
-        if limits[-1] > 1:
+    async def slow(*arguments: Any, limit: int | None = None, token: str = "", **named: Any) -> Json:
+        nonlocal moment
+        asked.append((token, size := limit or idle.client.page_size))
+        if token and len(asked) > 2 and size * per_object_s > idle.client.read_timeout:
+            moment += idle.client.read_timeout
+            raise UnavailableError("LIST", 0, "TimeoutError", "no answer in time")
+        moment += size * per_object_s
+        return await page(*arguments, limit=limit, token=token, **named)
+
+    monkeypatch.setattr(idle.client, "page", slow)
+    await reflector.list_all()
+    assert idle.mirror.names() == names
+    assert [size for size, _ in itertools.groupby(size for _, size in asked)] == sizes
+    assert [token for token, _ in asked].count("") == 1, "nothing is begun again"
+    await idle.client.close()
+
+
+@pytest.mark.promise("operator-list-pages")
+async def test_after_an_api_server_was_silent_pages_soon_have_their_size_again(
+    idle: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{number:02}" for number in range(35)]
+    for name in names:
+        idle.create(name)
+    asked, page = list[int](), idle.client.page
+
+    async def silent(*arguments: Any, limit: int | None = None, **named: Any) -> Json:
+        asked.append(limit or idle.client.page_size)
+        if len(asked) <= 4:
             raise UnavailableError("LIST", 0, "TimeoutError", "no answer in time")
         return await page(*arguments, limit=limit, **named)
 
-    monkeypatch.setattr(idle.client, "page", slow)
+    monkeypatch.setattr(idle.client, "page", silent)
     async with running(idle):
         await idle.shows(*names)
-    assert limits[:3] == [10, 2, 1]
+    assert asked[:8] == [10, 2, 1, 1, 1, 4, 10, 10]
 
 
 @pytest.mark.promise("operator-healthy")

@@ -246,7 +246,7 @@ async def test_a_new_operator_repeats_no_event(world: World) -> None:
     world.report(seen | {"heldMilli": 300})
     await world.look()
     assert world.status()["usage"]["heldMilli"] == 300
-    assert world.events._waiting.empty()
+    assert not world.events._waiting
     assert [call.body["reason"] for call in world.server.made("create", "events")] == before
 
 
