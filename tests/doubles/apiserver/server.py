@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from . import discovery, patches
+from .delays import Delays
 from .errors import Refused, bad_request, expired
 from .kinds import KINDS, Json, Kind
 from .storage import Change, Storage
@@ -87,6 +88,8 @@ class ApiServer:
     """Pods (namespace, name) whose eviction a PodDisruptionBudget forbids."""
     unserved: set[str] = field(default_factory=set)
     """Plurals of resources that are not served: their CRD is not applied."""
+    delays: Delays | None = None
+    """How long calls wait before they take effect, their answers afterwards, and events; None: not at all."""
     silent: set[str] = field(default_factory=set)
     """Plurals of resources whose open watches send nothing more, and do not end: half-open connections."""
     _watches: set[Watching] = field(default_factory=set)
@@ -135,6 +138,7 @@ class ApiServer:
             if call.kind.plural in self.unserved:
                 raise Refused(404, "NotFound", "the server could not find the requested resource")
             fault = self._fault(call)
+            await self._delayed()
             if fault is not None and fault.hold is not None:
                 await fault.hold.wait()
             if fault is not None and fault.refusal is not None:
@@ -142,6 +146,7 @@ class ApiServer:
             if call.verb == "watch":
                 return await self._stream(request, call)
             answer, code = self.do(call)
+            await self._delayed()
             if fault is not None and fault.hold_answer is not None:
                 await fault.hold_answer.wait()
             if fault is not None and fault.lose_answer:
@@ -151,6 +156,10 @@ class ApiServer:
         except Refused as refused:
             headers = {"Retry-After": str(refused.retry_after)} if refused.retry_after is not None else None
             return web.json_response(refused.status(), status=refused.code, headers=headers)
+
+    async def _delayed(self) -> None:
+        if self.delays is not None:
+            await self.delays.pass_by()
 
     def discovered(self, path: str) -> Json | None:
         """Return the answer to a question of API discovery; None if it is none."""
@@ -284,6 +293,7 @@ class ApiServer:
         with contextlib.suppress(ConnectionError):
             await response.write(first)
             async for line in events:
+                await self._delayed()
                 await response.write(line)
             await response.write_eof()
         return response

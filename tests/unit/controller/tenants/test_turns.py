@@ -62,6 +62,7 @@ async def test_slow_webhooks_on_many_namespaces_do_not_hold_the_writers_of_other
     """Each of the slow namespaces alone has more Pods to create than there are writers."""
     monkeypatch.setattr(worker_lanes, "SLOW_S", 0.1)
     async with acting_world(writers=WRITERS) as world:
+        monkeypatch.setattr(world.client, "_write_timeout", 10 * PATIENCE_S)
         answers = asyncio.Event()
 
         def hangs(call: Call) -> bool:
